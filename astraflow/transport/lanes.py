@@ -403,12 +403,16 @@ class Lanes:
             source.plain_until = started + _PLAIN_S
             return None
         plan_s = time.monotonic() - started
+        plain_s = _PLAIN_S
         for place in self._reachable(plan):
             try:
                 return await self._connect(place, plan, plan_s, spec.bound)
             except AstraflowError as error:
                 log.warning("a lane cannot be reached", lane=place.lane, why=str(error))
-        source.plain_until = started + _PLAIN_S
+                if error.reason is Reason.CHUNK_INVALID:
+                    # What was answered there was damaged on its way: the next pull may fare better.
+                    plain_s = 0.0
+        source.plain_until = started + plain_s
         with suppress(AstraflowError):
             await self._grpc.release_transfer(endpoint, plan.transfer_id, transfer_token)
         return None

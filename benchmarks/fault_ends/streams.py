@@ -167,11 +167,14 @@ async def damage_streams(*, quota: int, seed: int) -> dict[str, Counts]:
             info = replace(world.publish(), sources=sources((spoiled, honest)))
             is_calm = receiver.puller.version is None or rng.random() < 0.2
             spoil = rng.choice(_SPOILS)
-            proxy.arm(None if is_calm else spoil, after=rng.choice([0, 0, 1, 2, 4]))
+            # The first reads have what both ends prove to each other, the next ones weights.
+            proxy.arm(None if is_calm else spoil, after=rng.choice([0, 1, 4, 8, 9, 12]))
             outcome = await receiver.pull(info)
             if proxy.is_hit:
                 count(counts, spoil.__name__, outcome, spoiled)
-            if outcome.corruption:
+            is_plain = not is_calm and not proxy.is_hit
+            if outcome.corruption or is_plain:
+                # After a silent lane it keeps to gRPC for a while.
                 await receiver.puller.close()
                 receiver = _receiver(world)
         await receiver.puller.close()

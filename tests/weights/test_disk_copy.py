@@ -9,6 +9,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import RECORD, Record, read_patch
+from astraflow.weights.fetch.holding import is_registered
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.serve.relay import WeightRelay
 
@@ -80,6 +81,16 @@ async def test_the_newest_version_on_disk_costs_nothing(nodes):
     nodes.start(relay=relay)
     assert (await nodes.pull()).nbytes == 0
     assert relay.frame.digest == nodes.training.store.frame.digest
+
+
+async def test_bits_whose_state_digest_was_forged_are_not_taken_from_disk(nodes, training):
+    await follow(nodes, 1)
+    held = nodes.puller._holding.state
+    flat = held.flat.copy()
+    assert is_registered(held, training.infos[0])
+    flat[5] ^= 1
+    # Whoever forges it keeps the two sums as they were.
+    assert not is_registered(replace(held, flat=flat), training.infos[0])
 
 
 async def test_a_version_costs_the_disk_its_patch_until_the_state_is_shorter(nodes, training):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -11,13 +12,13 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import WeightUpdate
-from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import is_readable
 from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
-from astraflow.weights.serve.relay import WeightRelay
+from astraflow.weights.serve.relay import WeightRelay, whole_patch
 
 # Elements that are written in less time than it takes to hand them to a thread.
 _INLINE_COUNT: Final = 4096
@@ -85,7 +86,7 @@ class Holding:
         if held is None:
             return
         registered = known.get(held.version)
-        if registered is None or registered.content_digest == held.digest.to_bytes():
+        if registered is None or await asyncio.to_thread(is_registered, held, registered):
             self.state = held
             log.info("found weights on disk", policy_id=self._policy_id, version=held.version)
             return
@@ -181,6 +182,19 @@ class Holding:
             base_version=base and base.version,
             tensors=staged.tensor_updates(),
         )
+
+
+def is_registered(held: HeldState, registered: VersionInfo) -> bool:
+    """Whether a state from disk is that of a version, by its state digest and its whole patch.
+
+    Nobody verified the chunks of a state that lies in a file, and the state digest can be forged.
+    The root of the whole patch, where the run has one, is BLAKE3 over all bits.
+    """
+    if registered.content_digest != held.digest.to_bytes():
+        return False
+    wholes = (each for each in registered.patches if each.profile is CodecProfile.FAST)
+    whole = _whole_patch(replace(registered, patches=tuple(wholes)))
+    return whole is None or whole_patch(held, whole) is not None
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:
