@@ -4,12 +4,12 @@ import asyncio
 import os
 import shlex
 import signal
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from tempfile import TemporaryFile
+from typing import BinaryIO, Final, TypeVar
 
 import grpc
 
@@ -30,6 +30,7 @@ _END_S: Final = 1.0
 _LINES: Final = 5
 _LINE_LENGTH: Final = 1_000
 _READ_NBYTES: Final = 65_536
+_SILENT: Final = "nothing on its standard error"
 _WAITED_FOR: Final = frozenset(
     {
         grpc.StatusCode.OK,
@@ -59,6 +60,7 @@ class Stage:
         patience_s: How long one thing is waited for.
         model: Whose weights the run has; None: a tensor of its own.
         peer: The process of the member; None: somebody else starts it.
+        errors: File that has its standard error: all of it is there once the process has ended.
     """
 
     run: LiveRun
@@ -68,7 +70,7 @@ class Stage:
     patience_s: float
     model: Path | None = None
     peer: asyncio.subprocess.Process | None = None
-    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
+    errors: BinaryIO | None = None
 
     @contextmanager
     def check(self, name: str) -> Generator[None]:
@@ -210,17 +212,13 @@ class Stage:
 
     def last_lines(self) -> str:
         """Return the last lines that the peer wrote to its standard error."""
-        return " | ".join(self._lines) or "nothing on its standard error"
-
-    async def listen(self, process: asyncio.subprocess.Process) -> None:
-        """Keep the last lines that the peer writes to its standard error."""
-        rest = ""
-        while process.stderr and (read := await process.stderr.read(_READ_NBYTES)):
-            *lines, rest = (rest + read.decode(errors="replace")).split("\n")
-            rest = rest[-_READ_NBYTES:]
-            self._lines.extend(line.rstrip()[:_LINE_LENGTH] for line in lines)
-        if rest:
-            self._lines.append(rest.rstrip()[:_LINE_LENGTH])
+        if self.errors is None:
+            return _SILENT
+        # The peer writes where the file's position is: it has to stay.
+        number = self.errors.fileno()
+        read = os.pread(number, _READ_NBYTES, max(0, os.fstat(number).st_size - _READ_NBYTES))
+        lines = read.decode(errors="replace").splitlines()[-_LINES:]
+        return " | ".join(line.rstrip()[:_LINE_LENGTH] for line in lines) or _SILENT
 
 
 @asynccontextmanager
@@ -239,29 +237,27 @@ async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
     if command is None:
         yield
         return
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *_words(command, stage),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | _environment(stage),
-            start_new_session=True,
-        )
-    except OSError as error:
-        stage.checks.failed(stage.checks.all[0].name, f"'{command}' cannot be started: {error}")
-        raise ScriptEnded from error
-    stage.peer = process
-    listening = asyncio.ensure_future(stage.listen(process))
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        # What left the group of the member may keep its standard error open.
-        listening.cancel()
-        await asyncio.wait({listening})
+    with TemporaryFile() as errors:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_words(command, stage),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                env=os.environ | _environment(stage),
+                start_new_session=True,
+            )
+        except OSError as error:
+            stage.checks.failed(stage.checks.all[0].name, f"'{command}' cannot be started: {error}")
+            raise ScriptEnded from error
+        stage.peer, stage.errors = process, errors
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            stage.errors = None
 
 
 def _is_refused(call: Call) -> bool:

@@ -1,6 +1,7 @@
 """An existing RaaS joins the pool, through the gateway."""
 
 import asyncio
+import socket
 
 import httpx
 import pytest
@@ -124,13 +125,16 @@ async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender)
     assert account.is_balanced
 
 
-async def test_a_raas_that_is_not_there_does_not_join(serving, raas):
-    raas.close()
-    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=100) as client:
-        fields = {"uid": "old", "raas_url": raas.url}
-        answer = await client.post(f"http://{gateway.address}/register_raas", json=fields)
-        assert answer.status_code == 503
-        assert raas.url in answer.json()["error"]
+async def test_a_raas_that_is_not_there_does_not_join(serving):
+    # Bound and not listening: who dials is refused, and nobody else gets the port.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=100) as client:
+            fields = {"uid": "old", "raas_url": url}
+            answer = await client.post(f"http://{gateway.address}/register_raas", json=fields)
+            assert answer.status_code == 503
+            assert url in answer.json()["error"]
 
 
 @pytest.mark.slow
