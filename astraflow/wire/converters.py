@@ -104,13 +104,23 @@ def converted(
     message: type[Wire],
     encode: Callable[[Value], Wire],
     decode: Callable[[Wire], Value],
+    *,
+    fill: Callable[[Wire, Value], None] | None = None,
 ) -> None:
-    """Have a dataclass that is nested in others converted by functions written by hand."""
+    """Have a dataclass that is nested in others converted by functions written by hand.
 
-    def fill(target: Message, value: Value) -> None:
+    Args:
+        kind: The dataclass.
+        message: The generated class.
+        encode: Returns the message.
+        decode: Reads it.
+        fill: Fills an empty one in place; None: it is copied.
+    """
+
+    def copy(target: Message, value: Value) -> None:
         target.CopyFrom(encode(value))
 
-    _keep(kind, message, _Functions(encode, decode, fill))
+    _keep(kind, message, _Functions(encode, decode, copy if fill is None else fill))
 
 
 class _Functions(NamedTuple):
@@ -175,7 +185,10 @@ class _Pair:
             found = self._found(message.DESCRIPTOR, rule.name or name)
             unknown -= {each.name for each in found}
             if name not in own:
-                self._writes.append(f"m.{found[0].name} = v.{name}")
+                field, is_map = f"m.{found[0].name}", found[0].is_repeated
+                self._writes.append(
+                    f"{field}.update(v.{name})" if is_map else f"{field} = v.{name}"
+                )
             else:
                 self._add(name, hints[name], found, rule)
         if unknown:

@@ -24,21 +24,17 @@ from astraflow.core.rollouts import (
     VersionSpan,
 )
 from astraflow.core.tensors import Dtype
-from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.converters import FieldRule, converted, converter, least, sized
 from astraflow.wire.fields import (
     EnumTable,
     at_least,
     decode_tensor,
     decode_vector,
-    encode_versions,
     fill_tensor,
     invalid,
     moment_of,
     optional,
-    optional_time,
     required,
-    set_time,
 )
 from astraflow.wire.tasks import decode_sampling, encode_sampling, read_sampling
 from astraflow_proto.rollout.v1 import (
@@ -151,24 +147,28 @@ _encode_version_span, _decode_version_span = converter(VersionSpan, trajectory_p
 
 
 def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
-    message = trajectory_pb2.Trajectory(
-        trajectory_id=trajectory.trajectory_id,
-        policy_id=trajectory.policy_id,
-        agent=trajectory.agent,
-        version_spans=map(_encode_version_span, trajectory.version_spans),
-        sampling=encode_sampling(trajectory.sampling),
-        finish_reason=FINISH_REASONS.encode(trajectory.finish_reason),
-        parent_trajectory_id=trajectory.parent_trajectory_id or "",
-        branch_offset=trajectory.branch_offset,
-        segment_index=trajectory.segment_index,
-        reward=trajectory.reward,
-        engine=trajectory.engine,
-    )
+    message = trajectory_pb2.Trajectory()
+    _fill_trajectory(message, trajectory)
+    return message
+
+
+def _fill_trajectory(message: trajectory_pb2.Trajectory, trajectory: Trajectory) -> None:
+    message.trajectory_id = trajectory.trajectory_id
+    message.policy_id = trajectory.policy_id
+    message.agent = trajectory.agent
+    message.version_spans.extend(map(_encode_version_span, trajectory.version_spans))
+    message.sampling.CopyFrom(encode_sampling(trajectory.sampling))
+    message.finish_reason = FINISH_REASONS.encode(trajectory.finish_reason)
+    message.parent_trajectory_id = trajectory.parent_trajectory_id or ""
+    message.branch_offset = trajectory.branch_offset
+    message.segment_index = trajectory.segment_index
+    if trajectory.reward is not None:
+        message.reward = trajectory.reward
+    message.engine = trajectory.engine
     if trajectory.payload is not None:
         message.payload.CopyFrom(encode_payload(trajectory.payload))
     else:
         _fill_arrays(message, trajectory)
-    return message
 
 
 def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
@@ -210,28 +210,23 @@ def _decode_reference(message: trajectory_pb2.Trajectory) -> Payload:
     return decode_payload(message.payload)
 
 
-converted(Trajectory, trajectory_pb2.Trajectory, encode_trajectory, decode_trajectory)
+converted(
+    Trajectory,
+    trajectory_pb2.Trajectory,
+    encode_trajectory,
+    decode_trajectory,
+    fill=_fill_trajectory,
+)
 
 
-def encode_rollout(rollout: Rollout) -> rollout_pb2.Rollout:
-    message = rollout_pb2.Rollout(
-        rollout_id=rollout.rollout_id,
-        task_id=rollout.task_id,
-        group_id=rollout.group_id,
-        sample_index=rollout.sample_index,
-        outcome=OUTCOMES.encode(rollout.outcome),
-        reward=rollout.reward,
-        reward_parts=rollout.reward_parts,
-        failure=None if rollout.failure is None else encode_failure(rollout.failure),
-        reward_code_digest=rollout.reward_code_digest,
-        trajectories=map(encode_trajectory, rollout.trajectories),
-        policy_versions=encode_versions(rollout.policy_versions),
-        metrics=rollout.metrics,
-        traceparent=rollout.traceparent,
-    )
-    set_time(message.start_time, rollout.start_time)
-    set_time(message.finish_time, rollout.finish_time)
-    return message
+encode_rollout, _decode_rollout = converter(
+    Rollout,
+    rollout_pb2.Rollout,
+    rollout_id=required,
+    task_id=required,
+    group_id=required,
+    policy_versions=FieldRule(),
+)
 
 
 def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> Rollout:
@@ -249,22 +244,7 @@ def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> R
         usual = scan(data)
         if usual is not None:
             return _rollout(data, usual)
-    return Rollout(
-        rollout_id=RolloutId(required(message.rollout_id, "rollout_id")),
-        task_id=TaskId(required(message.task_id, "task_id")),
-        group_id=GroupId(required(message.group_id, "group_id")),
-        sample_index=message.sample_index,
-        outcome=OUTCOMES.decode(message.outcome),
-        reward=optional(message, "reward"),
-        reward_parts=dict(message.reward_parts),
-        failure=decode_failure(message.failure) if message.HasField("failure") else None,
-        reward_code_digest=message.reward_code_digest,
-        trajectories=tuple(map(decode_trajectory, message.trajectories)),
-        metrics=dict(message.metrics),
-        start_time=optional_time(message, "start_time"),
-        finish_time=optional_time(message, "finish_time"),
-        traceparent=message.traceparent,
-    )
+    return _decode_rollout(message)
 
 
 def _rollout(data: bytes, parts: Any) -> Rollout:
@@ -318,8 +298,6 @@ def _version_span(version: int, length: int, kv: int, policy: str | None) -> Ver
         policy_id=PolicyId(policy) if policy else None,
     )
 
-
-converted(Rollout, rollout_pb2.Rollout, encode_rollout, decode_rollout)
 
 encode_task_result, decode_task_result = converter(
     TaskResult, rollout_pb2.TaskResult, task_id=required, rollout_count=least(0)
