@@ -2,8 +2,8 @@
 
 Each element contributes a 128-bit mix of its byte offset and its bits; the digest is the sum of
 all, both halves modulo 2^64. Changing an element subtracts its old contribution and adds its new
-one. It finds a receiver's own faults (a wrong base, a torn or lost update); against others guard
-the root digests, which are cryptographic.
+one. It finds a receiver's own faults (a wrong base, a torn or lost update). Others can forge it:
+against them guard the root digests, which are cryptographic (ADR 18).
 
 With x = offset * A + bits * B + KEY, the first half sums splitmix64's finaliser of x (Steele,
 Lea, Flood: Fast splittable pseudorandom number generators, 2014), and the second half one more

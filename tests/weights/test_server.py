@@ -1,5 +1,8 @@
 """A trainer that blocks serves weights from a thread; only members of the run are let in."""
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from grpc import StatusCode
@@ -7,9 +10,14 @@ from grpc.aio import AioRpcError
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
+from astraflow.transport.lanes import RECEIVED_NBYTES
+from astraflow.weights.fetch.lanes import AnyLane
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.weights import decode_layout, decode_patch_index
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
@@ -205,3 +213,46 @@ async def test_publishing_goes_on_while_versions_are_pulled(training, server, st
     rest = [await call.read() for _ in range(first.plan.chunk_count)]
 
     assert (np.frombuffer(rest[0].chunk.payload, np.uint16) == then.reshape(-1)).all()
+
+
+async def test_beside_tls_versions_come_over_a_lane_that_is_encrypted(training, tools, pem):
+    with WeightServer(training.publisher, tls=pem, lanes=[LaneKind.TCP]) as server:
+        server.set_transfer_token(training.token)
+        relays = RelayServer([training.policy_id], lanes=[LaneKind.TCP])
+        relay = relays.relays[training.policy_id]
+        lane = AnyLane(tls=pem, lanes=[LaneKind.TCP])
+        node = WeightPuller(training.policy_id, lane=lane, relay=relay)
+        far = WeightPuller(training.policy_id, lane=AnyLane(tls=pem, lanes=[LaneKind.TCP]))
+        await relays.start(tls=pem)
+        relays.admit(training.token)
+        before = Counter(RECEIVED_NBYTES)
+        try:
+            for source, puller in ((server.endpoint, node), (relays.endpoint, far)):
+                training.endpoints = [source.replace("127.0.0.1", "localhost")]
+                info = training.infos.get(0) or training.publish()
+                info = replace(info, sources=tools.sources(training.endpoints))
+                pulled = await puller.pull(info, training.infos, training.token)
+                assert training.is_live(tools.live(pulled.update))
+        finally:
+            for puller in (node, far):
+                await puller.close()
+            await relays.close()
+    came = RECEIVED_NBYTES - before
+    assert came[LaneKind.TCP] == 2 * training.infos[0].patches[0].payload_nbytes
+    assert not came[LaneKind.GRPC]
+
+
+async def test_a_source_in_the_clear_is_asked_over_grpc_where_lanes_must_be_encrypted(
+    training, tools, server
+):
+    training.endpoints = [server.endpoint]
+    info = training.publish()
+    lane = AnyLane(lanes=[LaneKind.TCP], encrypts=True)
+    puller = WeightPuller(training.policy_id, lane=lane)
+    before = Counter(RECEIVED_NBYTES)
+    try:
+        pulled = await puller.pull(info, training.infos, training.token)
+    finally:
+        await puller.close()
+    assert training.is_live(tools.live(pulled.update))
+    assert not (RECEIVED_NBYTES - before)[LaneKind.TCP]
