@@ -3,14 +3,15 @@
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition
 
 import structlog
 
+from astraflow.client.payloads import PayloadReader
 from astraflow.client.session import DelegatedSession, MemberSession
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatches
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.wire.common import decode_directive
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
@@ -28,11 +29,13 @@ class TrainerBatch:
         header: Of the whole batch.
         parts: header.part_count of them, in order.
         wait_s: Seconds for which the trainer waited for it.
+        error: Why it cannot be trained on, PAYLOAD_LOST; None of what a trainer is given.
     """
 
     header: BatchHeader
     parts: tuple[BatchPart, ...]
     wait_s: float = 0.0
+    error: AstraflowError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,10 @@ async def batch_items(
     A batch comes again after a cut until it is acknowledged.
 
     Raises:
-        AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        AstraflowError: What the hub answered; NOT_READY when it could not be reached;
+            SOURCE_UNREACHABLE, CAPABILITY_MISSING of a payload store.
     """
+    payloads, url = PayloadReader(patience_s=session.hub.patience_s), ""
     stub, request = TrainerServiceStub(session.hub.channel), encode_stream_batches(share)
     header: BatchHeader | None = None
     parts: list[BatchPart] = []
@@ -80,6 +85,7 @@ async def batch_items(
             match event.WhichOneof("event"):
                 case "header":
                     header, parts = decode_batch_header(event.header), []
+                    url = event.header.payload_url
                 case "part":
                     parts.append(decode_batch_part(event.part))
                 case "end_of_data":
@@ -98,8 +104,28 @@ async def batch_items(
                 case _:
                     log.warning("unknown event on the batch stream; is the hub newer than this?")
             if header is not None and len(parts) == header.part_count:
-                yield TrainerBatch(header=header, parts=tuple(parts))
+                batch = TrainerBatch(header=header, parts=tuple(parts))
                 header = None
+                if url and parts:
+                    batch = await _fetched(batch, payloads, url, max_tokens=share.max_tokens)
+                yield batch
+
+
+async def _fetched(
+    batch: TrainerBatch, payloads: PayloadReader, url: str, *, max_tokens: int
+) -> TrainerBatch:
+    """Return a batch with what of it lies in the payload store."""
+    header = batch.header
+    try:
+        parts = await payloads.parts(
+            url, batch.parts, policy_ids=header.policy_ids, max_tokens=max_tokens
+        )
+    except AstraflowError as error:
+        if error.reason is not Reason.PAYLOAD_LOST:
+            raise
+        log.error("a batch cannot be read", batch_id=header.batch_id, why=error.message)  # noqa: TRY400
+        return replace(batch, parts=(), error=error)
+    return replace(batch, header=replace(header, part_count=len(parts)), parts=parts)
 
 
 class ItemQueue:

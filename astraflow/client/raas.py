@@ -20,7 +20,7 @@ from astraflow.core.members import (
     Session,
     SessionResume,
 )
-from astraflow.core.rollouts import Disposition, ItemAck, Rollout, TaskResult
+from astraflow.core.rollouts import Disposition, ItemAck, PayloadStore, Rollout, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.core.versions import PublishAnswer, SourceInfo, VersionInfo, VersionReport
 from astraflow.rpc.auth import bearer
@@ -34,7 +34,7 @@ from astraflow.wire.raas import (
     encode_join_pool,
     encode_task_credit,
 )
-from astraflow.wire.rollout import encode_rollout, encode_task_result
+from astraflow.wire.rollout import decode_payload_store, encode_rollout, encode_task_result
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow.wire.versions import decode_source, decode_version_info, encode_version_report
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
@@ -350,6 +350,8 @@ class RaasClient:
         session: The session.
         versions: VersionService.
         rollouts: What goes back.
+        payload_store: Where the arrays of large trajectories go, as the run said at the last join;
+            None: with the rollouts.
     """
 
     def __init__(
@@ -378,6 +380,7 @@ class RaasClient:
         self._describe = describe
         self._stub = RaasServiceStub(hub.channel)
         self._membership: PoolMembership | None = None
+        self.payload_store: PayloadStore | None = None
         self.session = MemberSession(
             hub=hub, keep_alive_hub=keep_alive_hub, join=self._join, hooks=hooks
         )
@@ -428,6 +431,8 @@ class RaasClient:
             self._stub.JoinPool, encode_join_pool(request), metadata=bearer(self._token)
         )
         self._membership = decode_pool_membership(answer)
+        has_store = answer.HasField("payload_store")
+        self.payload_store = decode_payload_store(answer.payload_store) if has_store else None
         return self._membership.session
 
 

@@ -77,11 +77,14 @@ class RankClient:
         """Wait for this rank's share of a batch; what was sent before it is dropped.
 
         Raises:
-            AstraflowError: LEASE_LOST when the data ends without it; what the stream ended with.
+            AstraflowError: PAYLOAD_LOST for a batch that is to be returned; LEASE_LOST when the
+                data ends without it; what the stream ended with.
         """
         started = self._clock.monotonic()
         while isinstance(found := self._queue.take(), TrainerBatch):
             if found.header.batch_id == batch_id:
+                if found.error is not None:
+                    raise found.error
                 return replace(found, wait_s=self._clock.monotonic() - started)
             self._queue.discard(found.header.batch_id)
         raise AstraflowError(

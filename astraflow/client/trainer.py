@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, aclosing, closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from astraflow.client.batch_stream import (
     DamageReport,
@@ -18,6 +18,7 @@ from astraflow.client.batch_stream import (
     batch_items,
 )
 from astraflow.client.loop_thread import LoopThread
+from astraflow.client.payloads import lost_rollout_ids
 from astraflow.client.session import Held, MemberHooks
 from astraflow.client.trainer_session import AsyncTrainerClient, TrainerLoadMeter, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, EndOfData, StreamBatches
@@ -43,6 +44,9 @@ __all__ = [
     "TrainerClient",
     "TrainerItem",
 ]
+
+UNREADABLE_COUNT: Final = 16
+"""Batches in a row whose payloads are lost; then something is wrong with the store."""
 
 Result = TypeVar("Result")
 
@@ -94,6 +98,7 @@ class TrainerClient:
         self._queue = ItemQueue()
         self._meter = TrainerLoadMeter(self._clock)
         self._waited_s = 0.0
+        self._unreadable_count = 0
         self._token_listeners: list[Callable[[bytes], None]] = []
         self._session_listeners: list[Callable[[Session], None]] = []
         self._registered: Future[AsyncTrainerClient] = Future()
@@ -220,7 +225,7 @@ class TrainerClient:
     def _next(self) -> TrainerItem | None:
         started = self._clock.monotonic()
         with self._meter.waiting():
-            item = self._queue.take()
+            item = self._readable()
         self._waited_s += self._clock.monotonic() - started
         if isinstance(item, TrainerBatch):
             token_count = sum(part.token_count for part in item.parts)
@@ -228,6 +233,29 @@ class TrainerClient:
             item = replace(item, wait_s=self._waited_s)
             self._waited_s = 0.0
         return item
+
+    def _readable(self) -> TrainerItem | None:
+        """Return the next item; batches that cannot be read return to the run.
+
+        Raises:
+            AstraflowError: PAYLOAD_LOST once too many in a row could not.
+        """
+        while True:
+            item = self._queue.take()
+            if not isinstance(item, TrainerBatch):
+                return item
+            if item.error is None:
+                self._unreadable_count = 0
+                return item
+            self._unreadable_count += 1
+            if self._unreadable_count > UNREADABLE_COUNT:
+                raise item.error
+            ack = AckBatch(
+                batch_id=item.header.batch_id,
+                outcome=BatchOutcome.RETURNED,
+                lost_rollout_ids=lost_rollout_ids(item.error),
+            )
+            self._call(self._acknowledge(ack))
 
     def publish_version(self, info: VersionInfo, *, checkpoint_id: str = "") -> int:
         """Announce weights that can now be pulled; return the number of the next version.

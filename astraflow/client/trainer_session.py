@@ -12,6 +12,7 @@ from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.core.members import (
+    Capability,
     RegisterTrainer,
     Session,
     SessionResume,
@@ -108,7 +109,9 @@ class AsyncTrainerClient:
     ) -> None:
         self._hub = hub
         self._token = token
-        self._request = register
+        contract = register.contract
+        able = contract.capabilities | {Capability.PAYLOADS}
+        self._request = replace(register, contract=replace(contract, capabilities=able))
         self._stub = TrainerServiceStub(hub.channel)
         self._registration: TrainerRegistration | None = None
         self.session = MemberSession(

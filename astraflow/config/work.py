@@ -76,6 +76,17 @@ class MixPhaseConfig(Strict):
     """First version of the workflow's first policy that it is for."""
 
 
+class PayloadsConfig(Strict):
+    """A store for the arrays of long rollouts, so that they do not go through the hub."""
+
+    url: str = Field(pattern=r"^[a-z0-9]+://.")
+    """Of a folder that hub, nodes and trainers reach, such as s3://bucket/payloads or
+    file:///shared/payloads; each run has a folder of its own in it. Needs `astraflow[store]`."""
+    above_nbytes: int = Field(default=64 << 10, ge=0)
+    """A trajectory whose arrays take so many bytes goes there: 9 for each token, and what routed
+    experts and columns of a workflow take."""
+
+
 class RolloutsConfig(Strict):
     """What is asked for in training."""
 
@@ -118,6 +129,8 @@ class RolloutsConfig(Strict):
     filters: tuple[Algorithm, ...] = ()
     """Decide, in this order, what of a whole group is trained on: zero_advantage (dynamic
     sampling), reward_range, length, truncated, route, or your own."""
+    payloads: PayloadsConfig | None = None
+    """Unset: all goes through the hub."""
 
     @model_validator(mode="after")
     def _group_can_be_whole(self) -> Self:

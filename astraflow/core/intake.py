@@ -63,7 +63,9 @@ def is_late(rollout: Rollout, member_id: MemberId, group: SampleGroup | None) ->
     return rollout.sample_index in lost.open_indexes and rollout.outcome not in UNDONE
 
 
-def fault_of(state: State, rollout: Rollout, assignment: Assignment) -> ItemAck | None:
+def fault_of(  # noqa: PLR0911 - a flat list of checks
+    state: State, rollout: Rollout, assignment: Assignment
+) -> ItemAck | None:
     """Refuse a rollout that contradicts its task; None: it does not."""
     task = assignment.task
     if rollout.group_id != task.group_id or rollout.sample_index not in task.sample_indexes:
@@ -73,6 +75,9 @@ def fault_of(state: State, rollout: Rollout, assignment: Assignment) -> ItemAck 
         if trajectory.sampling.is_reshaped and task.purpose is TaskPurpose.TRAIN:
             knobs = ", ".join(trajectory.sampling.reshaped_by)
             why = f"{knobs} reshaped what was sampled, which trainers cannot score"
+            return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+        if trajectory.payload is not None and not state.settings.takes_payloads:
+            why = "the run has no payload store"
             return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
         for span in trajectory.version_spans:
             policy_id = span.policy_id or trajectory.policy_id

@@ -77,6 +77,10 @@ class Share(Sequence[BatchPart]):
     """The rows of one rank in parts, each laid end to end when it is asked for.
 
     So a batch costs the run next to nothing, and whoever sends it holds one part at a time.
+
+    Attributes:
+        has_payloads: Whether the arrays of some row are in the payload store; parts then have
+            sources, of which the reader makes what is missing.
     """
 
     def __init__(
@@ -100,8 +104,8 @@ class Share(Sequence[BatchPart]):
             loss_weights: Factor on the loss of each row; None: 1 for all.
         """
         trajectories = [row.trajectory for row in rows]
-        self._is_whole = all(each.payload is None for each in trajectories)
-        if self._is_whole:
+        self.has_payloads = any(each.payload is not None for each in trajectories)
+        if not self.has_payloads:
             self._runs = runs_of(trajectories, max_tokens)
         else:
             # The reader lays them out as it has asked for.
@@ -137,7 +141,7 @@ class Share(Sequence[BatchPart]):
 
     def token_count(self, index: int) -> int:
         """Return how many tokens are laid end to end for a part."""
-        if not self._is_whole:
+        if self.has_payloads:
             return 0
         return sum(row.trajectory.token_count for row in self._rows[self._runs[index]])
 
@@ -146,7 +150,7 @@ class Share(Sequence[BatchPart]):
         rows, sources = self._rows[run], self._sources(run)
         columns = _row_columns(rows, self._group_indexes)
         columns["use_count"] = _row_column(self._use_counts[run], np.int32)
-        if self._is_whole:
+        if not self.has_payloads:
             columns |= _columns_of(sources, self._policy_ids, taken=columns)
         return BatchPart(
             batch_id=self._batch_id,
@@ -155,7 +159,7 @@ class Share(Sequence[BatchPart]):
             trajectory_ids=tuple(row.trajectory.trajectory_id for row in rows),
             rollout_ids=tuple(row.rollout.rollout_id for row in rows),
             columns=columns,
-            sources=() if self._is_whole else sources,
+            sources=sources if self.has_payloads else (),
         )
 
     def _sources(self, run: slice) -> tuple[RowSource, ...]:

@@ -140,6 +140,7 @@ class RunSettings:
         kept_rollout_count: Rollouts that can be listed.
         kept_rollout_nbytes: Bytes of tokens that they may take.
         kept_version_count: Versions per policy that can be listed.
+        takes_payloads: Whether the run has a payload store.
     """
 
     run_id: RunId
@@ -158,6 +159,7 @@ class RunSettings:
     kept_rollout_count: int = 1024
     kept_rollout_nbytes: int = 16 << 20
     kept_version_count: int = 64
+    takes_payloads: bool = False
 
     @property
     def workflow(self) -> WorkflowSpec:

@@ -19,6 +19,7 @@ from astraflow.core.effects import (
     RecordBatch,
     RecordRollout,
     RecordVersion,
+    ReleasePayloads,
     RunSaved,
     RunStateChanged,
     SendBatch,
@@ -32,6 +33,7 @@ from astraflow.core.effects import (
 )
 from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.members import MemberDirectory
+from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import StreamOutboxes
 from astraflow.dataflow.traces import HubTraces
@@ -68,6 +70,7 @@ class EffectExecutor:
         directory: MemberDirectory,
         counters: HubCounters,
         traces: HubTraces,
+        payloads: PayloadCleaner | None = None,
     ) -> None:
         self.directory = directory
         self.counters = counters
@@ -78,6 +81,7 @@ class EffectExecutor:
         self.watches = Watches()
         self.over = asyncio.Event()
         self._recorder = recorder
+        self._payloads = payloads
 
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
@@ -129,6 +133,9 @@ class EffectExecutor:
             case RunStateChanged():
                 log.info("run state", state=effect.state)
                 self.watches.touch_state()
+            case ReleasePayloads():
+                if self._payloads is not None:
+                    self._payloads.release(effect.names)
             case CloseHub():
                 self.over.set()
             case _:

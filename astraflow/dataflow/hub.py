@@ -31,6 +31,7 @@ from astraflow.core.events import (
 )
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId
 from astraflow.core.members import (
+    Capability,
     JoinPool,
     PoolMembership,
     RegisterTrainer,
@@ -44,6 +45,7 @@ from astraflow.dataflow.commits import Commits, Decided
 from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.effect_executor import EffectExecutor
 from astraflow.dataflow.members import MemberDirectory
+from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.dataflow.prompts import DataSets, PromptSources, read_prompts
 from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import BatchItem
@@ -137,6 +139,7 @@ class Hub:
         journal: Journal | None = None,
         directory: MemberDirectory | None = None,
         transfer_token: bytes | None = None,
+        payloads: PayloadCleaner | None = None,
     ) -> None:
         """Put a hub around a run.
 
@@ -149,8 +152,10 @@ class Hub:
             journal: Gets every event; None: nothing outlives the process.
             directory: What is known of members; None: nothing.
             transfer_token: Shared by all members; None: a fresh one.
+            payloads: The run's payload store; None: it has none.
         """
         self.run = run
+        self.payloads = payloads
         self.directory = directory or MemberDirectory()
         self.counters = HubCounters()
         self.executor = EffectExecutor(
@@ -159,6 +164,7 @@ class Hub:
             directory=self.directory,
             counters=self.counters,
             traces=HubTraces(run.status(clock.now()).run_id),
+            payloads=payloads,
         )
         self.commits = Commits(journal, self._carry_out, on_commit=self.counters.committed)
         self.metrics_address = ""
@@ -297,6 +303,13 @@ class Hub:
             self.directory.note(event, decided.answer, decided.time)
         self.executor.watches.touch()
 
+    async def clean_payloads(self) -> None:
+        """Remove payloads that nobody needs, for ever."""
+        if self.payloads is None:
+            await asyncio.Event().wait()
+        else:
+            await self.payloads.run(lambda: self.run.payload_names)
+
     async def read_prompts(self) -> None:
         """Draw prompts as the run asks for them, for ever."""
         while True:
@@ -322,7 +335,17 @@ class Hub:
         return membership
 
     async def register_trainer(self, request: RegisterTrainer) -> TrainerRegistration:
-        """Admit a trainer."""
+        """Admit a trainer.
+
+        Raises:
+            AstraflowError: CONTRACT_UNSUPPORTED also for one that cannot read payloads.
+        """
+        if self.payloads and Capability.PAYLOADS not in request.contract.capabilities:
+            raise AstraflowError(
+                Reason.CONTRACT_UNSUPPORTED,
+                "the run has a payload store (rollouts.payloads), and this trainer has no "
+                "capability payloads; update it, or take the store out of the recipe",
+            )
         secrets, resumes = self._secrets(), self._resumed(request.resume)
         event = TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
         registration: TrainerRegistration = await self.take(event)

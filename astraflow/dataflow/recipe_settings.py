@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from astraflow.config import recipe as config
 from astraflow.core.advantages import AdvantageSettings, Baseline, OverlongSettings
+from astraflow.core.algorithms.finding import Point, must_not_read_tokens
 from astraflow.core.algorithms.points import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
@@ -28,8 +29,10 @@ def run_settings(
         size_of: Rows of a data set, by its name.
 
     Raises:
-        AstraflowError: CODE_UNKNOWN when a workflow or scorer is not here.
+        AstraflowError: CODE_UNKNOWN when a workflow or scorer is not here; INVALID_FIELD for an
+            algorithm that reads tokens beside a payload store.
     """
+    must_be_able(recipe)
     return RunSettings(
         run_id=run_id,
         seed=recipe.seed,
@@ -40,7 +43,28 @@ def run_settings(
         scale=_scale(recipe.autoscale),
         suites=tuple(_suite(recipe, name, size_of) for name in recipe.evals),
         session_ttl=timedelta(seconds=recipe.hub.session_ttl_s),
+        takes_payloads=recipe.rollouts.payloads is not None,
     )
+
+
+def must_be_able(recipe: config.Recipe) -> None:
+    """Refuse algorithms that read tokens where these do not go through the hub.
+
+    Raises:
+        AstraflowError: INVALID_FIELD; CODE_UNKNOWN.
+    """
+    if recipe.rollouts.payloads is None:
+        return
+    trainers = [policy.trainer for policy in recipe.policies.values()]
+    orders = [each.replay.order for each in trainers if each.replay is not None]
+    guards = [guard for each in trainers for guard in each.guards]
+    for point, algorithms in (
+        (Point.FILTER, recipe.rollouts.filters),
+        (Point.ORDER, orders),
+        (Point.GUARD, guards),
+    ):
+        for algorithm in algorithms:
+            must_not_read_tokens(point, algorithm.name)
 
 
 def _scale(autoscale: config.AutoscaleConfig) -> ScaleSettings:

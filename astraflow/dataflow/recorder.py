@@ -31,13 +31,17 @@ Line: TypeAlias = RecordBatch | EvalChanged | RunSaved
 class RunRecorder:
     """Writes metrics, versions, evaluations and sampled rollouts as JSON lines."""
 
-    def __init__(self, run_dir: RunDir, *, keep_one_group_of: int = 16) -> None:
+    def __init__(
+        self, run_dir: RunDir, *, keep_one_group_of: int = 16, payload_url: str = ""
+    ) -> None:
         """Record into a folder.
 
         Args:
             run_dir: Made when the first line is written.
             keep_one_group_of: Of so many groups, the rollouts of one are written.
+            payload_url: Of the run's payload store; empty: it has none.
         """
+        self._payload_url = payload_url
         self._run_dir = run_dir
         self._keep_one_of = max(1, keep_one_group_of)
         self._lines = LineWriter()
@@ -80,7 +84,9 @@ class RunRecorder:
         """Write one rollout, with its tokens."""
         policies = {trajectory.policy_id for trajectory in rollout.trajectories}
         name = policies.pop() if len(policies) == 1 else "all"
-        make = partial(_rollout_row, now, rollout, prompt, purpose, member_id)
+        make = partial(
+            _rollout_row, now, rollout, prompt, purpose, member_id, payload_url=self._payload_url
+        )
         self._lines.write_later(self._run_dir.rollouts / f"{name}.jsonl", make)
 
     def saved_path(self, checkpoint_id: str) -> Path:
@@ -195,7 +201,13 @@ def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> d
 
 
 def _rollout_row(
-    now: datetime, rollout: Rollout, prompt: Prompt, purpose: TaskPurpose, member_id: MemberId
+    now: datetime,
+    rollout: Rollout,
+    prompt: Prompt,
+    purpose: TaskPurpose,
+    member_id: MemberId,
+    *,
+    payload_url: str,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "time": now.isoformat(),
@@ -213,7 +225,7 @@ def _rollout_row(
         "reward_parts": dict(rollout.reward_parts),
         "metrics": dict(rollout.metrics),
         "versions": dict(rollout.policy_versions),
-        "trajectories": [_trajectory_row(trajectory) for trajectory in rollout.trajectories],
+        "trajectories": [_trajectory_row(each, payload_url) for each in rollout.trajectories],
     }
     if rollout.failure is not None:
         failure = rollout.failure
@@ -221,15 +233,24 @@ def _rollout_row(
     return row
 
 
-def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
+def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
+    """Return what people see of a trajectory; of one in the payload store where it is."""
+    payload = trajectory.payload
+    if payload is None:
+        arrays = {
+            "tokens": trajectory.tokens.tolist(),
+            "sampled_mask": trajectory.sampled_mask.astype(int).tolist(),
+        }
+    else:
+        where = {"url": payload_url, "name": payload.name, "digest": payload.digest.hex()}
+        arrays = {"payload": where | {"nbytes": payload.nbytes}}
     return {
         "policy": trajectory.policy_id,
         "agent": trajectory.agent,
         "finish_reason": trajectory.finish_reason,
         "reward": trajectory.reward,
         "sampled_count": trajectory.sampled_count,
-        "tokens": trajectory.tokens.tolist(),
-        "sampled_mask": trajectory.sampled_mask.astype(int).tolist(),
+        **arrays,
         "version_spans": [[span.version, span.length] for span in trajectory.version_spans],
     }
 

@@ -16,10 +16,12 @@ from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock, SteadyClock, SystemClock
 from astraflow.core.events import HubRestarted
+from astraflow.core.rollouts import PayloadStore
 from astraflow.core.status import RunStatus
 from astraflow.dataflow.compaction import compact_for_ever
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
+from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.dataflow.prompts import PromptSources, open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
 from astraflow.dataflow.recovery import OnOpened, OnProgress, Replica, open_run
@@ -86,7 +88,12 @@ async def open_hub(
     async with AsyncExitStack() as exits:
         if journal is not None:
             exits.push_async_callback(journal.close)
-        recorder = RunRecorder(run_dir, keep_one_group_of=_stride(recipe))
+        payloads = await _open_payloads(recipe, replica.opened.run_id, clock)
+        recorder = RunRecorder(
+            run_dir,
+            keep_one_group_of=_stride(recipe),
+            payload_url="" if payloads is None else payloads.store.url,
+        )
         exits.push_async_callback(asyncio.to_thread, recorder.close)
         hub = Hub(
             replica.run,
@@ -97,11 +104,23 @@ async def open_hub(
             journal=journal,
             directory=replica.directory,
             transfer_token=tokens.transfer(replica.opened.run_id),
+            payloads=payloads,
         )
         if recovered.is_restarted:
             hub.replay_s = recovered.replay_s
             await _go_on(hub, replica, sources, recorder)
         yield OpenedHub(hub=hub, recorder=recorder, journal=journal)
+
+
+async def _open_payloads(recipe: Recipe, run_id: str, clock: Clock) -> PayloadCleaner | None:
+    settings = recipe.rollouts.payloads
+    if settings is None:
+        return None
+    url = f"{settings.url.rstrip('/')}/{run_id}"
+    store = PayloadStore(url=url, above_nbytes=settings.above_nbytes)
+    cleaner = PayloadCleaner(store, clock=clock)
+    await cleaner.open()
+    return cleaner
 
 
 async def _go_on(hub: Hub, replica: Replica, sources: PromptSources, recorder: RunRecorder) -> None:
@@ -293,5 +312,7 @@ async def _keep(opened: OpenedHub, *, recipe: Recipe, run_dir: RunDir) -> None:
 
 async def _work(hub: Hub, server: RunningServer) -> None:
     """Work until the run is over, then let calls end."""
-    await either(hub.read_prompts(), hub.tick(), hub.wait_over())
+    await either(hub.read_prompts(), hub.tick(), hub.clean_payloads(), hub.wait_over())
     await server.stop(_STOP_GRACE_S)
+    if hub.payloads is not None:
+        await hub.payloads.clear()

@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from astraflow.client.payloads import read_content
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.storage.buckets import Bucket
+from astraflow.wire.rollout import read_arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +54,13 @@ def find_rollouts(run_dir: RunDir, *, wanted: Wanted, count: int) -> list[dict[s
 
 
 def show_rollouts(
-    console: Console, run_dir: RunDir, rows: Sequence[Mapping[str, Any]], *, as_json: bool
+    console: Console, run_dir: RunDir, rows: Sequence[dict[str, Any]], *, as_json: bool
 ) -> None:
-    """Print rollouts as a table, or one JSON object a line; what was sampled stands out."""
+    """Print rollouts as a table, or one JSON object a line; what was sampled stands out.
+
+    What lies in the payload store is read from there, as long as the run has not removed it.
+    """
+    rows = [row | {"trajectories": list(map(_whole, row["trajectories"]))} for row in rows]
     if as_json:
         for row in rows:
             console.file.write(json.dumps(row) + "\n")
@@ -72,6 +79,21 @@ def show_rollouts(
     console.print(table)
 
 
+def _whole(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a trajectory with its tokens, or with why they are not to be had."""
+    if "payload" not in trajectory:
+        return trajectory
+    where = trajectory["payload"]
+    try:
+        digest = bytes.fromhex(where["digest"])
+        content = read_content(Bucket(where["url"]), where["name"], digest, where["nbytes"])
+        arrays = read_arrays(content)
+    except AstraflowError as error:
+        return {**trajectory, "payload": where | {"fault": f"({error.message})"}}
+    tokens = {name: arrays[name].astype(int).tolist() for name in ("tokens", "sampled_mask")}
+    return {**trajectory, **tokens}
+
+
 class _Decoders:
     """Turns tokens back into text with the tokenizer of the run's own checkpoints."""
 
@@ -85,6 +107,8 @@ class _Decoders:
         if policy not in self._by_policy:
             self._by_policy[policy] = self._load(policy)
         text = Text(f"{trajectory['agent'] or policy}: ", style="cyan")
+        if "tokens" not in trajectory:
+            return text.append(trajectory["payload"]["fault"], style="dim")
         pairs = zip(trajectory["tokens"], trajectory["sampled_mask"], strict=True)
         for sampled, run in groupby(pairs, key=itemgetter(1)):
             words = self._by_policy[policy]([token for token, _ in run])

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from structlog.contextvars import bind_contextvars
 
+from astraflow.client.payloads import PayloadWriter
 from astraflow.client.raas import RaasClient, TaskStream, dial_pool
 from astraflow.client.session import Held, MemberHooks
 from astraflow.config.pool import Agents
@@ -299,6 +300,7 @@ class RaasNode:
             for spec in membership.workflows
         }
         tasks = client.tasks(credit=self._credit, take=self._take, cancel=self._cancel)
+        payloads = await self._payload_writer(client)
         results = PublishRequester(client.rollouts, client.versions, every=self._settings.ask_every)
         updates = self._updates(client)
         own = (client.session.run(), client.rollouts.run(), results.run())
@@ -316,14 +318,30 @@ class RaasNode:
                 run_time=lambda: client.session.run_clock.now,
                 counters=self.counters,
                 agents=self._agents,
+                payloads=payloads,
             )
             self._tasks = tasks
             async with beside(tasks.run()):
                 await self._departing.wait()
                 tasks.set_credit(TaskCredit(max_outstanding=0))
                 departure = await self._finish(self._runner, client)
+        if payloads is not None:
+            # The run removes all that is there once its members have left.
+            await payloads.close()
         await client.session.end(f"{self._settings.name} leaves: {departure}")
         return departure
+
+    async def _payload_writer(self, client: RaasClient) -> PayloadWriter | None:
+        """Open the payload store of the run, if it has one.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING; SOURCE_UNREACHABLE for one that is not the hub's.
+        """
+        if client.payload_store is None:
+            return None
+        writer = PayloadWriter(client.payload_store, patience_s=self._settings.patience_s)
+        await writer.check()
+        return writer
 
     async def _send_reports(self, client: RaasClient) -> None:
         """Tell the run of each report, until cancelled."""

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from astraflow.client.payloads import PayloadWriter
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
@@ -241,6 +242,7 @@ class EpisodeRunner:
         clock: Clock | None = None,
         counters: NodeCounters | None = None,
         agents: AgentServer | None = None,
+        payloads: PayloadWriter | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -256,6 +258,7 @@ class EpisodeRunner:
             clock: Tells the time here.
             counters: Counts what is sent; None: nobody does.
             agents: Lets agents in; None: nothing does.
+            payloads: Takes the arrays of large trajectories; None: they go with the rollouts.
         """
         self.times = EpisodeTimes()
         self._places = places
@@ -263,6 +266,7 @@ class EpisodeRunner:
         self._clock = clock or SystemClock()
         self._policies = policies
         self._agents = agents
+        self._payloads = payloads
         self._counters = counters or NodeCounters()
         self._workflows = workflows
         self._results = results
@@ -397,10 +401,11 @@ class EpisodeRunner:
             self._running_count += 1
             started = self._clock.monotonic()
             try:
-                return await run_episode(loaded, episode)
+                rollout = await run_episode(loaded, episode)
             finally:
                 self._running_count -= 1
                 self.times.note_episode(self._clock.monotonic() - started)
+        return rollout if self._payloads is None else await self._payloads.put(rollout)
 
     def _ended(self, held: HeldTask, index: int, running: "asyncio.Task[Rollout]") -> None:
         """Send what came of an episode, and the result of its task after the last one."""
@@ -409,8 +414,9 @@ class EpisodeRunner:
             held.fail(index, held.why)
         elif (error := running.exception()) is not None:
             # The group ends with this error; the sample says so as long as there is a stream.
+            is_ours = isinstance(error, AstraflowError)
             failure = Failure(reason=Reason.INTERNAL, message=repr(error))
-            held.fail(index, self._notes.record(failure))
+            held.fail(index, self._notes.record(error.to_failure() if is_ours else failure))
         else:
             self._send(held, index, running.result())
         self._close_done(held)
@@ -426,7 +432,7 @@ class EpisodeRunner:
 
     def _too_large(self, held: HeldTask, rollout: Rollout) -> Failure:
         """Say what of a rollout is more than the run reads, and whose code made it."""
-        token_count = sum(len(each.tokens) for each in rollout.trajectories)
+        token_count = sum(each.token_count for each in rollout.trajectories)
         message = (
             f"the rollout is larger than the run reads: {len(rollout.trajectories)} trajectories "
             f"of {token_count:,} tokens, {len(rollout.reward_parts):,} parts of its reward and "

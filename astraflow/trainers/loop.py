@@ -8,7 +8,9 @@ from typing import Protocol, Self
 
 import structlog
 
+from astraflow.client.payloads import lost_rollout_ids
 from astraflow.client.trainer import (
+    UNREADABLE_COUNT,
     DamageReport,
     PublishOrder,
     SaveOrder,
@@ -130,7 +132,8 @@ class FailedSteps:
             AstraflowError: That error, once too many have failed in a row.
         """
         self._in_a_row += 1
-        if self._in_a_row > self._limit:
+        lost = lost_rollout_ids(error)
+        if self._in_a_row > (max(self._limit, UNREADABLE_COUNT) if lost else self._limit):
             raise error
         log.warning(
             "a step failed; the run goes on without its batch",
@@ -139,7 +142,12 @@ class FailedSteps:
             why=error.message,
             in_a_row=self._in_a_row,
         )
-        return AckBatch(batch_id=batch.header.batch_id, outcome=BatchOutcome.DISCARDED, step=step)
+        return AckBatch(
+            batch_id=batch.header.batch_id,
+            outcome=BatchOutcome.RETURNED if lost else BatchOutcome.DISCARDED,
+            step=step,
+            lost_rollout_ids=lost,
+        )
 
 
 def trace_step(

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, MutableMapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,24 +113,22 @@ def write_arrays(trajectory: Trajectory) -> bytes:
     return message.SerializeToString()
 
 
-def read_arrays(data: bytes, trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory with the arrays that an object of the payload store holds.
+def read_arrays(data: bytes) -> dict[str, Any]:
+    """Return the arrays that an object of the payload store holds, by the trajectory's fields.
 
     Raises:
-        AstraflowError: INVALID_FIELD, ROLLOUT_INVALID when they are not those of the trajectory.
+        AstraflowError: INVALID_FIELD when it holds none.
     """
     try:
         message = payload_pb2.TrajectoryArrays.FromString(data)
     except DecodeError as error:
         raise invalid("payload", str(error)) from error
-    return replace(
-        trajectory,
-        tokens=decode_vector(message.tokens, Dtype.I32, "tokens"),
-        sampled_mask=decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask"),
-        logprobs=decode_vector(message.logprobs, Dtype.F32, "logprobs"),
-        columns=decode_columns(message.columns),
-        payload=None,
-    )
+    return {
+        "tokens": decode_vector(message.tokens, Dtype.I32, "tokens"),
+        "sampled_mask": decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask"),
+        "logprobs": decode_vector(message.logprobs, Dtype.F32, "logprobs"),
+        "columns": decode_columns(message.columns),
+    }
 
 
 def _fill_arrays(

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
+from astraflow.client.payloads import PayloadWriter
 from astraflow.client.raas import RaasClient, RolloutStream, dial_pool
 from astraflow.client.session import Held, MemberHooks, MemberSession
 from astraflow.client.trainer import TrainerBatch, TrainerClient
@@ -63,6 +64,8 @@ class Node:
         self._name = name
         self._version = -1
         self._results: RolloutStream | None = None
+        self._payloads: PayloadWriter | None = None
+        self._sending = set[asyncio.Task[None]]()
         self._over = asyncio.Event()
 
     async def run(self) -> None:
@@ -84,6 +87,8 @@ class Node:
         await client.join()
         results = _NotedStream(client.session, path=self._scene.acked, name=self._name)
         self._results = results
+        if client.payload_store is not None:
+            self._payloads = PayloadWriter(client.payload_store)
         tasks = client.tasks(
             credit=TaskCredit(max_outstanding=_CAPACITY),
             take=self._answer,
@@ -110,10 +115,18 @@ class Node:
                 await client.versions.report(report)
 
     def _answer(self, task: RolloutTask) -> None:
+        sending = asyncio.create_task(self._send(task))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+
+    async def _send(self, task: RolloutTask) -> None:
         if self._results is None:
             raise RuntimeError("a task came before the join")
         for index in task.sample_indexes:
-            self._results.send(_sample(task, index, self._version))
+            sample = _sample(task, index, self._version)
+            if self._payloads is not None:
+                sample = await self._payloads.put(sample)
+            self._results.send(sample)
         count = len(task.sample_indexes)
         self._results.close_task(TaskResult(task_id=task.task_id, rollout_count=count))
 

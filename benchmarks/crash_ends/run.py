@@ -57,7 +57,12 @@ class FullDisk:
 
 
 def crash_run(
-    root: Path, kills: Sequence[Kill], *, chance: Random, compact_nbytes: int = 1 << 28
+    root: Path,
+    kills: Sequence[Kill],
+    *,
+    chance: Random,
+    compact_nbytes: int = 1 << 28,
+    has_payloads: bool = False,
 ) -> Report:
     """Play a run with its kills, and judge it.
 
@@ -66,12 +71,15 @@ def crash_run(
         kills: In order.
         chance: Chooses the node that is killed.
         compact_nbytes: Of the journal.
+        has_payloads: Whether rollouts go by way of a payload store.
 
     Raises:
         TimeoutError: It does not get on; the message says who is left.
     """
     step_count = sum(_steps_of(kill) for kill in kills) + 12
-    scene = set_scene(root, step_count=step_count, compact_nbytes=compact_nbytes)
+    scene = set_scene(
+        root, step_count=step_count, compact_nbytes=compact_nbytes, has_payloads=has_payloads
+    )
     started = time.monotonic()
     with Nursery("crash_ends.roles") as nursery:
         company = Company(scene, nursery, chance=chance, step_count=step_count)

@@ -48,6 +48,11 @@ class Scene:
         return self.root / "trained.jsonl"
 
     @property
+    def payloads(self) -> Path:
+        """Folder of the payload store."""
+        return self.root / "payloads"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of the trainers'."""
         return self.root / "checkpoints"
@@ -67,17 +72,32 @@ class Scene:
 
 
 def set_scene(
-    root: Path, *, step_count: int, compact_nbytes: int, hub: Mapping[str, Any] | None = None
+    root: Path,
+    *,
+    step_count: int,
+    compact_nbytes: int,
+    hub: Mapping[str, Any] | None = None,
+    has_payloads: bool = False,
 ) -> Scene:
-    """Make the folder of a run; `hub` has further keys of the recipe's hub."""
+    """Make the folder of a run.
+
+    Args:
+        root: Gets everything.
+        step_count: Of the trainer.
+        compact_nbytes: Of the journal.
+        hub: Further keys of the recipe's hub.
+        has_payloads: Whether all rollouts go by way of a payload store, in the same folder.
+    """
     root.mkdir(parents=True)
     scene = Scene(root)
+    store = {"url": f"file://{scene.payloads}", "above_nbytes": 0}
     changes = {
         f"policies.{POLICY}.trainer.step_count": step_count,
         "rollouts.group_size": GROUP_SIZE,
         "hub.session_ttl_s": TTL_S,
         "hub.journal.compact_nbytes": compact_nbytes,
         **{f"hub.{key}": value for key, value in (hub or {}).items()},
+        **({"rollouts.payloads": store} if has_payloads else {}),
     }
     prompts = [{"prompt": f"row {number}"} for number in range(40 * step_count)]
     recipe = small_recipe(root, prompts=prompts, changes=changes)

@@ -62,6 +62,7 @@ def make_settings(
     suites=(),
     serving=None,
     relation=None,
+    takes_payloads=True,
     **rollouts,
 ):
     return RunSettings(
@@ -83,6 +84,7 @@ def make_settings(
         ),
         suites=suites,
         relation=relation or VersionRelation(),
+        takes_payloads=takes_payloads,
     )
 
 

@@ -10,7 +10,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RunStopped
 from astraflow.core.packing import Share, unpacked
 from astraflow.core.replay import ReplaySettings
-from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis
+from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis, Disposition
 from astraflow.core.samples import Row
 from astraflow.core.status import StopMode
 
@@ -208,3 +208,12 @@ def test_a_lost_rollout_is_not_replayed(world, referenced):
         world.work(node, made=referenced)
     assert world.account().is_balanced
     assert world.account().trained_count > trained
+
+
+def test_a_run_without_a_store_takes_no_payloads(make_world, referenced):
+    world = make_world(takes_payloads=False)
+    _, node = world.started()
+    task = world.pop_task(node)
+    ack = world.send(node, task, 0, made=referenced)
+    assert (ack.disposition, ack.reason) == (Disposition.REJECTED, Reason.ROLLOUT_INVALID)
+    assert world.send(node, task, 0).disposition is Disposition.ACCEPTED

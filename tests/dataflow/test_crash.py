@@ -3,10 +3,12 @@
 `benchmarks/crash.py` kills ten times as many.
 """
 
+import json
 from random import Random
 
 import pytest
 
+from astraflow.config.run_dir import RunDir
 from astraflow.storage.fault_points import FaultPoint
 from crash_ends.kills import Kill, Victim, draw_kills, kills_of_hubs
 from crash_ends.run import crash_run, full_disk_run
@@ -30,6 +32,21 @@ def test_a_run_outlives_kills_around_its_snapshot(tmp_path):
     assert sum(report.kills.values()) == 4
     assert not report.verdict.faults
     assert not report.missed
+
+
+def test_no_payload_that_is_named_is_removed_whatever_is_killed(tmp_path):
+    pytest.importorskip("fsspec")
+    points = FaultPoint.CARRIED_OUT_HALF, FaultPoint.JOURNAL_COMMITTED, FaultPoint.BATCH_SETTLED
+    kills = [Kill(victim=Victim.HUB, point=point) for point in points]
+    kills += [Kill(victim=victim, delay_s=0.3) for victim in (Victim.NODE, Victim.TRAINER)]
+    report = crash_run(
+        tmp_path / "run", kills, chance=Random(5), compact_nbytes=1 << 16, has_payloads=True
+    )
+    assert not report.verdict.faults
+    (books,) = json.loads(RunDir(tmp_path / "run" / "run").status.read_text())["books"]
+    assert "PAYLOAD_LOST" not in json.dumps(books)
+    # The run is over: nothing is left of it.
+    assert not [each for each in (tmp_path / "run" / "payloads").rglob("*") if each.is_file()]
 
 
 @pytest.mark.long

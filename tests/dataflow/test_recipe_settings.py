@@ -1,7 +1,10 @@
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from astraflow.core.algorithms.points import RolloutFilter
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import RunId
 from astraflow.core.tasks import SamplingParams
@@ -60,3 +63,25 @@ def test_a_suite_pins_the_policies_of_its_workflows(recipe_of):
     assert suite.suite.policy_ids == ("verifier",)
     (part,) = suite.suite.data_sets
     assert (part.prompt_count, part.repeats, part.correct_reward) == (7, 3, 1.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class ShortWords(RolloutFilter):
+    """Looks at tokens."""
+
+    reads_tokens = True
+
+    def keeps(self, group):
+        return [True] * len(group.samples)
+
+
+def test_an_algorithm_that_reads_tokens_is_refused_beside_a_payload_store(recipe_of, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    filters = [{"name": "zero_advantage"}, {"name": f"{Path(__file__).stem}:ShortWords"}]
+    assert not settings_of(recipe_of(rollouts__filters=filters)).takes_payloads
+    store = {"url": "file:///shared/payloads"}
+    with pytest.raises(AstraflowError, match="ShortWords reads tokens") as caught:
+        settings_of(recipe_of(rollouts__filters=filters, rollouts__payloads=store))
+    assert caught.value.reason is Reason.INVALID_FIELD
+    recipe = recipe_of(rollouts__filters=filters[:1], rollouts__payloads=store)
+    assert settings_of(recipe).takes_payloads

@@ -3,11 +3,16 @@
 import json
 
 import pytest
+from blake3 import blake3
 from rich.console import Console
 
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
+from astraflow.core.rollouts import VersionSpan
 from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
+from astraflow.simulate.made_up import made_up_trajectory
+from astraflow.storage.buckets import Bucket
+from astraflow.wire.rollout import write_arrays
 from astraflow.workflows.tutors import write_tokenizer
 
 
@@ -54,3 +59,22 @@ def test_machines_get_a_json_object_a_line(run_dir, capsys):
     rows = find_rollouts(run_dir, wanted=Wanted(), count=4)
     show_rollouts(Console(), run_dir, rows, as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+
+
+def test_what_lies_in_the_payload_store_is_shown_while_it_is_there(run_dir, tmp_path):
+    pytest.importorskip("fsspec")
+    spans = [VersionSpan(version=0, length=3)]
+    content = write_arrays(made_up_trajectory("t", "solver", spans, prompt_count=2))
+    bucket = Bucket(f"file://{tmp_path}/store")
+    bucket.write("a1", content)
+    where = {"url": bucket.url, "name": "a1", "nbytes": len(content)}
+    row = _row(1.0)
+    row["trajectories"] = [
+        {"policy": "solver", "agent": "", "payload": where | {"digest": digest.hex()}}
+        for digest in (blake3(content).digest(), bytes(32))
+    ]
+    console = Console(record=True, width=200)
+    show_rollouts(console, run_dir, [row], as_json=False)
+    text = console.export_text()
+    assert "solver: 0 12 3 4" in text
+    assert "a1 is not what its digest says)" in text

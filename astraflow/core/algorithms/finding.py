@@ -187,6 +187,21 @@ def make(point: Point, spec: PlugInSpec, base: type[Algorithm]) -> Algorithm:
     return with_options(cast("type[Algorithm]", found), spec.options, where=where)
 
 
+def must_not_read_tokens(point: Point, name: str) -> None:
+    """Refuse an algorithm that needs what a run with a payload store does not have.
+
+    Raises:
+        AstraflowError: INVALID_FIELD; CODE_UNKNOWN.
+    """
+    if getattr(find(point, name), "reads_tokens", False):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{point} {name} reads tokens, which rollouts.payloads keeps from the hub; take one of "
+            "them out of the recipe, or have the workflow tell in metrics or reward_parts what the "
+            "algorithm needs",
+        )
+
+
 def names(point: Point) -> tuple[str, ...]:
     """Return what is built in and what installed packages add."""
     return tuple(sorted({*_BUILT_IN[point], *_entry_points(point)}))

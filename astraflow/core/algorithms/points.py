@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Rollout
@@ -25,6 +25,10 @@ class PlugIn:
     """
 
     __slots__ = ()
+
+    reads_tokens: ClassVar[bool] = False
+    """Whether it reads tokens, masks, log-probabilities or columns of trajectories. One that does
+    is refused by a recipe with `rollouts.payloads`, whose run may not have them."""
 
     def metrics(self) -> Mapping[str, float]:
         """Return numbers for the log, by short names."""

@@ -18,7 +18,7 @@ from astraflow.rpc.access import Access
 from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
-from astraflow.wire import common, tasks
+from astraflow.wire import common, rollout, tasks
 from astraflow.wire import raas as wire
 from astraflow.wire.fields import invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
@@ -37,7 +37,10 @@ class RaasServicer:
         self._access.joiner(context)
         membership = await self._hub.join_pool(wire.decode_join_pool(request))
         hit(FaultPoint.MEMBER_SAFE)
-        return wire.encode_pool_membership(membership)
+        answer = wire.encode_pool_membership(membership)
+        if self._hub.payloads is not None:
+            answer.payload_store.CopyFrom(rollout.encode_payload_store(self._hub.payloads.store))
+        return answer
 
     async def StreamTasks(
         self, request_iterator: AsyncIterator[pb.StreamTasksRequest], context: Context

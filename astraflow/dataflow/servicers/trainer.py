@@ -40,6 +40,7 @@ class TrainerServicer:
         self._hub = hub
         self._access = access
         self._wait_interval_s = wait_interval_s
+        self._payload_url = hub.payloads.store.url if hub.payloads else ""
 
     async def RegisterTrainer(
         self, request: pb.RegisterTrainerRequest, context: Context
@@ -57,7 +58,7 @@ class TrainerServicer:
 
         async def send(item: BatchItem) -> None:
             if isinstance(item, SendBatch):
-                await _send_batch(item, context)
+                await _send_batch(item, context, self._payload_url)
             else:
                 await context.write(_event(item))
 
@@ -91,9 +92,11 @@ class TrainerServicer:
         return pb.PublishVersionResponse(next_version=next_version)
 
 
-async def _send_batch(batch: SendBatch, context: Context) -> None:
+async def _send_batch(batch: SendBatch, context: Context, payload_url: str) -> None:
     """Write a batch part by part, as the peer reads it; large parts are made on a thread."""
     header = rollout.encode_batch_header(batch.header)
+    if batch.parts.has_payloads:
+        header.payload_url = payload_url
     await context.write(pb.StreamBatchesResponse(header=header))
     hit(FaultPoint.BATCH_HEADER_SENT)
     for index in range(len(batch.parts)):

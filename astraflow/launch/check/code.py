@@ -16,6 +16,7 @@ from astraflow.core.algorithms import finding
 from astraflow.core.algorithms.points import PlugIn, PlugInSpec
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
+from astraflow.dataflow.recipe_settings import must_be_able
 from astraflow.launch.check.guard import is_process_refused, message_of, user_lines
 from astraflow.launch.check.subject import (
     BuiltWorkflow,
@@ -87,6 +88,7 @@ def check_algorithms(subject: Subject) -> Iterator[Finding]:
     rollouts = subject.recipe.rollouts
     yield from _algorithms("rollouts.selectors", finding.Point.SELECTOR, rollouts.selectors)
     yield from _algorithms("rollouts.filters", finding.Point.FILTER, rollouts.filters)
+    yield from _raised("rollouts.payloads", partial(must_be_able, subject.recipe))
     for name, policy in subject.recipe.policies.items():
         where, trainer = f"policies.{name}.trainer", policy.trainer
         yield from _algorithms(f"{where}.guards", finding.Point.GUARD, trainer.guards)
@@ -151,6 +153,8 @@ def check_packages(subject: Subject) -> Iterator[Finding]:
     for name, policy in recipe.policies.items():
         if policy.trainer.store is not None:
             wanted["fsspec"] = (f"policies.{name}.trainer.store", "store")
+    if recipe.rollouts.payloads is not None:
+        wanted["fsspec"] = ("rollouts.payloads", "store")
     for package, (where, extra) in wanted.items():
         if find_spec(package) is None:
             yield error_here(

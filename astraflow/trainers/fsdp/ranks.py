@@ -138,8 +138,10 @@ class Ranks:
         said = None if problem is None else _record(problem)
         for rank, each in enumerate(self.all_gather_object(said)):
             if each is not None:
-                reason, message = each
-                raise AstraflowError(Reason(reason), f"rank {rank}: {message}") from problem
+                reason, message, metadata = each
+                raise AstraflowError(
+                    Reason(reason), f"rank {rank}: {message}", metadata=metadata
+                ) from problem
 
     def all_reduce_max(self, count: int) -> int:
         """Return the largest number that a rank has."""
@@ -178,10 +180,10 @@ def _mean(name: str, found: Sequence[tuple[float, float]]) -> float:
     return sum(value * each for value, each in found) / weight if weight else found[0][0]
 
 
-def _record(problem: Exception) -> tuple[str, str]:
+def _record(problem: Exception) -> tuple[str, str, Mapping[str, str]]:
     if isinstance(problem, AstraflowError):
-        return str(problem.reason), problem.message
-    return str(Reason.INTERNAL), repr(problem)
+        return str(problem.reason), problem.message, problem.metadata
+    return str(Reason.INTERNAL), repr(problem), {}
 
 
 @contextmanager
