@@ -1,13 +1,15 @@
 """Nodes and a trainer whose own work costs nothing, as raw calls of the contract."""
 
 import asyncio
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from grpc import aio
 
-from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy
+from astraflow.core.members import Capability, Contract, JoinPool, RegisterTrainer, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.rpc.auth import bearer, session_metadata
@@ -33,6 +35,8 @@ class Node:
         self.channel = channel
         self.session: Any = None
         self._made = made
+        self._store: Path | None = None
+        self._payload_count = 0
 
     async def join(self, number: int, *, capacity: int = _CREDIT) -> None:
         """Open its session."""
@@ -47,6 +51,8 @@ class Node:
             raas.encode_join_pool(join), metadata=bearer(TOKEN)
         )
         self.session = session_metadata(answer.session.token)
+        if answer.HasField("payload_store"):
+            self._store = Path(answer.payload_store.url.removeprefix("file://"))
 
     async def report(self, version: int) -> None:
         """Say that it serves a version."""
@@ -78,10 +84,19 @@ class Node:
             item.rollout.task_id, item.rollout.group_id = task.task_id, task.group_id
             item.rollout.sample_index, item.rollout.reward = index, float(index % 2)
             item.rollout.trajectories[0].version_spans[0].version = version
+            if self._store is not None:
+                item.rollout.trajectories[0].payload.name = self._new_payload(self._store)
             items.append(item)
         closing = raas_pb.RolloutItem()
         closing.result.task_id, closing.result.rollout_count = task.task_id, len(items)
         return [*items, closing]
+
+    def _new_payload(self, store: Path) -> str:
+        """Leave something that the hub can remove, and return its name."""
+        self._payload_count += 1
+        name = f"{id(self):x}-{self._payload_count}"
+        os.close(os.open(store / name, os.O_CREAT | os.O_WRONLY))
+        return name
 
 
 class Members:
@@ -100,6 +115,7 @@ class Members:
         *,
         more: Sequence[aio.Channel] = (),
         publish_every: int = 1,
+        has_payloads: bool = False,
     ) -> None:
         """Make members that have not joined.
 
@@ -108,8 +124,11 @@ class Members:
             token_count: Of each rollout.
             more: One per further node.
             publish_every: Batches from one version to the next.
+            has_payloads: Whether rollouts only name where their arrays are.
         """
         made = _rollout(token_count)
+        if has_payloads:
+            _refer(made.trajectories[0], token_count)
         self.channel = channel
         self.nodes = [Node(each, made) for each in (channel, *more)]
         self.version = -1
@@ -122,7 +141,7 @@ class Members:
         request = RegisterTrainer(
             policy_id=POLICY,
             name="trainer",
-            contract=Contract(),
+            contract=Contract(capabilities=frozenset({Capability.PAYLOADS})),
             groups_per_batch=GROUPS_PER_BATCH,
             weight_endpoints=(WeightEndpoint(rank=0, endpoint="127.0.0.1:1"),),
         )
@@ -204,3 +223,11 @@ def _rollout(token_count: int) -> rollout_pb2.Rollout:
     return rollout_pb2.Rollout(
         rollout_id="x", outcome=rollout_pb2.OUTCOME_SCORED, trajectories=[trajectory]
     )
+
+
+def _refer(trajectory: trajectory_pb2.Trajectory, token_count: int) -> None:
+    for name in ("tokens", "sampled_mask", "logprobs"):
+        trajectory.ClearField(name)
+    trajectory.payload.digest = bytes(32)
+    trajectory.payload.nbytes = 9 * token_count
+    trajectory.payload.token_count = token_count

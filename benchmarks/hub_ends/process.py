@@ -59,6 +59,13 @@ class HubProcess:
         return self.process.memory_info().rss
 
     @property
+    def rss_peak_nbytes(self) -> int:
+        """Bytes in memory, at most so far."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
+        return int(peak) * 1024
+
+    @property
     def core_wait_s(self) -> float:
         """Seconds in which a thread of it could run and had no core."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
@@ -81,7 +88,13 @@ class HubProcess:
 
 @contextmanager
 def running_hub(
-    folder: Path, mode: str, *, max_staleness: int, is_watched: bool = False, **journal: Any
+    folder: Path,
+    mode: str,
+    *,
+    max_staleness: int,
+    is_watched: bool = False,
+    payloads: Path | None = None,
+    **journal: Any,
 ) -> Generator[HubProcess]:
     """Run a hub whose journal is of some mode until the block ends.
 
@@ -90,10 +103,11 @@ def running_hub(
         mode: Of `MODES`.
         max_staleness: Of the recipe.
         is_watched: Whether each callback of its event loop is looked at, which costs a little.
+        payloads: Folder of the payload store; None: there is none.
         journal: What else the recipe says of the journal.
     """
     run_dir = RunDir(folder / "run")
-    recipe = _recipe(folder, MODES[mode] | journal, max_staleness)
+    recipe = _recipe(folder, MODES[mode] | journal, max_staleness, payloads)
     command = ["dataflow", "serve", str(recipe), "--run-dir", str(run_dir.root)]
     tokens = {"ASTRAFLOW_JOIN_TOKEN": TOKEN, "ASTRAFLOW_OPERATOR_TOKEN": TOKEN}
     program = [_WATCHED, str(folder / CALLBACKS)] if is_watched else ["-m", "astraflow"]
@@ -118,11 +132,13 @@ def running_hub(
                 hub.wait(3)
 
 
-def _recipe(folder: Path, journal: dict[str, Any], max_staleness: int) -> Path:
+def _recipe(
+    folder: Path, journal: dict[str, Any], max_staleness: int, payloads: Path | None
+) -> Path:
     data = folder / "train.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"row {n}"}) + "\n" for n in range(1000)))
     trainer = {"groups_per_batch": GROUPS_PER_BATCH, "max_staleness": max_staleness}
-    recipe = {
+    recipe: dict[str, Any] = {
         "name": "hub",
         "policies": {POLICY: {"model": {"path": "unused"}, "trainer": trainer}},
         "data": {"train": {"path": str(data)}},
@@ -130,6 +146,8 @@ def _recipe(folder: Path, journal: dict[str, Any], max_staleness: int) -> Path:
         "rollouts": {"data_set": "train", "workflow": "main", "group_size": GROUP_SIZE},
         "hub": {"session_ttl_s": 60, "journal": journal},
     }
+    if payloads is not None:
+        recipe["rollouts"]["payloads"] = {"url": f"file://{payloads}"}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     return path

@@ -34,6 +34,8 @@ class Load:
         acks: Seconds from the write of an item to its ack, with the time of the ack.
         accepted: Rollouts that were acknowledged.
         trained: Rollouts in batches that were acknowledged.
+        sent_nbytes: Of rollouts, on their way to the hub.
+        received_nbytes: Of batches, from the hub.
     """
 
     members: Members
@@ -43,6 +45,8 @@ class Load:
     acks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     accepted: int = 0
     trained: int = 0
+    sent_nbytes: int = 0
+    received_nbytes: int = 0
 
     async def run(self) -> None:
         """Drive the hub until cancelled."""
@@ -92,6 +96,7 @@ class Load:
                         items._queue.appendleft(following)  # noqa: SLF001
                 due += len(request.items) / self.rate if self.rate else 0.0
                 sent.extend([time.perf_counter()] * len(request.items))
+                self.sent_nbytes += request.ByteSize()
                 await stream.write(request)
 
     async def train(self) -> None:
@@ -99,6 +104,7 @@ class Load:
         header: Any = None
         left = 0
         async for message in self.members.open_batches(2):
+            self.received_nbytes += message.ByteSize()
             if message.HasField("header"):
                 header, left = message.header, message.header.part_count
             elif message.HasField("part"):
@@ -117,6 +123,7 @@ async def measure_throughput(
     rate: float,
     node_count: int = 1,
     item_count: int = ITEM_COUNT,
+    has_payloads: bool = False,
 ) -> Row:
     """Return what a hub does under load."""
     async with AsyncExitStack() as stack:
@@ -125,7 +132,9 @@ async def measure_throughput(
         ]
         # A pool of many reports a version so many times: it comes every few batches.
         every = min(4, max(1, node_count // 16))
-        members = Members(channel, token_count, more=more, publish_every=every)
+        members = Members(
+            channel, token_count, more=more, publish_every=every, has_payloads=has_payloads
+        )
         credit = (1 << 16) if node_count == 1 else max(GROUP_SIZE, 4096 // node_count)
         load = Load(members, rate / node_count, item_count=item_count, credit=credit)
         driving = asyncio.create_task(load.run())
@@ -151,6 +160,10 @@ async def measure_throughput(
         "hub_core_wait_fraction": took["core_wait_s"] / wall_s,
         "load_cpu_fraction": took["load_cpu_s"] / wall_s,
         "disk_mb_per_s": took["written"] / wall_s / 1e6,
+        "through_hub_mb_per_s": (took["sent_nbytes"] + took["received_nbytes"]) / wall_s / 1e6,
+        "sent_bytes_per_rollout": took["sent_nbytes"] / max(1, took["accepted"]),
+        "received_bytes_per_rollout": took["received_nbytes"] / max(1, took["trained"]),
+        "rss_peak_mb": hub.rss_peak_nbytes / 1e6,
     }
 
 
@@ -181,4 +194,6 @@ def _look(hub: HubProcess, load: Load) -> dict[str, float]:
         "core_wait_s": hub.core_wait_s,
         "load_cpu_s": time.process_time(),
         "written": hub.written_nbytes,
+        "sent_nbytes": load.sent_nbytes,
+        "received_nbytes": load.received_nbytes,
     }
