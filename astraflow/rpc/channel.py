@@ -23,13 +23,15 @@ _KEEPALIVE_MS: Final = 20_000
 
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
+_ANSWER_OPTION: Final = "grpc.max_receive_message_length"
+
 PING_INTERVAL_OPTION: Final = "grpc.http2.min_ping_interval_without_data_ms"
 
 """How far apart a server wants pings; gRPC ignores a name that it does not know."""
 
 COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES + _ENVELOPE_NBYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES + _ENVELOPE_NBYTES),
+    (_ANSWER_OPTION, MAX_MESSAGE_NBYTES + _ENVELOPE_NBYTES),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -78,7 +80,9 @@ def dial_from_thread(address: str, *, tls: Tls | None = None) -> grpc.Channel:
     return grpc.secure_channel(target, channel_credentials(tls), options=options)
 
 
-def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
+def dial(
+    address: str, *, tls: Tls | None = None, max_answer_nbytes: int | None = None
+) -> grpc.aio.Channel:
     """Return a channel to a peer; the first call connects.
 
     It repeats no call that the peer may have seen: who calls knows what a repeat needs, such as
@@ -88,12 +92,17 @@ def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
         address: host:port; several with commas between them are tried in turn, whenever there is
             no connection. With TLS, all must show a certificate of the first one's host.
         tls: None or all unset: plain text.
+        max_answer_nbytes: Of one message that comes; a larger one ends its call. None:
+            `MAX_MESSAGE_NBYTES`.
 
     Raises:
         AstraflowError: INVALID_FIELD for an address without a port, one of several whose name is
             unknown, or an unreadable PEM file.
     """
     target, options = _target(address)
+    if max_answer_nbytes is not None:
+        bound = (_ANSWER_OPTION, max_answer_nbytes + _ENVELOPE_NBYTES)
+        options = (*(each for each in options if each[0] != _ANSWER_OPTION), bound)
     if tls is None or tls.is_plain:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, channel_credentials(tls), options=options)

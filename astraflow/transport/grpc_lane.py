@@ -7,13 +7,15 @@ from typing import Any, Final, cast
 import grpc.aio
 from grpc.aio import AioRpcError
 
+from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import transfer_metadata
-from astraflow.rpc.channel import dial
+from astraflow.rpc.channel import MAX_MESSAGE_NBYTES, dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
+from astraflow.transport.frames import MAX_PLAN_NBYTES, plan_nbytes
 from astraflow.wire.transfers import (
     SentItem,
     TransferPlan,
@@ -45,7 +47,8 @@ class GrpcLane:
         """
         self._tls = tls
         self._stall_timeout_s = stall_timeout_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        # By endpoint, and by what a message has at most.
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -62,7 +65,7 @@ class GrpcLane:
                 did not, or not to the end; CHUNK_INVALID for a message that cannot be read.
         """
         request = pb.PullRequest(spec=encode_transfer_spec(spec))
-        stub = await self._stub(endpoint)
+        stub = await self._stub(endpoint, nbytes=_answer_nbytes(spec))
         call = stub.Pull(request, metadata=transfer_metadata(transfer_token))
         try:
             while True:
@@ -89,16 +92,20 @@ class GrpcLane:
             AstraflowError: LAYOUT_UNKNOWN, or what else the source answered; SOURCE_UNREACHABLE,
                 SOURCE_TIMEOUT; INVALID_FIELD for a layout that cannot be one.
         """
-        stub = await self._stub(endpoint)
-        try:
-            response = await stub.GetLayout(
-                pb.GetLayoutRequest(layout_digest=digest),
-                metadata=transfer_metadata(transfer_token),
-                timeout=self._stall_timeout_s,
-            )
-        except AioRpcError as error:
-            raise _failure(endpoint, error) from error
-        return decode_layout(_parsed(response).layout)
+        request = pb.GetLayoutRequest(layout_digest=digest)
+        for nbytes in (CHUNK_NBYTES, MAX_MESSAGE_NBYTES):
+            stub = await self._stub(endpoint, nbytes=nbytes)
+            try:
+                response = await stub.GetLayout(
+                    request,
+                    metadata=transfer_metadata(transfer_token),
+                    timeout=self._stall_timeout_s,
+                )
+                return decode_layout(_parsed(response).layout)
+            except AioRpcError as error:
+                if nbytes == MAX_MESSAGE_NBYTES or not _is_too_large(error):
+                    raise _failure(endpoint, error) from error
+        raise AssertionError
 
     async def plan_transfer(
         self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes
@@ -112,7 +119,7 @@ class GrpcLane:
         request = pb.PlanTransferRequest(
             spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
         )
-        stub = await self._stub(endpoint)
+        stub = await self._stub(endpoint, nbytes=_answer_nbytes(spec))
         try:
             response = await stub.PlanTransfer(
                 request,
@@ -131,7 +138,7 @@ class GrpcLane:
         Raises:
             AstraflowError: As `pull`.
         """
-        stub = await self._stub(endpoint)
+        stub = await self._stub(endpoint, nbytes=CHUNK_NBYTES)
         try:
             await stub.ReleaseTransfer(
                 pb.ReleaseTransferRequest(transfer_id=transfer_id),
@@ -146,10 +153,17 @@ class GrpcLane:
         for channel in channels.values():
             await channel.close(None)
 
-    async def _stub(self, endpoint: str) -> Any:
-        """Return a stub; the channel that was not used for longest makes room for a new one."""
-        channel = self._channels.pop(endpoint, None) or dial(endpoint, tls=self._tls)
-        self._channels[endpoint] = channel
+    async def _stub(self, endpoint: str, *, nbytes: int) -> Any:
+        """Return a stub; the channel that was not used for longest makes room for a new one.
+
+        Args:
+            endpoint: Of the source.
+            nbytes: What a message of it has at most; what is larger ends the call.
+        """
+        key = endpoint, nbytes
+        channel = self._channels.pop(key, None)
+        channel = channel or dial(endpoint, tls=self._tls, max_answer_nbytes=nbytes)
+        self._channels[key] = channel
         if len(self._channels) > _MAX_CHANNELS:
             await self._channels.pop(next(iter(self._channels))).close(None)
         return cast("Any", TransferServiceStub(channel))
@@ -196,9 +210,23 @@ def _unsound(error: AstraflowError) -> AstraflowError:
     )
 
 
+def _answer_nbytes(spec: TransferSpec) -> int:
+    """Return what a message of a transfer has at most: a chunk, or a plan that was registered."""
+    most = MAX_PLAN_NBYTES if spec.bound is None else plan_nbytes(spec.bound)
+    return CHUNK_NBYTES if most <= CHUNK_NBYTES else MAX_MESSAGE_NBYTES
+
+
+def _is_too_large(error: AioRpcError) -> bool:
+    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not is_answer(error)
+
+
 def _failure(endpoint: str, error: AioRpcError) -> AstraflowError:
     if is_answer(error):
         return raised_from(error)
+    if _is_too_large(error):
+        return AstraflowError(
+            Reason.CHUNK_INVALID, f"{endpoint} sent a message that is larger than any may be"
+        )
     is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     return AstraflowError(
         Reason.SOURCE_TIMEOUT if is_late else Reason.SOURCE_UNREACHABLE,

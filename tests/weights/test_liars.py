@@ -205,7 +205,7 @@ class LyingServicer(TransferServicer):
         rng, other = self.lies.rng, pb.PullResponse()
         other.CopyFrom(response)
         chunk = other.chunk
-        match rng.randrange(5):
+        match rng.randrange(6):
             case 0:
                 chunk.payload += rng.randbytes(1 + rng.randrange(1 << 16))
             case 1:
@@ -218,6 +218,8 @@ class LyingServicer(TransferServicer):
                 )
             case 3:
                 chunk.patch_index += 1
+            case 4:
+                chunk.payload += bytes(6 << 20)
             case _:
                 other.plan.transfer_id = "again"
         return other
