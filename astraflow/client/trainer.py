@@ -18,7 +18,6 @@ from astraflow.client.batch_stream import (
     batch_items,
 )
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.payloads import lost_rollout_ids
 from astraflow.client.session import Held, MemberHooks
 from astraflow.client.trainer_session import AsyncTrainerClient, TrainerLoadMeter, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, EndOfData, StreamBatches
@@ -250,12 +249,8 @@ class TrainerClient:
             self._unreadable_count += 1
             if self._unreadable_count > UNREADABLE_COUNT:
                 raise item.error
-            ack = AckBatch(
-                batch_id=item.header.batch_id,
-                outcome=BatchOutcome.RETURNED,
-                lost_rollout_ids=lost_rollout_ids(item.error),
-            )
-            self._call(self._acknowledge(ack))
+            self._call(self._member.return_unreadable(item.header.batch_id, item.error))
+            self._queue.discard(item.header.batch_id)
 
     def publish_version(self, info: VersionInfo, *, checkpoint_id: str = "") -> int:
         """Announce weights that can now be pulled; return the number of the next version.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from threading import Lock
 
 from astraflow.client.hub import HubChannel, dial_twice
+from astraflow.client.payloads import lost_rollout_ids
 from astraflow.client.session import MemberHooks, MemberSession
 from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.core.clock import Clock
@@ -139,6 +140,19 @@ class AsyncTrainerClient:
         if ack.outcome is BatchOutcome.CONSUMED:
             self._request = replace(self._request, last_step=ack.step, checkpoint_id="")
         return answer.settled
+
+    async def return_unreadable(self, batch_id: BatchId, error: AstraflowError) -> None:
+        """Return a batch of which payloads are lost; the run drops these rollouts.
+
+        Raises:
+            AstraflowError: BATCH_UNKNOWN, LEASE_LOST.
+        """
+        ack = AckBatch(
+            batch_id=batch_id,
+            outcome=BatchOutcome.RETURNED,
+            lost_rollout_ids=lost_rollout_ids(error),
+        )
+        await self.acknowledge(ack)
 
     async def publish(self, info: VersionInfo, *, checkpoint_id: str = "") -> int:
         """Announce weights that can now be pulled; return the number of the next version.

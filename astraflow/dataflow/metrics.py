@@ -156,6 +156,10 @@ class HubMetrics:
         yield counter(
             "hub_loop_slow_total", "Looks at the event loop that came 50 ms late.", stats.slow_count
         )
+        if self._hub.payloads is not None:
+            named, removed = self._hub.run.payload_names, self._hub.payloads.removed_count
+            yield gauge("payloads", "In the payload store, for rollouts of use.", len(named))
+            yield counter("payloads_removed_total", "From the payload store.", removed)
 
 
 def run_families(status: RunStatus) -> Iterator[Family]:

@@ -407,7 +407,9 @@ class BridgedTrainer:
         """Take batches from the run; leave after the last when the data ends."""
         async with aclosing(batch_items(member.session, StreamBatches())) as items:
             async for item in items:
-                if isinstance(item, TrainerBatch):
+                if isinstance(item, TrainerBatch) and item.error is not None:
+                    await member.return_unreadable(item.header.batch_id, item.error)
+                elif isinstance(item, TrainerBatch):
                     self.batches.put(item)
                 elif isinstance(item, EndOfData):
                     self.batches.end(item)

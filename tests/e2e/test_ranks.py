@@ -1,4 +1,4 @@
-"""A trainer of two ranks that write shards to a store; one is killed: all go on."""
+"""A trainer of two ranks, weights and rollouts by way of stores; a rank is killed: all go on."""
 
 import signal
 
@@ -29,6 +29,7 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
         f"policies.solver.trainer.store=file://{store}",
         "raas.count=1",
         "raas.sources=store",
+        f"rollouts.payloads={{url: file://{tmp_path / 'payloads'}, above_nbytes: 0}}",
         "raas.relay.mode=off",
         "hub.session_ttl_s=1",
         "evals={}",
@@ -52,3 +53,8 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     assert manifests == {"manifest-0-of-2", "manifest-1-of-2"}
     (books,) = run.books
     assert books["balanced"]
+    # Every token went by way of it.
+    rows = [row for path in run.run_dir.rollouts.glob("*") for row in read_json_lines(path)]
+    assert rows
+    assert all("payload" in each for row in rows for each in row["trajectories"])
+    assert "PAYLOAD_LOST" not in str(books)
