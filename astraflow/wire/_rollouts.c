@@ -118,6 +118,27 @@ static PyObject *read_span(Span s) {
     return Py_BuildValue("LLLN", (long long)version, (long long)length, (long long)kv, policy);
 }
 
+/* What a Payload without columns says. */
+static PyObject *read_payload(Span s) {
+    Field f = {0};
+    int got = 0, ok = 1;
+    uint64_t nbytes = 0, count = 0;
+    PyObject *name = NULL, *digest = NULL;
+    while (ok && (got = next_field(&s, &f)) > 0) {
+        if (f.number == 1 && f.type == DELIMITED) ok = fill(&name, as_text(f.data));
+        else if (f.number == 2 && f.type == DELIMITED) ok = fill(&digest, PyBytes_FromStringAndSize((const char *)f.data.at, f.data.end - f.data.at));
+        else if (f.number == 3 && f.type == VARINT) nbytes = f.value;
+        else if (f.number == 4 && f.type == VARINT) count = f.value;
+        else ok = 0;
+    }
+    if (!ok || got < 0 || !name || !digest) {
+        Py_XDECREF(name);
+        Py_XDECREF(digest);
+        return NULL;
+    }
+    return Py_BuildValue("NNLL", name, digest, (long long)nbytes, (long long)count);
+}
+
 enum { T_ID, T_POLICY, T_AGENT, T_COUNT, T_TOKENS, T_MASK, T_LOGPROBS, T_SPANS, T_SAMPLING, T_FINISH, T_PARENT, T_BRANCH, T_SEGMENT, T_REWARD, T_ENGINE, T_SIZE };
 
 static PyObject *read_trajectory(const uint8_t *start, Span s) {
@@ -147,18 +168,22 @@ static PyObject *read_trajectory(const uint8_t *start, Span s) {
         case 12 << 3 | VARINT: place = &parts[T_SEGMENT]; break;
         case 13 << 3 | FIXED64: ok = fill(&parts[T_REWARD], PyFloat_FromDouble(as_double(f.value))); break;
         case 15 << 3 | DELIMITED: ok = fill(&parts[T_ENGINE], as_text(f.data)); break;
-        default: ok = 0; /* columns, payloads, and what a later release adds */
+        case 16 << 3 | DELIMITED: ok = fill(&parts[T_COUNT], read_payload(f.data)); break;
+        default: ok = 0; /* columns, and what a later release adds */
         }
         if (place) ok = is_int32(f.value) && fill(place, PyLong_FromLongLong((int64_t)f.value));
     }
-    ok = ok && got == 0 && parts[T_ID] && parts[T_POLICY] && tokens.at && mask.at && logprobs.at;
-    if (ok) {
+    ok = ok && got == 0 && parts[T_ID] && parts[T_POLICY] && fill(&parts[T_SPANS], Py_NewRef(spans));
+    if (parts[T_COUNT]) {
+        /* In their place. */
+        ok = ok && !tokens.at && !mask.at && !logprobs.at;
+    } else if (ok && (ok = tokens.at && mask.at && logprobs.at)) {
         Py_ssize_t count = mask.end - mask.at;
         ok = tokens.end - tokens.at == 4 * count && logprobs.end - logprobs.at == 4 * count;
         uint8_t seen = 0;
         for (Py_ssize_t i = 0; i < count; i++) seen |= mask.at[i];
         ok = ok && seen <= 1;
-        ok = ok && fill(&parts[T_COUNT], PyLong_FromSsize_t(count)) && fill(&parts[T_TOKENS], PyLong_FromSsize_t(tokens.at - start)) && fill(&parts[T_MASK], PyLong_FromSsize_t(mask.at - start)) && fill(&parts[T_LOGPROBS], PyLong_FromSsize_t(logprobs.at - start)) && fill(&parts[T_SPANS], Py_NewRef(spans));
+        ok = ok && fill(&parts[T_COUNT], PyLong_FromSsize_t(count)) && fill(&parts[T_TOKENS], PyLong_FromSsize_t(tokens.at - start)) && fill(&parts[T_MASK], PyLong_FromSsize_t(mask.at - start)) && fill(&parts[T_LOGPROBS], PyLong_FromSsize_t(logprobs.at - start));
     }
     if (ok && (result = PyTuple_New(T_SIZE)))
         for (int i = 0; i < T_SIZE; i++) {

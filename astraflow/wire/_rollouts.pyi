@@ -4,10 +4,10 @@ _Trajectory = tuple[
     str,  # trajectory_id
     str,  # policy_id
     str | None,  # agent
-    int,  # tokens
-    int,  # offset of them
-    int,  # offset of sampled_mask
-    int,  # offset of logprobs
+    int | tuple[str, bytes, int, int],  # tokens, or the payload: name, digest, nbytes, token_count
+    int | None,  # offset of them; None where there is a payload, as the others
+    int | None,  # offset of sampled_mask
+    int | None,  # offset of logprobs
     list[tuple[int, int, int, str | None]],  # version, length, kv, policy_id
     bytes | None,  # sampling
     int | None,  # finish_reason

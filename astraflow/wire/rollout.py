@@ -99,8 +99,10 @@ def _payload_name(name: str, field: str) -> str:
     return name
 
 
+_digest = sized(32)
+
 encode_payload, decode_payload = converter(
-    Payload, payload_pb2.Payload, name=_payload_name, digest=sized(32), nbytes=least(1)
+    Payload, payload_pb2.Payload, name=_payload_name, digest=_digest, nbytes=least(1)
 )
 
 encode_payload_store, decode_payload_store = converter(PayloadStore, payload_pb2.PayloadStore)
@@ -268,13 +270,14 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
 def _trajectory(data: bytes, parts: Any) -> Trajectory:
     name, policy, agent, count, tokens, mask, logprobs, spans, sampling = parts[:9]
     finish, parent, branch, segment, reward, engine = parts[9:]
+    is_here = tokens is not None
     return Trajectory(
         trajectory_id=TrajectoryId(required(name, "trajectory_id")),
         policy_id=PolicyId(required(policy, "policy_id")),
         agent=agent or "",
-        tokens=np.frombuffer(data, _I32, count, tokens),
-        sampled_mask=np.frombuffer(data, _BOOL, count, mask),
-        logprobs=np.frombuffer(data, _F32, count, logprobs),
+        tokens=np.frombuffer(data, _I32, count, tokens) if is_here else _ELSEWHERE,
+        sampled_mask=np.frombuffer(data, _BOOL, count, mask) if is_here else _ELSEWHERE,
+        logprobs=np.frombuffer(data, _F32, count, logprobs) if is_here else _ELSEWHERE,
         version_spans=tuple([_version_span(*each) for each in spans]),
         sampling=read_sampling(sampling or b""),
         finish_reason=FINISH_REASONS.decode(finish or 0),
@@ -284,6 +287,16 @@ def _trajectory(data: bytes, parts: Any) -> Trajectory:
         reward=reward,
         columns={},
         engine=engine or "",
+        payload=None if is_here else _payload(*count),
+    )
+
+
+def _payload(name: str, digest: bytes, nbytes: int, token_count: int) -> Payload:
+    return Payload(
+        digest=_digest(digest, "digest"),
+        name=_payload_name(name, "name"),
+        nbytes=at_least(nbytes, 1, "nbytes"),
+        token_count=token_count,
     )
 
 

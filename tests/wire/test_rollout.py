@@ -129,12 +129,30 @@ class TestScan:
         branch.branch_offset, branch.segment_index = 1, 1
         branch.version_spans[0].policy_id = "other"
         branch.version_spans[0].kv = trajectory_pb2.KV_POLICY_KEEP
+        long = message.trajectories.add()
+        long.CopyFrom(first)
+        for name in ("tokens", "sampled_mask", "logprobs"):
+            long.ClearField(name)
+        long.trajectory_id = "t3"
+        long.payload.name, long.payload.digest = "a-1", bytes(range(32))
+        long.payload.nbytes, long.payload.token_count = 1 << 40, 1 << 20
         return message
 
     def test_usual_ones_are_read_by_it(self, message, full):
         assert scan(message.SerializeToString()) is not None
         assert scan(full.SerializeToString()) is not None
         assert scan(b"") is None
+
+    def test_columns_of_a_payload_are_left(self, full):
+        full.trajectories[2].payload.columns.add(name="own", axis=1, dtype=1)
+        assert scan(full.SerializeToString()) is None
+        (*_, long) = decode_rollout(full).trajectories
+        assert [each.name for each in long.payload.columns] == ["own"]
+
+    def test_arrays_beside_a_payload_are_refused(self, full):
+        full.trajectories[2].tokens.CopyFrom(full.trajectories[0].tokens)
+        with refused(Reason.INVALID_FIELD, "here or there"):
+            decode_rollout(full)
 
     def test_columns_and_failures_are_left(self, message):
         message.failure.message = "why"
@@ -189,7 +207,7 @@ def _said(message: rollout_pb2.Rollout, data: bytes) -> object:
 
 def _plain(value: object) -> object:
     if is_dataclass(value):
-        return [_plain(getattr(value, each.name)) for each in fields(value)]
+        return [_plain(getattr(value, each.name, None)) for each in fields(value)]
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.tobytes()
     return [*map(_plain, value)] if isinstance(value, tuple) else repr(value)
