@@ -1,6 +1,8 @@
 """Whole runs whose rollouts go by way of a payload store: hub, node and trainer on real sockets."""
 
+import asyncio
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -51,6 +53,11 @@ def objects(store):
     return [path for path in store.rglob("*") if path.is_file() and path.name != MARKER]
 
 
+def read(url):
+    with urlopen(url) as page:
+        return page.read().decode()
+
+
 def answer(prompt):
     return str(int(prompt) * 37)[-3:]
 
@@ -90,6 +97,8 @@ async def test_what_was_trained_on_is_removed_while_the_run_goes_on(
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
         await run.add_node(alphabet=DIGITS)
         training = run.add_trainer()
+        shown = await asyncio.to_thread(read, f"http://{run.hub.metrics_address}/metrics")
+        assert "astraflow_payloads_removed_total" in shown
         control = await run.control()
         async for status in control.watch_run(min_interval_s=0.01):
             there = [path.name for path in objects(store)]
