@@ -32,6 +32,7 @@ def recipe_of(tmp_path):
             "policies.solver.trainer.max_staleness": 0,
             "policies.solver.trainer.step_count": STEPS,
             "rollouts.group_size": 4,
+            "metrics.listen": "127.0.0.1:0",
         }
         if payloads:
             changes["rollouts.payloads"] = payloads
