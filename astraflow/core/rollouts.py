@@ -285,8 +285,8 @@ class Trajectory:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> None:
-            # Comes only where there is no such attribute.
-            if name in _ARRAYS:
+            # Comes only where there is no such attribute, or a property has raised that.
+            if name in (*_ARRAYS, "versions"):
                 name = f"{name} of trajectory {self.trajectory_id} lies in the payload store"
             raise AttributeError(name)
 
