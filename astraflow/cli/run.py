@@ -304,6 +304,37 @@ def save(
     )
 
 
+def token(
+    run: RunPath,
+    role: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROLE",
+            help="node, trainer, trainer:POLICY, reader or operator.",
+            show_default=False,
+        ),
+    ],
+    *,
+    hours: Annotated[
+        float | None, typer.Option(help="Until it expires; unset: it does not.", min=0.0)
+    ] = None,
+) -> None:
+    """Print a token of a run for one role, to be given away as ASTRAFLOW_JOIN_TOKEN.
+
+    Its bearer does what the role does and no more: a node trains nothing and publishes nothing, a
+    reader looks and changes nothing. It is good as long as the run's operator token is the same.
+    """
+    import time  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.rpc.access import HubTokens  # noqa: PLC0415
+
+    endpoint = RunDir(run).read_endpoint()
+    tokens = HubTokens(join=endpoint.join_token, operator=endpoint.operator_token)
+    expire_time = 0.0 if hours is None else time.time() + 3600 * hours
+    typer.echo(tokens.of_role(role, expire_time=expire_time))
+
+
 def autoscale(
     run: RunPath,
     *,

@@ -93,6 +93,9 @@ class HubConfig(Strict):
     """A member that hears nothing from the hub for so long gives up. A hub that comes and goes is
     borne while it answers anything in between."""
     tls: TlsConfig = TlsConfig()
+    identities: dict[str, str] = Field(default_factory=dict[str, str])
+    """With tls.ca: names in certificates (alternative or common ones) and the role that each may
+    have without a token: node, trainer, trainer:POLICY, reader or operator."""
     journal: JournalConfig = JournalConfig()
 
 

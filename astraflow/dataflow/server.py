@@ -243,7 +243,12 @@ class _Recovering:
 
 async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str) -> RunningServer:
     """Answer calls from now on."""
-    access = Access(tokens, sessions=hub.directory.sessions, roles=hub.directory.roles)
+    access = Access(
+        tokens,
+        sessions=hub.directory.sessions,
+        roles=hub.directory.roles,
+        identities=recipe.hub.identities,
+    )
     return await _serve(servicers_of(hub, access), recipe, listen)
 
 

@@ -25,7 +25,8 @@ from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunStatus
 from astraflow.launch.models import prepare_models
-from astraflow.launch.processes import JOIN_TOKEN, RoleProcess, Roles, RunTokens
+from astraflow.launch.processes import JOIN_TOKEN, RoleProcess, Roles
+from astraflow.rpc.access import HubTokens, TokenRole
 
 _END_S = 20.0
 
@@ -185,11 +186,12 @@ async def autoscale(run_dir: RunDir, *, poll_s: float, as_json: bool) -> None:
 async def make_executor(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) -> Executor:
     """Return what starts the nodes of a run, as its recipe says."""
     settings = recipe.autoscale
+    tokens = HubTokens(join=endpoint.join_token, operator=endpoint.operator_token)
     if settings.start is not None:
         return ShellExecutor(
             start=settings.start,
             stop=settings.stop,
-            join_token=endpoint.join_token,
+            join_token=tokens.of_role(TokenRole.NODE),
             values={
                 "hub": endpoint.address,
                 "recipe": str(run_dir.recipe.absolute()),
@@ -202,7 +204,6 @@ async def make_executor(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) 
     finally:
         os.close(read_end)
         os.close(write_end)
-    tokens = RunTokens(join=endpoint.join_token, operator=endpoint.operator_token)
     roles = Roles(recipe=recipe, run_dir=run_dir, tokens=tokens, models=models)
     return LocalExecutor(roles, hub=endpoint.address)
 

@@ -21,7 +21,7 @@ from astraflow.core.errors import CONFIGURATION_EXIT, TEMPORARY_EXIT, AstraflowE
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
 from astraflow.launch.models import pinned, prepare_models
-from astraflow.launch.processes import RoleCommand, RoleProcess, Roles, RunTokens
+from astraflow.launch.processes import RoleCommand, RoleProcess, Roles
 from astraflow.launch.run_folder import (
     claim_run_dir,
     endpoint_before,
@@ -32,6 +32,7 @@ from astraflow.launch.run_folder import (
 from astraflow.launch.status import RunProgress
 from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summary, summarise
 from astraflow.launch.tracking.follower import followed
+from astraflow.rpc.access import HubTokens
 
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
@@ -97,7 +98,7 @@ class Launcher:
     recipe: Recipe
     run_dir: RunDir
     console: Console
-    tokens: RunTokens = field(default_factory=RunTokens)
+    tokens: HubTokens = field(default_factory=HubTokens.generate)
     processes: list[RoleProcess] = field(default_factory=list[RoleProcess])
     failure: str | None = None
     is_resumed: bool = False
@@ -407,9 +408,9 @@ def resume_run(folder: Path, *, console: Console, checkpoint_id: str = "") -> Ru
     must_have(run_dir, checkpoint_id)
     recipe = reopen_run(run_dir)
     before = endpoint_before(run_dir)
-    tokens = RunTokens()
+    tokens = HubTokens.generate()
     if before is not None:
-        tokens = RunTokens(join=before.join_token, operator=before.operator_token)
+        tokens = HubTokens(join=before.join_token, operator=before.operator_token)
     return _see_through(
         Launcher(
             recipe=recipe,

@@ -8,7 +8,6 @@ which is a launcher that died before the child asked for it.
 
 import asyncio
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ import structlog
 
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
+from astraflow.rpc.access import HubTokens, TokenRole
 
 LIFELINE = "ASTRAFLOW_LIFELINE_FD"
 
@@ -186,24 +186,6 @@ OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTokens:
-    """Secrets of one run, new for each.
-
-    Attributes:
-        join: What a member shows to join.
-        operator: What an operator shows to look and to steer.
-    """
-
-    join: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
-    operator: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """How the processes of the run get them."""
-        return {JOIN_TOKEN: self.join, OPERATOR_TOKEN: self.operator}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
     """Makes the command of each role.
 
@@ -216,7 +198,7 @@ class Roles:
 
     recipe: Recipe
     run_dir: RunDir
-    tokens: RunTokens
+    tokens: HubTokens
     models: Mapping[str, Path]
 
     def hub(self) -> RoleCommand:
@@ -225,6 +207,7 @@ class Roles:
             "hub",
             *("dataflow", "serve", str(self.run_dir.recipe)),
             *("--run-dir", str(self.run_dir.root)),
+            secrets={JOIN_TOKEN: self.tokens.join, OPERATOR_TOKEN: self.tokens.operator},
         )
 
     def trainer(
@@ -246,6 +229,7 @@ class Roles:
             *(("--resume",) if resume else ()),
             *(("--checkpoint", checkpoint_id) if checkpoint_id else ()),
             threads=self.recipe.policies[policy_id].trainer.thread_count,
+            secrets={JOIN_TOKEN: self.tokens.of_role(f"{TokenRole.TRAINER}:{policy_id}")},
         )
 
     def gateway(self, hub: str) -> RoleCommand:
@@ -255,6 +239,7 @@ class Roles:
             "gateway",
             *("gateway", "serve", str(self.run_dir.recipe), "--hub", hub),
             *(part for model in models for part in ("--model", model)),
+            secrets={JOIN_TOKEN: self.tokens.join, OPERATOR_TOKEN: self.tokens.operator},
         )
 
     def raas(self, index: int, hub: str) -> RoleCommand:
@@ -270,6 +255,7 @@ class Roles:
             *(part for model in models for part in ("--model", model)),
             *self._metrics(None if index is None else 1 + len(self.recipe.policies) + index),
             threads=self.recipe.raas.engine.thread_count,
+            secrets={JOIN_TOKEN: self.tokens.of_role(TokenRole.NODE)},
         )
 
     def _metrics(self, place: int | None) -> tuple[str, ...]:
@@ -280,11 +266,14 @@ class Roles:
             return ()
         return ("--set", f"metrics.listen={host}:{0 if place is None else int(port) + place}")
 
-    def _command(self, name: str, *arguments: str, threads: int = 1) -> RoleCommand:
+    def _command(
+        self, name: str, *arguments: str, secrets: Mapping[str, str], threads: int = 1
+    ) -> RoleCommand:
         return RoleCommand(
             name=name,
             arguments=arguments,
-            environment={**self.tokens.environment, "OMP_NUM_THREADS": str(threads)},
+            # What the launcher's own environment may say is not for every role.
+            environment={OPERATOR_TOKEN: "", **secrets, "OMP_NUM_THREADS": str(threads)},
             log=self.run_dir.log(name),
         )
 

@@ -1,13 +1,20 @@
 """Who may call, and as whom: the tokens of a run and its sessions, checked for each call.
 
-The join token lets members in, the operator token steers; a session token speaks for one member.
+The join token lets in every member, the operator token steers and looks. Tokens of one role are
+made from the operator token, and do no more than that role; a certificate may stand for a role,
+too. A session token speaks for one member.
 """
 
+import base64
+import binascii
 import hashlib
+import hmac
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from enum import StrEnum
+from typing import Final, Self
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, RaasJoined, SessionSecrets, TrainerRegistered
@@ -18,14 +25,65 @@ from astraflow.rpc.streams import Context
 
 TOKEN_NBYTES = 32
 
+_ROLE_TOKEN: Final = "af1."  # noqa: S105 - how one begins
+
+
+class TokenRole(StrEnum):
+    """What the bearer of a token does."""
+
+    TRAINER = "trainer"
+    NODE = "node"
+    READER = "reader"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What somebody may do.
+
+    Attributes:
+        roles: Any of these.
+        policy_id: The one that a trainer may train; empty: each.
+    """
+
+    roles: frozenset[TokenRole]
+    policy_id: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `node`, `reader`, `operator`, `trainer`, or `trainer:POLICY`.
+
+        Raises:
+            AstraflowError: INVALID_FIELD.
+        """
+        role, _, policy_id = text.partition(":")
+        if role not in set(TokenRole) or (policy_id and role != TokenRole.TRAINER):
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"'{text}' is no role; there are {', '.join(TokenRole)} and trainer:POLICY",
+            )
+        return cls(roles=_WITH[TokenRole(role)], policy_id=policy_id)
+
+    @property
+    def what(self) -> str:
+        """The roles, for people."""
+        return " and ".join(sorted(self.roles)) + (f" of {self.policy_id}" * bool(self.policy_id))
+
+
+_WITH: Final[Mapping[TokenRole, frozenset[TokenRole]]] = {
+    role: frozenset({role}) for role in TokenRole
+} | {TokenRole.OPERATOR: frozenset({TokenRole.OPERATOR, TokenRole.READER})}
+
+_MEMBER: Final = Grant(roles=frozenset({TokenRole.TRAINER, TokenRole.NODE}))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubTokens:
     """The secrets with which a run is entered.
 
     Attributes:
-        join: For members.
-        operator: For people who steer the run.
+        join: For members of every role.
+        operator: For people who steer the run; tokens of single roles are made from it.
     """
 
     join: str = field(repr=False)
@@ -40,13 +98,54 @@ class HubTokens:
         key = hashlib.blake2b(self.operator.encode()).digest()
         return hashlib.blake2b(run_id.encode(), key=key, digest_size=TOKEN_NBYTES).digest()
 
-    def may_join(self, token: str) -> bool:
-        """Whether the bearer may become a member."""
-        return is_same_secret(token, self.join)
+    def of_role(self, role: str, *, expire_time: float = 0.0) -> str:
+        """Return a token that lets its bearer do what one role does.
 
-    def may_operate(self, token: str) -> bool:
-        """Whether the bearer may steer the run."""
-        return is_same_secret(token, self.operator)
+        Args:
+            role: As `Grant.parse` reads it.
+            expire_time: Seconds since 1970 after which it joins and calls nothing; 0: never.
+                Sessions that were opened with it go on.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for another role.
+        """
+        Grant.parse(role)
+        said = f"{role}|{expire_time:.0f}|{secrets.token_hex(4)}".encode()
+        body = base64.urlsafe_b64encode(said + self._mac(said)).decode().rstrip("=")
+        return f"{_ROLE_TOKEN}{body}"
+
+    def grant(self, token: str) -> Grant | None:
+        """Return what a bearer may do; None: nothing.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID for one that has expired.
+        """
+        if is_same_secret(token, self.operator):
+            return Grant.parse(TokenRole.OPERATOR)
+        if is_same_secret(token, self.join):
+            return _MEMBER
+        if not token.startswith(_ROLE_TOKEN):
+            return None
+        body = token.removeprefix(_ROLE_TOKEN)
+        try:
+            whole = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        except (binascii.Error, ValueError):
+            return None
+        said, mac = whole[:-TOKEN_NBYTES], whole[-TOKEN_NBYTES:]
+        if not said or not hmac.compare_digest(mac, self._mac(said)):
+            return None
+        role, expire_time, _ = said.decode().split("|")
+        if float(expire_time) and time.time() > float(expire_time):
+            raise AstraflowError(
+                Reason.TOKEN_INVALID, f"the {role} token has expired; ask an operator for another"
+            )
+        return Grant.parse(role)
+
+    def _mac(self, said: bytes) -> bytes:
+        key = hashlib.blake2b(self.operator.encode()).digest()
+        return hashlib.blake2b(
+            said, key=key, digest_size=TOKEN_NBYTES, person=b"role tokens"
+        ).digest()
 
 
 class SessionTokens:
@@ -145,7 +244,12 @@ class Access:
     """Lets calls in, each kind by its own secret."""
 
     def __init__(
-        self, tokens: HubTokens, *, sessions: SessionTokens, roles: Mapping[MemberId, MemberRole]
+        self,
+        tokens: HubTokens,
+        *,
+        sessions: SessionTokens,
+        roles: Mapping[MemberId, MemberRole],
+        identities: Mapping[str, str] | None = None,
     ) -> None:
         """Let in by these secrets.
 
@@ -153,52 +257,85 @@ class Access:
             tokens: Of the run.
             sessions: Of its members.
             roles: Of every member that has a session or had one.
+            identities: Names in the certificates of callers, and what each may do without a token,
+                as `Grant.parse` reads it.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a role that there is not.
         """
         self._tokens = tokens
         self._sessions = sessions
         self._roles = roles
+        self._identities = {name: Grant.parse(role) for name, role in (identities or {}).items()}
 
-    def joiner(self, context: Context) -> None:
-        """Let in who may become a member.
+    def joiner(self, context: Context, role: TokenRole, policy_id: str = "") -> None:
+        """Let in who may become a member of a role, and train a policy.
 
         Raises:
-            AstraflowError: TOKEN_INVALID without the run's join token.
+            AstraflowError: TOKEN_INVALID without a token of the run; ROLE_NOT_ALLOWED with one of
+                another role or policy.
         """
-        if not self._tokens.may_join(bearer_of(context)):
+        grant = self._grant(
+            context,
+            "joining needs a token of the run; take the join token from ASTRAFLOW_JOIN_TOKEN or "
+            "hub.json, or have `astraflow token` make one",
+        )
+        if role not in grant.roles or grant.policy_id not in ("", policy_id):
+            asked = f"{role} of {policy_id}" if policy_id else str(role)
             raise AstraflowError(
-                Reason.TOKEN_INVALID,
-                "joining needs the run's join token; take it from ASTRAFLOW_JOIN_TOKEN or hub.json",
+                Reason.ROLE_NOT_ALLOWED, f"a token for {grant.what} does not join as {asked}"
             )
 
-    def operator(self, context: Context) -> None:
+    def operator(self, context: Context, role: TokenRole = TokenRole.OPERATOR) -> None:
         """Let in who may steer the run.
 
         Raises:
             AstraflowError: TOKEN_INVALID without one of the run's tokens; ROLE_NOT_ALLOWED with
-                the join token.
+                one of another role.
         """
-        token = bearer_of(context)
-        if self._tokens.may_operate(token):
-            return
-        if self._tokens.may_join(token):
-            raise AstraflowError(
-                Reason.ROLE_NOT_ALLOWED, "the join token opens no control; use the operator token"
-            )
-        raise AstraflowError(
-            Reason.TOKEN_INVALID,
-            "this needs the operator token; take it from ASTRAFLOW_OPERATOR_TOKEN or hub.json",
+        grant = self._grant(
+            context,
+            f"this needs the {TokenRole.OPERATOR} token; take it from ASTRAFLOW_OPERATOR_TOKEN or "
+            "hub.json",
         )
+        if role not in grant.roles:
+            raise AstraflowError(
+                Reason.ROLE_NOT_ALLOWED,
+                f"a token for {grant.what} opens no control; use the operator token",
+            )
 
-    def anyone(self, context: Context) -> MemberId | None:
-        """Let in a live member, whose id is returned, or an operator.
+    def reader(self, context: Context) -> None:
+        """Let in who may look at the run.
+
+        Raises:
+            AstraflowError: As `operator`.
+        """
+        self.operator(context, TokenRole.READER)
+
+    def anyone(self, context: Context, role: TokenRole = TokenRole.READER) -> MemberId | None:
+        """Let in a live member, whose id is returned, or the bearer of a token for a role.
 
         Raises:
             AstraflowError: TOKEN_INVALID, SESSION_ENDED, SESSION_FENCED, ROLE_NOT_ALLOWED.
         """
         if secret_of(context, SESSION_KEY):
             return self.member(context)
-        self.operator(context)
+        self.operator(context, role)
         return None
+
+    def _grant(self, context: Context, otherwise: str) -> Grant:
+        """Return what a caller may do by its token, or else by its certificate.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID, with what is said otherwise.
+        """
+        grant = self._tokens.grant(bearer_of(context))
+        if grant is None and self._identities:
+            grants = [self._identities.get(name) for name in names_of(context)]
+            grant = next((each for each in grants if each is not None), None)
+        if grant is None:
+            raise AstraflowError(Reason.TOKEN_INVALID, otherwise)
+        return grant
 
     def member(
         self, context: Context, role: MemberRole | None = None, *, may_be_ended: bool = False
@@ -217,6 +354,16 @@ class Access:
                 f"member {member_id} is a {self._roles[member_id]}; only a {role} makes this call",
             )
         return member_id
+
+
+def names_of(context: Context) -> list[str]:
+    """Return the names in the certificate that a caller showed: alternative ones, then its own.
+
+    Only certificates of the authority that the server trusts get so far.
+    """
+    said = context.auth_context()
+    keys = "x509_subject_alternative_name", "x509_common_name"
+    return [name.decode(errors="replace") for key in keys for name in said.get(key, ())]
 
 
 def _session_token(context: Context) -> bytes:

@@ -6,7 +6,7 @@ its own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
@@ -108,6 +108,10 @@ class Context(Protocol):
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
         """Return the caller's metadata."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """Return what TLS says of the caller; empty without TLS."""
         ...
 
     def time_remaining(self) -> float | None:

@@ -107,6 +107,8 @@ class Scene:
     def evals(self):
         return EvalServiceStub(self.channel)
 
+    tokens = TOKENS
+
     @property
     def operator(self):
         return bearer(TOKENS.operator)

@@ -15,7 +15,8 @@ from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.status import RunStatus
-from astraflow.launch.processes import RoleCommand, Roles, RunTokens
+from astraflow.launch.processes import RoleCommand, Roles
+from astraflow.rpc.access import HubTokens
 
 from .conftest import ROOT, astraflow, command, environment
 
@@ -124,7 +125,7 @@ def by_hand(recipe: str, *overrides: str, run_dir: Path, cache: Path) -> Iterato
     folder = RunDir(run_dir)
     folder.root.mkdir(parents=True)
     folder.recipe.write_text(dump_recipe(resolved))
-    roles = Roles(recipe=resolved, run_dir=folder, tokens=RunTokens(), models=models)
+    roles = Roles(recipe=resolved, run_dir=folder, tokens=HubTokens.generate(), models=models)
     run = HandRun(roles=roles, cache=cache)
     try:
         run.start(roles.hub())

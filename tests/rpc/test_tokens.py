@@ -1,16 +1,51 @@
+import time
+
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId
-from astraflow.rpc.access import HubTokens, SessionTokens, token_digest
+from astraflow.rpc.access import Grant, HubTokens, SessionTokens, TokenRole, token_digest
 
 
 def test_each_token_opens_its_own_door():
     tokens = HubTokens(join="j", operator="ö")
-    assert tokens.may_join("j")
-    assert not tokens.may_join("ö")
-    assert tokens.may_operate("ö")
-    assert not tokens.may_operate("")
+    assert tokens.grant("j").roles == {TokenRole.NODE, TokenRole.TRAINER}
+    assert tokens.grant("ö").roles == {TokenRole.OPERATOR, TokenRole.READER}
+    assert tokens.grant("") is tokens.grant("other") is None
+
+
+@pytest.mark.parametrize("role", ["node", "reader", "operator", "trainer", "trainer:solver"])
+def test_a_token_of_a_role_says_which_to_whoever_has_the_operators_token(role):
+    token = HubTokens(join="j", operator="o").of_role(role)
+    assert HubTokens(join="another", operator="o").grant(token) == Grant.parse(role)
+    assert HubTokens(join="j", operator="another").grant(token) is None
+
+
+def test_there_are_no_other_roles():
+    for role in ("", "node:solver", "root", "trainers"):
+        with pytest.raises(AstraflowError) as caught:
+            HubTokens.generate().of_role(role)
+        assert caught.value.reason is Reason.INVALID_FIELD
+
+
+def test_a_token_that_was_changed_opens_nothing():
+    tokens = HubTokens.generate()
+    token = tokens.of_role("node")
+    for place in range(len(token)):
+        for letter in "Aa0-":
+            changed = token[:place] + letter + token[place + 1 :]
+            # The last letter has bits that say nothing.
+            if changed != token and place < len(token) - 1:
+                assert tokens.grant(changed) is None
+    assert tokens.grant(token[:-1]) is None
+
+
+def test_a_token_expires():
+    tokens = HubTokens.generate()
+    assert tokens.grant(tokens.of_role("node", expire_time=time.time() + 60)) is not None
+    with pytest.raises(AstraflowError, match="expired") as caught:
+        tokens.grant(tokens.of_role("node", expire_time=time.time() - 1))
+    assert caught.value.reason is Reason.TOKEN_INVALID
 
 
 def test_minted_tokens_differ_and_are_not_shown():

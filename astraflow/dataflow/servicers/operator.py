@@ -19,7 +19,7 @@ from astraflow.core.events import (
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
 from astraflow.core.status import DeadLetter, RolloutRecord
 from astraflow.dataflow.hub import Hub
-from astraflow.rpc.access import Access
+from astraflow.rpc.access import Access, TokenRole
 from astraflow.rpc.streams import Context
 from astraflow.wire import control, evals
 from astraflow.wire.common import encode_wait_reason
@@ -86,13 +86,13 @@ class ControlServicer:
     async def GetRun(
         self, _request: control_pb.GetRunRequest, context: Context
     ) -> control_pb.GetRunResponse:
-        self._access.operator(context)
+        self._access.reader(context)
         status = await self._hub.when_safe(self._hub.status())
         return control_pb.GetRunResponse(run=control.encode_run_status(status))
 
     async def WatchRun(self, request: control_pb.WatchRunRequest, context: Context) -> None:
         """Send the state now and after changes."""
-        self._access.operator(context)
+        self._access.reader(context)
         given = optional_span(request, "min_interval")
         interval = _INTERVAL if given is None else given
         async for status in self._hub.watch_status(interval):
@@ -138,7 +138,7 @@ class ControlServicer:
         self, request: control_pb.GetScaleAdviceRequest, context: Context
     ) -> control_pb.GetScaleAdviceResponse:
         """Return how large the pool should be."""
-        self._access.operator(context)
+        self._access.reader(context)
         advice = await self._hub.when_safe(self._hub.scale_advice(optional_span(request, "window")))
         return control_pb.GetScaleAdviceResponse(advice=control.encode_advice(advice))
 
@@ -163,7 +163,7 @@ class EvalServicer:
         self, request: eval_pb.CreateEvalRunRequest, context: Context
     ) -> eval_pb.CreateEvalRunResponse:
         """Start an evaluation."""
-        self._access.anyone(context)
+        self._access.anyone(context, TokenRole.OPERATOR)
         run = await self._hub.take(evals.decode_eval_created(request))
         return eval_pb.CreateEvalRunResponse(eval_run=evals.encode_eval_run(run))
 
@@ -187,7 +187,7 @@ class EvalServicer:
         self, request: eval_pb.CancelEvalRunRequest, context: Context
     ) -> eval_pb.CancelEvalRunResponse:
         """Stop it."""
-        self._access.anyone(context)
+        self._access.anyone(context, TokenRole.OPERATOR)
         run = await self._hub.take(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
         return eval_pb.CancelEvalRunResponse(eval_run=evals.encode_eval_run(run))
 
@@ -211,7 +211,7 @@ class LedgerServicer:
         self, _request: ledger_pb.GetLedgerRequest, context: Context
     ) -> ledger_pb.GetLedgerResponse:
         """Return the books at one instant."""
-        self._access.operator(context)
+        self._access.reader(context)
         books = ledger_pb.GetLedgerResponse(
             accounts=map(control.encode_ledger_account, self._hub.run.accounts()),
             server_time=encode_time(self._hub.now()),
@@ -222,7 +222,7 @@ class LedgerServicer:
         self, request: ledger_pb.ListRolloutsRequest, context: Context
     ) -> ledger_pb.ListRolloutsResponse:
         """Return one page of the rollouts that are kept, newest first."""
-        self._access.operator(context)
+        self._access.reader(context)
         query = control.decode_rollout_query(request)
         page, next_token = page_of(
             [record for record in self._hub.run.rollouts() if record in query],
@@ -242,7 +242,7 @@ class LedgerServicer:
         self, request: ledger_pb.ListDeadLettersRequest, context: Context
     ) -> ledger_pb.ListDeadLettersResponse:
         """Return one page of the prompts given up, newest first."""
-        self._access.operator(context)
+        self._access.reader(context)
         page, next_token = page_of(
             self._hub.run.dead_letters(),
             key=_prompt_key,
@@ -265,7 +265,7 @@ class LedgerServicer:
         self, request: ledger_pb.ExplainWaitRequest, context: Context
     ) -> ledger_pb.ExplainWaitResponse:
         """Return what a policy's trainer waits for."""
-        self._access.operator(context)
+        self._access.reader(context)
         reasons = self._hub.run.explain(PolicyId(request.policy_id), self._hub.now())
         told = await self._hub.when_safe(reasons)
         return ledger_pb.ExplainWaitResponse(reasons=map(encode_wait_reason, told))

@@ -14,7 +14,7 @@ from astraflow.core.tasks import RolloutTask, TaskCredit
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.ingest import Ingest
 from astraflow.dataflow.stream_outboxes import TaskItem
-from astraflow.rpc.access import Access
+from astraflow.rpc.access import Access, TokenRole
 from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
@@ -34,7 +34,7 @@ class RaasServicer:
 
     async def JoinPool(self, request: pb.JoinPoolRequest, context: Context) -> pb.JoinPoolResponse:
         """Admit a RaaS."""
-        self._access.joiner(context)
+        self._access.joiner(context, TokenRole.NODE)
         membership = await self._hub.join_pool(wire.decode_join_pool(request))
         hit(FaultPoint.MEMBER_SAFE)
         answer = wire.encode_pool_membership(membership)

@@ -13,7 +13,7 @@ from astraflow.core.members import Directive, MemberRole
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, explain_waits
-from astraflow.rpc.access import Access
+from astraflow.rpc.access import Access, TokenRole
 from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
@@ -46,7 +46,7 @@ class TrainerServicer:
         self, request: pb.RegisterTrainerRequest, context: Context
     ) -> pb.RegisterTrainerResponse:
         """Join the run for one policy."""
-        self._access.joiner(context)
+        self._access.joiner(context, TokenRole.TRAINER, request.policy_id)
         registration = await self._hub.register_trainer(wire.decode_register_trainer(request))
         hit(FaultPoint.MEMBER_SAFE)
         return wire.encode_trainer_registration(registration)
