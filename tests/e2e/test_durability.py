@@ -1,6 +1,5 @@
-"""A hub or a whole run that is killed goes on where it was, and the books add up."""
+"""A hub or a run that is killed goes on where it was, Ctrl-C drains it, and the books add up."""
 
-import asyncio
 import json
 import random
 import signal
@@ -12,9 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from astraflow.cli.main import app
-from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import read_json_lines
-from astraflow.core.status import StopMode
 
 from .conftest import astraflow, running, started
 
@@ -47,13 +44,6 @@ def kill_launcher(run):
     return family
 
 
-async def drain(run):
-    """Let the run end once what is under way is trained on."""
-    endpoint = run.run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
-        await control.stop_run(StopMode.DRAIN)
-
-
 def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     chance = random.Random(4)
     sets = (
@@ -61,6 +51,7 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
         "policies.solver.trainer.step_count=100000",
         "policies.solver.trainer.checkpoint_every=50",
         "hub.session_ttl_s=2",
+        "raas.count=1",
         "evals={}",
     )
     with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
@@ -84,9 +75,11 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
         assert run.run_dir.read_endpoint().address == address
         wait_for_another_hub(run, kill_hub(run))
         run.wait_for_steps(recorded_count + 6)
-        asyncio.run(drain(run))
-        code = run.wait()
-    assert code == 0, run.output
+        left = psutil.Process(run.process.pid).children(recursive=True)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert not [process for process in left if process.is_running()]
+    assert run.summary["state"] == "stopped"
     steps = [row["step"] for row in read_json_lines(folder.metrics)]
     assert steps.count(saved["step"]) == 1
     assert steps.count(saved["step"] + 1) == 2

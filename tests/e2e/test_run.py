@@ -51,6 +51,7 @@ def test_a_killed_node_costs_its_own_work_only(tmp_path, cache):
     assert all(account["balanced"] for account in run.books)
 
 
+@pytest.mark.long
 def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
     with started(
         "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache
