@@ -1,9 +1,9 @@
 """The run as its operator sees it: state, accounting, evaluations, and the means to steer it."""
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from astraflow.client.hub import HubChannel
 from astraflow.core.autoscale import ScaleAdvice
@@ -47,19 +47,37 @@ from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceSt
 _PAGE_SIZE = 200
 
 
-class LedgerClient:
-    """LedgerService for an operator."""
+Response = TypeVar("Response")
+
+
+class _OperatorCalls:
+    """Calls to the hub with the operator's token."""
 
     def __init__(self, hub: HubChannel, *, metadata: MetadataPairs) -> None:
         self._hub = hub
         self._metadata = metadata
+
+    async def _call(
+        self, method: Callable[..., Awaitable[Response]], request: object, *, timeout_s: float = 10
+    ) -> Response:
+        return await self._hub.call(method, request, metadata=self._metadata, timeout_s=timeout_s)
+
+    def _watch(
+        self, method: Callable[..., AsyncIterable[Response]], request: object
+    ) -> AsyncIterator[Response]:
+        return self._hub.watch(method, request, metadata=self._metadata)
+
+
+class LedgerClient(_OperatorCalls):
+    """LedgerService for an operator."""
+
+    def __init__(self, hub: HubChannel, *, metadata: MetadataPairs) -> None:
+        super().__init__(hub, metadata=metadata)
         self._stub = LedgerServiceStub(hub.channel)
 
     async def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books at one instant, one account per policy."""
-        answer = await self._hub.call(
-            self._stub.GetLedger, ledger_service_pb2.GetLedgerRequest(), metadata=self._metadata
-        )
+        answer = await self._call(self._stub.GetLedger, ledger_service_pb2.GetLedgerRequest())
         return tuple(map(decode_ledger_account, answer.accounts))
 
     async def rollouts(
@@ -83,7 +101,7 @@ class LedgerClient:
         """Yield the pages of a list, of at most `limit` items together."""
         while limit > 0:
             request.page_size = min(limit, _PAGE_SIZE)
-            page: Any = await self._hub.call(method, request, metadata=self._metadata)
+            page: Any = await self._call(method, request)
             yield page
             limit -= request.page_size
             request.page_token = page.next_page_token
@@ -97,7 +115,7 @@ class LedgerClient:
             AstraflowError: PROMPT_UNKNOWN.
         """
         request = ledger_service_pb2.RequeuePromptRequest(prompt_id=prompt_id)
-        await self._hub.call(self._stub.RequeuePrompt, request, metadata=self._metadata)
+        await self._call(self._stub.RequeuePrompt, request)
 
     async def explain_wait(self, policy_id: PolicyId) -> tuple[WaitReason, ...]:
         """Return what a policy's trainer waits for now, link by link; empty: nothing.
@@ -106,16 +124,15 @@ class LedgerClient:
             AstraflowError: POLICY_UNKNOWN.
         """
         request = ledger_service_pb2.ExplainWaitRequest(policy_id=policy_id)
-        answer = await self._hub.call(self._stub.ExplainWait, request, metadata=self._metadata)
+        answer = await self._call(self._stub.ExplainWait, request)
         return tuple(map(decode_wait_reason, answer.reasons))
 
 
-class EvalClient:
+class EvalClient(_OperatorCalls):
     """EvalService for an operator."""
 
     def __init__(self, hub: HubChannel, *, metadata: MetadataPairs) -> None:
-        self._hub = hub
-        self._metadata = metadata
+        super().__init__(hub, metadata=metadata)
         self._stub = EvalServiceStub(hub.channel)
 
     async def create(
@@ -144,9 +161,7 @@ class EvalClient:
             versions=versions or {},
             pool_share=pool_share,
         )
-        answer = await self._hub.call(
-            self._stub.CreateEvalRun, encode_eval_created(event), metadata=self._metadata
-        )
+        answer = await self._call(self._stub.CreateEvalRun, encode_eval_created(event))
         return decode_eval_run(answer.eval_run)
 
     async def get(self, eval_run_id: EvalRunId) -> EvalRun:
@@ -156,7 +171,7 @@ class EvalClient:
             AstraflowError: EVAL_UNKNOWN.
         """
         request = eval_service_pb2.GetEvalRunRequest(eval_run_id=eval_run_id)
-        answer = await self._hub.call(self._stub.GetEvalRun, request, metadata=self._metadata)
+        answer = await self._call(self._stub.GetEvalRun, request)
         return decode_eval_run(answer.eval_run)
 
     async def watch(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
@@ -166,7 +181,7 @@ class EvalClient:
             AstraflowError: EVAL_UNKNOWN.
         """
         request = eval_service_pb2.WatchEvalRunRequest(eval_run_id=eval_run_id)
-        answers = self._hub.watch(self._stub.WatchEvalRun, request, metadata=self._metadata)
+        answers = self._watch(self._stub.WatchEvalRun, request)
         async for answer in answers:
             yield decode_eval_run(answer.eval_run)
 
@@ -177,20 +192,18 @@ class EvalClient:
             AstraflowError: EVAL_UNKNOWN.
         """
         request = eval_service_pb2.CancelEvalRunRequest(eval_run_id=eval_run_id)
-        answer = await self._hub.call(self._stub.CancelEvalRun, request, metadata=self._metadata)
+        answer = await self._call(self._stub.CancelEvalRun, request)
         return decode_eval_run(answer.eval_run)
 
     async def suites(self) -> tuple[EvalSuiteInfo, ...]:
         """Return the suites of the recipe, by name."""
-        answer = await self._hub.call(
-            self._stub.ListEvalSuites,
-            eval_service_pb2.ListEvalSuitesRequest(),
-            metadata=self._metadata,
+        answer = await self._call(
+            self._stub.ListEvalSuites, eval_service_pb2.ListEvalSuitesRequest()
         )
         return tuple(map(decode_eval_suite, answer.suites))
 
 
-class ControlClient:
+class ControlClient(_OperatorCalls):
     """An operator's place at a run.
 
     Attributes:
@@ -209,8 +222,7 @@ class ControlClient:
             tls: None: plain text.
             patience_s: How long the hub is tried again while it cannot be reached.
         """
-        self._hub = HubChannel(hub, tls=tls, patience_s=patience_s)
-        self._metadata = bearer(token)
+        super().__init__(HubChannel(hub, tls=tls, patience_s=patience_s), metadata=bearer(token))
         self._stub = ControlServiceStub(self._hub.channel)
         self._versions = VersionServiceStub(self._hub.channel)
         self.ledger = LedgerClient(self._hub, metadata=self._metadata)
@@ -229,16 +241,14 @@ class ControlClient:
             AstraflowError: TOKEN_INVALID, ROLE_NOT_ALLOWED; NOT_READY when the hub could not be
                 reached. All calls raise these.
         """
-        answer = await self._hub.call(
-            self._stub.GetRun, control_service_pb2.GetRunRequest(), metadata=self._metadata
-        )
+        answer = await self._call(self._stub.GetRun, control_service_pb2.GetRunRequest())
         return decode_run_status(answer.run)
 
     async def watch_run(self, *, min_interval_s: float = 1.0) -> AsyncIterator[RunStatus]:
         """Yield the state now and after changes, over cuts, until it is final."""
         request = control_service_pb2.WatchRunRequest()
         request.min_interval.FromTimedelta(timedelta(seconds=min_interval_s))
-        answers = self._hub.watch(self._stub.WatchRun, request, metadata=self._metadata)
+        answers = self._watch(self._stub.WatchRun, request)
         async for answer in answers:
             yield decode_run_status(answer.run)
 
@@ -249,19 +259,15 @@ class ControlClient:
             AstraflowError: POLICY_UNKNOWN.
         """
         request = version_service_pb2.ListVersionsRequest(policy_id=policy_id)
-        answer = await self._hub.call(self._versions.ListVersions, request, metadata=self._metadata)
+        answer = await self._call(self._versions.ListVersions, request)
         return tuple(map(decode_version_info, answer.versions))
 
     async def pause_run(self) -> None:
         """Stop new tasks; what is out finishes."""
-        await self._hub.call(
-            self._stub.PauseRun, control_service_pb2.PauseRunRequest(), metadata=self._metadata
-        )
+        await self._call(self._stub.PauseRun, control_service_pb2.PauseRunRequest())
 
     async def resume_run(self) -> None:
-        await self._hub.call(
-            self._stub.ResumeRun, control_service_pb2.ResumeRunRequest(), metadata=self._metadata
-        )
+        await self._call(self._stub.ResumeRun, control_service_pb2.ResumeRunRequest())
 
     async def save_run(
         self, checkpoint_id: str, *, timeout_s: float = 600.0
@@ -280,9 +286,7 @@ class ControlClient:
                 saved in time.
         """
         request = control_service_pb2.SaveRunRequest(checkpoint_id=checkpoint_id)
-        answer = await self._hub.call(
-            self._stub.SaveRun, request, metadata=self._metadata, timeout_s=timeout_s
-        )
+        answer = await self._call(self._stub.SaveRun, request, timeout_s=timeout_s)
         return decode_saved_run(answer, checkpoint_id=checkpoint_id)
 
     async def drain_member(self, member_id: MemberId, *, grace_s: float | None = None) -> None:
@@ -298,7 +302,7 @@ class ControlClient:
         request = control_service_pb2.DrainMemberRequest(member_id=member_id)
         if grace_s is not None:
             request.grace.FromTimedelta(timedelta(seconds=grace_s))
-        await self._hub.call(self._stub.DrainMember, request, metadata=self._metadata)
+        await self._call(self._stub.DrainMember, request)
 
     async def scale_advice(self, *, window_s: float | None = None) -> ScaleAdvice:
         """Return how large the pool should be.
@@ -309,7 +313,7 @@ class ControlClient:
         request = control_service_pb2.GetScaleAdviceRequest()
         if window_s is not None:
             request.window.FromTimedelta(timedelta(seconds=window_s))
-        answer = await self._hub.call(self._stub.GetScaleAdvice, request, metadata=self._metadata)
+        answer = await self._call(self._stub.GetScaleAdvice, request)
         return decode_advice(answer.advice)
 
     async def stop_run(self, mode: StopMode, *, grace_s: float | None = None) -> None:
@@ -322,4 +326,4 @@ class ControlClient:
         request = control_service_pb2.StopRunRequest(mode=STOP_MODES.encode(mode))
         if grace_s is not None:
             request.grace.FromTimedelta(timedelta(seconds=grace_s))
-        await self._hub.call(self._stub.StopRun, request, metadata=self._metadata)
+        await self._call(self._stub.StopRun, request)

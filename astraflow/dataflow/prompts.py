@@ -2,10 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -20,22 +19,10 @@ from astraflow.dataflow.effect_executor import PromptRequest
 from astraflow.workflows.data_sets import DataSetReader, open_data_set
 
 
-class PromptReader(Protocol):
-    """What is needed of a data set."""
-
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        ...
-
-    def epoch(self, number: int) -> Iterator[Prompt]:
-        """Yield every row once, in the order of that pass."""
-        ...
-
-
 class PromptSource:
     """The prompts to train on: passes over one data set, as many as the recipe says."""
 
-    def __init__(self, reader: PromptReader, *, name: str, epochs: int | None) -> None:
+    def __init__(self, reader: DataSetReader, *, name: str, epochs: int | None) -> None:
         """Start at the first row of the first pass.
 
         Args:
@@ -83,7 +70,7 @@ class PromptSources:
 class DataSets:
     """All data sets of a recipe, by name."""
 
-    def __init__(self, readers: Mapping[str, PromptReader]) -> None:
+    def __init__(self, readers: Mapping[str, DataSetReader]) -> None:
         self._readers = readers
 
     def source(self, name: str, *, epochs: int | None) -> PromptSource:

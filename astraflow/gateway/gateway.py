@@ -32,10 +32,12 @@ class Gateway:
 
     Attributes:
         settings: What it is.
+        address: host:port, once it is served.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
+        self.address = ""
         self._trainers: dict[PolicyId, BridgedTrainer] = {}
         self._lives: dict[PolicyId, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()

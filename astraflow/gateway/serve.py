@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import structlog
@@ -63,22 +62,9 @@ ones are read with `--legacy-pickle` only, and by a reader that runs nothing.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """A gateway that serves.
-
-    Attributes:
-        gateway: What it serves.
-        address: host:port.
-    """
-
-    gateway: Gateway
-    address: str
-
-
 @asynccontextmanager
-async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGenerator[Serving]:
-    """Serve until the end of the block.
+async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGenerator[Gateway]:
+    """Serve until the end of the block; yield what is served.
 
     Args:
         settings: What the gateway is.
@@ -100,8 +86,8 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
             port=port,
             token=settings.http_token,
             tls=tls_of(http),
-        ) as address:
-            yield Serving(gateway=gateway, address=address)
+        ) as gateway.address:
+            yield gateway
 
 
 def main_gateway(settings: GatewaySettings, *, as_json: bool) -> int:
@@ -129,10 +115,10 @@ def serve_process(serving: Coroutine[Any, Any, None]) -> int:
 
 
 async def _serve(settings: GatewaySettings, *, as_json: bool) -> None:
-    async with serve_gateway(settings, port=settings.recipe.http.port or 0) as serving:
-        control = None if settings.operator_token is None else serving.gateway.control
+    async with serve_gateway(settings, port=settings.recipe.http.port or 0) as gateway:
+        control = None if settings.operator_token is None else gateway.control
         ended = None if control is None else _run_over(control)
-        await until_ended(serving.address, ended, last_s=_LAST_ANSWERS_S, as_json=as_json)
+        await until_ended(gateway.address, ended, last_s=_LAST_ANSWERS_S, as_json=as_json)
 
 
 async def until_ended(

@@ -196,14 +196,6 @@ class Results(Protocol):
         ...
 
 
-class GiveBack(Protocol):
-    """How a task that was not started goes back."""
-
-    def __call__(self, task_id: TaskId, failure: Failure, /) -> None:
-        """Give a task back."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeWorkflow:
     """A workflow of the run.
@@ -235,7 +227,7 @@ class EpisodeRunner:
         policies: ServedPolicies,
         workflows: Mapping[WorkflowId, NodeWorkflow],
         results: Results,
-        give_back: GiveBack,
+        give_back: Callable[[TaskId, Failure], None],
         group: asyncio.TaskGroup,
         places: Places,
         run_time: Callable[[], datetime | None],

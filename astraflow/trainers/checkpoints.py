@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
+from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import Keep, TrainerConfig
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import AckBatch
@@ -336,18 +337,6 @@ def _remove(path: Path) -> None:
 _CHECKPOINT_S = 600.0
 
 
-class SaveClient(Protocol):
-    """What is needed of a trainer's place in a run; `TrainerClient` has it."""
-
-    def ack_later(self, ack: AckBatch, *, checkpoint: Future[str] | None) -> None:
-        """Settle a batch, once a checkpoint is written, while the caller goes on."""
-        ...
-
-    def flush(self) -> None:
-        """Wait for what was announced and settled."""
-        ...
-
-
 class Saves:
     """Writes a checkpoint when one is asked for or due.
 
@@ -356,7 +345,7 @@ class Saves:
     """
 
     def __init__(
-        self, client: SaveClient, checkpoints: Checkpoints, settings: TrainerConfig
+        self, client: TrainerClient, checkpoints: Checkpoints, settings: TrainerConfig
     ) -> None:
         """Count from now.
 

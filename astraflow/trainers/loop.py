@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter, time_ns
-from typing import Protocol, Self
+from typing import Self
 
 import structlog
 
@@ -26,7 +26,7 @@ from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter
 from astraflow.telemetry.traces import is_tracing, record
 from astraflow.trainers.checkpoints import Checkpoints, Saves
 from astraflow.trainers.engine import FollowsVersions, TrainEngine
-from astraflow.trainers.origin import Publication
+from astraflow.trainers.origin import Publication, WeightOrigin
 from astraflow.weights.publish.background import Scrub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -233,19 +233,6 @@ class TrainerMetrics:
         yield gauge("trainer_metric", "Of the last step, by its name.", said, "policy", "metric")
 
 
-class Origin(Protocol):
-    """Publishes the present weights; `WeightOrigin` is one."""
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether the last version cannot be had any more."""
-        ...
-
-    def publish(self, *, step: int) -> Publication:
-        """Make them the next version."""
-        ...
-
-
 class Pace:
     """Publishes when it is due or asked for, and the same weights again only if they were lost.
 
@@ -256,7 +243,7 @@ class Pace:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: WeightOrigin,
         sync: Sync,
         *,
         step: int = 0,

@@ -77,17 +77,6 @@ class Publisher(Protocol):
         ...
 
 
-class Announcer(Protocol):
-    """Tells the run of versions."""
-
-    def announce(self, info: Future[VersionInfo], *, then: Callable[[], None]) -> None:
-        """Announce a version, once it is made, while training goes on; then call back.
-
-        The call comes on another thread.
-        """
-        ...
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Publication:
     """One version that is published.
@@ -163,7 +152,7 @@ class WeightOrigin:
         *,
         layout: Layout,
         publisher: Publisher,
-        herald: Announcer,
+        herald: TrainerClient,
         first_version: int,
         order: Callable[[int, int, int | None], None] | None = None,
         followers: Sequence[VersionListener] = (),

@@ -188,9 +188,9 @@ async def test_a_published_raas_is_understood():
     assert loaded["pull_result"]["version"] == 1
     assert items
     for item in items:
-        came = yield_of(task(), item, VERSIONS)
-        assert not came.failures
-        for rollout in came.rollouts:
+        rollouts, result = yield_of(task(), item, VERSIONS)
+        assert not result.failures
+        for rollout in rollouts:
             [trajectory] = rollout.trajectories
             assert trajectory.sampled_mask.sum() == 5
             assert {span.version for span in trajectory.version_spans} <= set(range(59))
@@ -198,9 +198,9 @@ async def test_a_published_raas_is_understood():
 
 async def test_what_was_sampled_before_any_pull_is_no_rollout():
     [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
-    came = yield_of(task(), item, {"solver": {}})
-    assert not came.rollouts
-    assert "never pulled" in came.failures[0].failure.message
+    rollouts, result = yield_of(task(), item, {"solver": {}})
+    assert not rollouts
+    assert "never pulled" in result.failures[0].failure.message
 
 
 def task():

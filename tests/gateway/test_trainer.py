@@ -131,7 +131,7 @@ async def test_what_a_silent_trainer_held_returns(serving, sender):
         trainer = PeerTrainer(gateway.address, sender)
         await asyncio.to_thread(trainer.ready, 4)
         await asyncio.to_thread(trainer.batch, 0)
-        await asyncio.wait(gateway.gateway._lives.values(), timeout=100)
+        await asyncio.wait(gateway._lives.values(), timeout=100)
         assert [account.leased_count for account in run.accounts()] == [0]
 
 

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from itertools import count, cycle
 from time import perf_counter
-from typing import Protocol
 
 import httpx
 import structlog
@@ -36,18 +35,6 @@ from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.server import Life, ServerMeter, end_silence
 
 
-class Tenant(Protocol):
-    """A policy whose adapters are in the server."""
-
-    async def restore(self) -> None:
-        """Give a server that was started again what the one before had."""
-        ...
-
-    async def leave(self) -> None:
-        """Take what is there from the server."""
-        ...
-
-
 class AdapterServer:
     """Samples with adapters beside its model.
 
@@ -69,7 +56,7 @@ class AdapterServer:
         """Start the server, or attach to it; needs a running event loop."""
         self.dialect = dialect
         self.model = model
-        self.engines: list[Tenant] = []
+        self.engines: list[AdapterEngine] = []
         self._is_attached = settings.url is not None
         self._kv = KvPolicy(settings.kv)
         self.host = ServerHost(

@@ -1,7 +1,6 @@
 """Calls to a RaaS that speaks HTTP, and what it returns for a prompt, as rollouts of the task."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from astraflow.core.rollouts import (
     Outcome,
     Rollout,
     SampleFailure,
+    TaskResult,
     Trajectory,
     spans_of,
 )
@@ -108,19 +108,14 @@ def _short(envelope: Mapping[str, Any]) -> str:
     return str(envelope.get("error"))[:300]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskYield:
-    """What came of a task: every sample is a rollout or a failure."""
-
-    rollouts: tuple[Rollout, ...] = ()
-    failures: tuple[SampleFailure, ...] = ()
+TaskYield = tuple[tuple[Rollout, ...], TaskResult]
+"""What came of a task: every sample is a rollout, or a failure in its result."""
 
 
 def failed(task: RolloutTask, failure: Failure) -> TaskYield:
     """Return a yield of nothing."""
-    return TaskYield(
-        failures=tuple(SampleFailure(sample_index=i, failure=failure) for i in task.sample_indexes)
-    )
+    failures = [SampleFailure(sample_index=i, failure=failure) for i in task.sample_indexes]
+    return (), TaskResult(task_id=task.task_id, rollout_count=0, failures=tuple(failures))
 
 
 def yield_of(
@@ -153,11 +148,11 @@ def _environment_failed(task: RolloutTask, why: str) -> TaskYield:
 
 def _read(
     task: RolloutTask,
-    result: Mapping[str, Any],
+    given: Mapping[str, Any],
     versions: Mapping[PolicyId, Mapping[int, int]],
 ) -> TaskYield:
-    rewards = np.asarray(result["rewards"], np.float64).reshape(-1)
-    metrics = _numbers(result.get("agent_metrics"))
+    rewards = np.asarray(given["rewards"], np.float64).reshape(-1)
+    metrics = _numbers(given.get("agent_metrics"))
     rollouts: list[Rollout] = []
     failures: list[SampleFailure] = []
     for place, index in enumerate(task.sample_indexes):
@@ -166,7 +161,7 @@ def _read(
             failure = Failure(reason=Reason.ENVIRONMENT_FAILED, message=why)
             failures.append(SampleFailure(sample_index=index, failure=failure))
             continue
-        given = result["trajectories"][place]
+        trajectory = given["trajectories"][place]
         rollout_id = RolloutId(f"{task.task_id}-{index}")
         rollouts.append(
             Rollout(
@@ -178,13 +173,14 @@ def _read(
                 reward=float(rewards[place]),
                 trajectories=tuple(
                     _trajectory(task, f"{rollout_id}-{number}", number, sequence, versions)
-                    for number, sequence in enumerate(given["sequences"])
+                    for number, sequence in enumerate(trajectory["sequences"])
                 ),
-                metrics=metrics | _numbers(given.get("stats")),
+                metrics=metrics | _numbers(trajectory.get("stats")),
                 traceparent=task.traceparent,
             )
         )
-    return TaskYield(rollouts=tuple(rollouts), failures=tuple(failures))
+    result = TaskResult(task_id=task.task_id, rollout_count=len(rollouts), failures=tuple(failures))
+    return tuple(rollouts), result
 
 
 def _trajectory(

@@ -12,7 +12,6 @@ import structlog
 from astraflow.client.raas import RaasClient, TaskStream
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
-from astraflow.core.rollouts import TaskResult
 from astraflow.core.tasks import (
     RolloutTask,
     SamplingParams,
@@ -373,14 +372,10 @@ class BridgeWork:
         policies = self._workflows[task.workflow_id].policy_ids
         versions = {policy_id: self._syncs[policy_id].versions for policy_id in policies}
         is_wanted = task.task_id not in self._cancelled
-        came = yield_of(task, item, versions) if is_wanted else failed(task, _CANCELLED)
-        for rollout in came.rollouts:
+        rollouts, result = yield_of(task, item, versions) if is_wanted else failed(task, _CANCELLED)
+        for rollout in rollouts:
             self._client.rollouts.send(rollout)
-        self._client.rollouts.close_task(
-            TaskResult(
-                task_id=task.task_id, rollout_count=len(came.rollouts), failures=came.failures
-            )
-        )
+        self._client.rollouts.close_task(result)
         self._forget(task.task_id, held)
 
     def _give_back(self, task: RolloutTask, failure: Failure, held: HeldTasks) -> None:

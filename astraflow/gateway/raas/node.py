@@ -64,6 +64,8 @@ class DataflowNode:
 
     Attributes:
         settings: What it is.
+        address: host:port of its endpoints, once they are served.
+        ended: Set once /shutdown came.
         book: Workflows that were registered.
         orders: Of the Dataflow.
     """
@@ -80,6 +82,7 @@ class DataflowNode:
         """
         recipe = settings.recipe
         self.settings = settings
+        self.address, self.ended = "", asyncio.Event()
         self.book = WorkflowRegistry(recipe, settings.uid)
         self.orders = OrderQueue(
             pins=self._pins,

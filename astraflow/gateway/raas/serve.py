@@ -6,7 +6,6 @@ Answers of POST are {"ok": true, "result": ...}, those of faults {"ok": false, "
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -60,21 +59,17 @@ class Reset(Fields):
     timeout: float = Field(default=5.0, ge=0, le=600, strict=False, description="Seconds to wait.")
 
 
-class Nothing(Fields):
-    """An empty body."""
-
-
 class Anything(BaseModel):
     """A body of which nothing is used."""
 
 
-def raas_app(node: DataflowNode, shutdown: Callable[[], None]) -> FastAPI:
+def raas_app(node: DataflowNode) -> FastAPI:
     """Return the app of a node that was entered."""
     app = FastAPI(title="astraflow gateway: RaaS", version=__version__, description=__doc__ or "")
     add_errors(app, write=_refused)
     app.include_router(_training(node))
     app.include_router(_evaluations(node))
-    app.include_router(_steering(node, shutdown))
+    app.include_router(_steering(node))
     return app
 
 
@@ -135,7 +130,7 @@ def _evaluations(node: DataflowNode) -> APIRouter:
     return router
 
 
-def _steering(node: DataflowNode, shutdown: Callable[[], None]) -> APIRouter:
+def _steering(node: DataflowNode) -> APIRouter:
     router = APIRouter(tags=["Dataflow to RaaS"])
 
     @router.get("/status")
@@ -157,8 +152,8 @@ def _steering(node: DataflowNode, shutdown: Callable[[], None]) -> APIRouter:
     @router.post("/shutdown", responses=ANSWERS)
     async def end(request: Request) -> Response:
         """End the node; what it runs is lost."""
-        await read_body(request, node.settings.rules, Nothing)
-        shutdown()
+        await read_body(request, node.settings.rules, Fields)
+        node.ended.set()
         return await _result(request, "shutting down")
 
     return router
@@ -238,21 +233,6 @@ _POOL_NBYTES: Final = 8 << 20
 _CONNECT_RETRIES: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingRaas:
-    """A node that serves.
-
-    Attributes:
-        node: Its work.
-        address: host:port of the HTTP endpoints.
-        ended: Set once /shutdown came.
-    """
-
-    node: DataflowNode
-    address: str
-    ended: asyncio.Event
-
-
 @asynccontextmanager
 async def serve_raas(
     settings: RaasSettings,
@@ -260,8 +240,8 @@ async def serve_raas(
     *,
     port: int = 0,
     dataflow: str | None = None,
-) -> AsyncGenerator[ServingRaas]:
-    """Serve until the end of the block.
+) -> AsyncGenerator[DataflowNode]:
+    """Serve until the end of the block; yield what is served.
 
     Args:
         settings: What the node is.
@@ -272,22 +252,22 @@ async def serve_raas(
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there, or weights cannot be read.
     """
-    ended, http = asyncio.Event(), settings.recipe.http
+    http = settings.recipe.http
     tls = tls_of(http)
     async with DataflowNode(settings, models) as node, AsyncExitStack() as exits:
         app = serve_app(
-            raas_app(node, ended.set),
+            raas_app(node),
             host=http.host,
             rules=settings.rules,
             port=port,
             token=settings.http_token,
             tls=tls,
         )
-        address = await exits.enter_async_context(app)
+        node.address = await exits.enter_async_context(app)
         if dataflow is not None:
-            url = f"{'http' if tls is None else 'https'}://{address}"
+            url = f"{'http' if tls is None else 'https'}://{node.address}"
             await exits.enter_async_context(beside(_keep_registered(settings, dataflow, url)))
-        yield ServingRaas(node=node, address=address, ended=ended)
+        yield node
 
 
 async def _keep_registered(settings: RaasSettings, dataflow: str, url: str) -> None:
@@ -337,12 +317,13 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
     recipe = settings.recipe
     async with (
         serving_models(recipe, settings.models) as models,
-        serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as serving,
+        serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as node,
         AsyncExitStack() as exits,
     ):
-        node, ended = serving.node, serving.ended.wait()
         metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.view, node_families))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         with watching(recipe, node.report, node.report):
-            await until_ended(serving.address, ended, last_s=_LAST_ANSWER_S, as_json=as_json)
+            await until_ended(
+                node.address, node.ended.wait(), last_s=_LAST_ANSWER_S, as_json=as_json
+            )
