@@ -25,13 +25,15 @@ def provider_of(**options):
 
 async def test_folders_files_and_packages_are_where_they_were_asked_for(start, tmp_path):
     (tmp_path / "task").mkdir()
-    tmp_path.chmod(0o755)
     (tmp_path / "task" / "note.txt").write_text("read me")
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "greeting.py").write_text("text = 'hello'")
     shared = Path("/tmp") / f"astraflow-test-{os.getpid()}"
     shutil.copytree(tmp_path, shared)
+    # The programs inside run as another user, whatever this one's umask is.
+    for path in (shared, *shared.rglob("*")):
+        path.chmod(0o755)
     try:
         sandbox = await start(
             folders=("/app",),
