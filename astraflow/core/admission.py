@@ -102,8 +102,8 @@ class PolicyProgress:
 
     @property
     def train_version(self) -> int:
-        """Version that the next batch trains on; before the first publication 0."""
-        return max(0, self._version_after(len(self._lease_table.leases)))
+        """Number of the weights that the next batch trains on; 0 before the first publication."""
+        return self._counted(self._version_after(len(self._lease_table.leases)))
 
     @property
     def next_version(self) -> int:
@@ -129,18 +129,20 @@ class PolicyProgress:
 
     @property
     def oldest_to_restore(self) -> int:
-        """Oldest version whose samples are new enough once lost weights are restored."""
+        """Number of the oldest weights that are new enough once lost weights are restored."""
         # A version more would come of weights that are restored.
-        return self.versions.newest_version + 1 - self._settings.max_staleness
+        newest = self._counted(self.versions.newest_version + 1)
+        return newest - self._settings.max_staleness
 
     def min_version(self, *, batches_ahead: int) -> int:
         """Return the oldest version to sample from for a batch with others before it."""
         train_version = self._version_after(
             len(self._lease_table.leases), batches_ahead=batches_ahead
         )
-        return min_version(
-            train_version=max(0, train_version), max_staleness=self._settings.max_staleness
+        oldest = min_version(
+            train_version=self._counted(train_version), max_staleness=self._settings.max_staleness
         )
+        return self.versions.oldest_with(oldest)
 
     @property
     def can_order(self) -> bool:
@@ -148,7 +150,7 @@ class PolicyProgress:
         newest = self.versions.newest
         if not self.is_requested or self.is_ordered or newest is None or self.step <= newest.step:
             return False
-        oldest = newest.version + 1 - self._settings.max_staleness
+        oldest = self._counted(newest.version + 1) - self._settings.max_staleness
         return all(lease.min_version >= oldest for lease in self._lease_table.leases.values())
 
     def note_batch(self, step: int) -> int:
@@ -171,6 +173,9 @@ class PolicyProgress:
         self.step = step
         self.consumed_count -= count
         self._is_restoring = newest is not None and newest.step > step
+
+    def _counted(self, version: int) -> int:
+        return self.versions.weights_number(max(0, version))
 
     def _version_after(self, leased_batch_count: int, *, batches_ahead: int = 0) -> int:
         newest = self.versions.newest

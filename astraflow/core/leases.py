@@ -29,7 +29,8 @@ class Lease:
     Attributes:
         batch_id: Which.
         version: Newest version when it was drawn.
-        train_version: Version that its rows are trained on; staleness counts from it.
+        train_version: Version that its rows are trained on, as `PolicyProgress.train_version`;
+            staleness counts from it.
         groups: Fresh ones, in the order of their issue.
         replayed: Groups that were trained on before; in the books they stay trained.
         replayed_weights: Factor on the loss of each of them.

@@ -119,6 +119,7 @@ class PolicyState:
         sample = self._accounting.accept(entry)
         if sample is None:
             return
+        sample.min_version = self.versions.weights_number(sample.min_version)
         group.samples.setdefault(self.policy_id, {})[index] = sample
         self.produced_count += 1
 

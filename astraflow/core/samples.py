@@ -114,7 +114,7 @@ class Sample:
     Attributes:
         entry: Its record.
         rows: The policy's trajectories in it.
-        min_version: Oldest version of the policy in it.
+        min_version: Oldest version of the policy in it, by `VersionLedger.weights_number`.
     """
 
     entry: AcceptedRollout

@@ -387,7 +387,9 @@ def _slack_s(
         # Without staleness the trainer waits for all that is open: nothing grows old. Versions that
         # come when they are asked for have no pace.
         return None
-    sampled = max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
+    sampled = policy.versions.weights_number(
+        max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
+    )
     return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
 
 

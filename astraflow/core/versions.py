@@ -3,6 +3,7 @@
 Versions of a policy are numbered without a gap, each with one digest for ever.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -191,7 +192,20 @@ class WeightEndpoint:
 
 
 class VersionLedger:
-    """What was published, the newest of it listed."""
+    """What was published, the newest of it listed.
+
+    Staleness is counted in versions that changed the weights. A trainer that comes back publishes
+    its weights again, and a step of gradients of zero leaves them as they are: neither makes
+    samples older.
+
+    Example:
+        Version 6 has the weights of version 5. Of versions 4 to 7 the numbers that count are 4, 5,
+        5 and 6: for version 7 a sample of version 5 is one version old, and so is one of 6.
+    """
+
+    # Versions that have the weights of the one before. Not set by the constructor, so that
+    # snapshots of releases that did not know of them are read.
+    _repeats: tuple[int, ...] = ()
 
     def __init__(self, policy_id: PolicyId, *, kept_count: int) -> None:
         self._policy_id = policy_id
@@ -249,6 +263,16 @@ class VersionLedger:
             )
         return self._infos[version]
 
+    def weights_number(self, version: int) -> int:
+        """Return what of a version's number counts; versions to come are taken to have others."""
+        return version - bisect_right(self._repeats, version)
+
+    def oldest_with(self, weights_number: int) -> int:
+        """Return the oldest version of weights of this number, or later ones."""
+        repeats = range(len(self._repeats))
+        passed = bisect_right(repeats, weights_number, key=lambda i: self._repeats[i] - i)
+        return weights_number + passed
+
     def publish(self, info: VersionInfo, now: datetime) -> bool:
         """Enter a version; a repeat with more patches or object stores adds them.
 
@@ -272,6 +296,8 @@ class VersionLedger:
                 f"version {info.version} of {self._policy_id} has another layout than version "
                 f"{newest.version}; start a new run for another model",
             )
+        if newest is not None and newest.content_digest == info.content_digest:
+            self._repeats += (info.version,)
         self._infos[info.version] = replace(info, publish_time=now)
         self._next += 1
         while len(self._infos) > self._kept_count:

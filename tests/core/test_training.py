@@ -17,6 +17,29 @@ def test_open_groups_are_bounded_by_staleness(make_world):
     assert world.policy().max_open_group_count == 6
 
 
+def test_weights_that_are_published_again_make_no_sample_older(make_world):
+    world = make_world(groups_per_batch=1, max_staleness=1)
+    trainer, node = world.started(credit=100)
+    world.work(node)
+    for version in (1, 2, 3):
+        world.publish(trainer, step=0, digest=b"solver0")
+        world.report(node, version)
+    assert world.train(trainer).version == 0
+    assert world.train(trainer).version == 4
+    assert world.policy().staleness_counts == {0: 2, 1: 2}
+    assert not world.account().drops
+
+
+def test_a_node_may_sample_from_weights_that_were_published_again(make_world):
+    world = make_world(groups_per_batch=1, max_staleness=0)
+    trainer, node = world.started(credit=100)
+    world.publish(trainer, step=0, digest=b"solver0")
+    world.work(node)
+    assert world.train(trainer).version == 1
+    world.report(node, 2)
+    assert world.tasks[node][0].versions["solver"].min == 2
+
+
 def test_no_more_groups_are_begun_than_steps_can_use(make_world):
     world = make_world(groups_per_batch=2, max_staleness=2, step_count=2)
     _, node = world.started(credit=100)

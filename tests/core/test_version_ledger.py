@@ -2,6 +2,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import (
@@ -49,6 +51,24 @@ def reason_of(call, *arguments):
     with pytest.raises(AstraflowError) as caught:
         call(*arguments)
     return caught.value.reason
+
+
+def test_weights_that_are_published_again_have_no_number_of_their_own(ledger):
+    for version, content in enumerate([b"a", b"b", b"b", b"c", b"b", b"b"]):
+        ledger.publish(info(version, content=content), NOW)
+    assert [ledger.weights_number(version) for version in range(8)] == [0, 1, 1, 2, 3, 3, 4, 5]
+    assert [ledger.oldest_with(number) for number in range(6)] == [0, 1, 3, 4, 6, 7]
+
+
+@given(st.lists(st.sampled_from([b"a", b"b"]), max_size=30))
+def test_the_oldest_version_of_weights_is_the_first_of_their_number(contents):
+    ledger = VersionLedger("solver", kept_count=3)
+    for version, content in enumerate(contents):
+        ledger.publish(info(version, content=content), NOW)
+    numbers = [ledger.weights_number(version) for version in range(len(contents) + 5)]
+    assert numbers == sorted(numbers)
+    for number in set(numbers):
+        assert ledger.oldest_with(number) == numbers.index(number)
 
 
 def test_versions_grow_by_one(ledger):

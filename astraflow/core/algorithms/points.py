@@ -128,7 +128,8 @@ class WholeGroup:
         policy_id: Who would train on it.
         prompt: What it answers.
         samples: Its rewarded rollouts that no filter dropped so far; at least one.
-        train_version: Version that the next batch trains on.
+        train_version: Version that the next batch trains on, counted as the samples' `min_version`
+            is: without those that have the weights of the version before.
         run_time: Since the start of the run.
     """
 
