@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from astraflow.client.hub import HubChannel
+from astraflow.config.run_dir import RunDir
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.events import EvalCreated
@@ -227,6 +228,21 @@ class ControlClient(_OperatorCalls):
         self._versions = VersionServiceStub(self._hub.channel)
         self.ledger = LedgerClient(self._hub, metadata=self._metadata)
         self.evals = EvalClient(self._hub, metadata=self._metadata)
+
+    @classmethod
+    def of(cls, run_dir: RunDir, *, patience_s: float = 5.0) -> Self:
+        """Return the place of the operator who started a run on this machine.
+
+        Args:
+            run_dir: Of the run.
+            patience_s: How long the hub is tried again while it cannot be reached.
+
+        Raises:
+            AstraflowError: NOT_READY when no hub of this run is known here.
+        """
+        hub = run_dir.read_endpoint()
+        tls = Tls.of(hub.tls)
+        return cls(hub.address, token=hub.operator_token, tls=tls, patience_s=patience_s)
 
     async def __aenter__(self) -> Self:
         return self

@@ -17,6 +17,18 @@ class TlsConfig(Strict):
     key: Path | None = None
     ca: Path | None = None
 
+    def to_dial(self) -> dict[str, str]:
+        """Return the files that this server is dialled with on its own machine, by name.
+
+        Where it has a `ca`, callers show the server's own certificate; without one they show none,
+        and trust that certificate.
+        """
+        if self.certificate is None:
+            return {}
+        if self.ca is None:
+            return {"ca": str(self.certificate)}
+        return {"certificate": str(self.certificate), "key": str(self.key), "ca": str(self.ca)}
+
 
 class JournalConfig(Strict):
     """What of the run outlives the hub's process."""

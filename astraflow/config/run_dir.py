@@ -2,7 +2,8 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ class HubEndpoint:
         operator_token: For ControlService; secret.
         join_token: For members; secret.
         metrics_address: host:port of its metrics; empty: nowhere.
+        tls: PEM files to dial it with: `ca`, and `certificate` and `key` where it wants to see
+            them; empty: plain text.
     """
 
     address: str
@@ -26,6 +29,7 @@ class HubEndpoint:
     operator_token: str
     join_token: str
     metrics_address: str = ""
+    tls: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
             operator_token=tokens.operator,
             join_token=tokens.join,
             metrics_address=hub.metrics_address,
+            tls=recipe.hub.tls.to_dial(),
         )
         keep_for_good()
         collect_rarely()

@@ -253,12 +253,11 @@ async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str) -> R
 
 
 async def _serve(servicers: Sequence[Servicer], recipe: Recipe, listen: str) -> RunningServer:
-    tls = recipe.hub.tls
     return await start_server(
         servicers,
         listen=listen,
         advertise=recipe.hub.advertise,
-        tls=Tls(certificate=tls.certificate, key=tls.key, ca=tls.ca),
+        tls=Tls.of(recipe.hub.tls.model_dump()),
     )
 
 

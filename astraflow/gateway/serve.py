@@ -34,7 +34,7 @@ from astraflow.gateway.http import (
     serve_app,
     stream_answer,
 )
-from astraflow.gateway.settings import GatewaySettings, tls_of
+from astraflow.gateway.settings import GatewaySettings, tls_of, url_of
 from astraflow.gateway.trainer import BridgedTrainer, padded
 from astraflow.rpc.peers import caller_of
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good
@@ -118,24 +118,26 @@ async def _serve(settings: GatewaySettings, *, as_json: bool) -> None:
     async with serve_gateway(settings, port=settings.recipe.http.port or 0) as gateway:
         control = None if settings.operator_token is None else gateway.control
         ended = None if control is None else _run_over(control)
-        await until_ended(gateway.address, ended, last_s=_LAST_ANSWERS_S, as_json=as_json)
+        url = url_of(settings.recipe.http, gateway.address)
+        await until_ended(url, ended, last_s=_LAST_ANSWERS_S, as_json=as_json)
 
 
 async def until_ended(
-    address: str, ended: Awaitable[object] | None, *, last_s: float, as_json: bool
+    url: str, ended: Awaitable[object] | None, *, last_s: float, as_json: bool
 ) -> None:
     """Tell where is served, and wait until the process is told to end; keep its pauses short.
 
     Args:
-        address: host:port.
+        url: Of the endpoints.
         ended: Over when serving is; None: the process is told.
         last_s: Seconds for which it is served on then: somebody waits for an answer.
         as_json: Whether the address is printed as JSON.
     """
     stopped = stop_event()
+    address = url.partition("://")[2]
     if as_json:
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - asked for
-    log.info("gateway serves", address=address, docs=f"http://{address}/docs")
+    log.info("gateway serves", address=address, docs=f"{url}/docs")
     waits = [asyncio.ensure_future(each) for each in (stopped.wait(), ended) if each is not None]
     done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in left:

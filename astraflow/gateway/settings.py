@@ -96,5 +96,10 @@ def tls_of(http: Http) -> Tls | None:
     Raises:
         AstraflowError: INVALID_FIELD for a certificate without its key.
     """
-    tls = Tls(certificate=http.tls.certificate, key=http.tls.key, ca=http.tls.ca)
+    tls = Tls.of(http.tls.model_dump())
     return None if tls.is_plain else tls
+
+
+def url_of(http: Http, address: str) -> str:
+    """Return the URL of the endpoints that are served at host:port."""
+    return f"{'http' if tls_of(http) is None else 'https'}://{address}"

@@ -158,8 +158,7 @@ _START_TIMEOUT = timedelta(minutes=10)
 
 async def show_advice(run_dir: RunDir, *, as_json: bool) -> None:
     """Print what the hub advises, once; nothing is changed."""
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         _print(await control.scale_advice(), ScalePlan(), as_json=as_json)
 
 
@@ -173,7 +172,7 @@ async def autoscale(run_dir: RunDir, *, poll_s: float, as_json: bool) -> None:
     recipe = load_recipe(run_dir.recipe)
     executor = await make_executor(recipe, run_dir, endpoint)
     try:
-        async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        async with ControlClient.of(run_dir) as control:
             settings = recipe.autoscale
             loop = _Loop(
                 control=control, executor=executor, drain_s=settings.drain_s, as_json=as_json

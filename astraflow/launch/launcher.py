@@ -163,8 +163,7 @@ class Launcher:
                 await self._start(command, lifeline)
             for _ in range(self.recipe.raas.count):
                 await self._start_raas(roles, hub, lifeline)
-            token = self.tokens.operator
-            async with ControlClient(hub, token=token, patience_s=_HUB_PATIENCE_S) as control:
+            async with ControlClient.of(self.run_dir, patience_s=_HUB_PATIENCE_S) as control:
                 await self._watch(
                     _Scene(
                         hub=hub, roles=roles, control=control, progress=progress, lifeline=lifeline

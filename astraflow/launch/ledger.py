@@ -109,8 +109,7 @@ def _empty(records: tuple[int, int]) -> Ledger:
 
 
 async def _ask_hub(run_dir: RunDir) -> Ledger:
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         accounts = await control.ledger.accounts()
         letters = tuple([letter async for letter in control.ledger.dead_letters(limit=1000)])
         status = await control.get_run()
@@ -174,8 +173,7 @@ def requeue(run_dir: RunDir, prompt_id: str) -> None:
     """
 
     async def ask() -> None:
-        endpoint = run_dir.read_endpoint()
-        async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        async with ControlClient.of(run_dir) as control:
             await control.ledger.requeue(PromptId(prompt_id))
 
     asyncio.run(ask())

@@ -32,8 +32,7 @@ async def save_run(
             one has not saved in time; INVALID_FIELD, RUN_ENDED.
     """
     name = checkpoint_id or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         saved, path = await control.save_run(name, timeout_s=timeout_s)
     if as_json:
         fields = asdict(saved) | {"save_time": saved.save_time.isoformat(), "path": path}
@@ -61,8 +60,7 @@ async def drain_member(run_dir: RunDir, name: str, *, grace_s: float | None) -> 
     Raises:
         AstraflowError: MEMBER_UNKNOWN; NOT_READY when the hub is gone.
     """
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         members = (await control.get_run()).members
         for member in members:
             if name in (member.name, member.member_id):
@@ -93,8 +91,7 @@ async def evaluate_live(
         AstraflowError: EVAL_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED, VERSION_NOT_SERVED,
             RUN_ENDED; NOT_READY when the hub is gone; why the evaluation failed.
     """
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         asked = last = await control.evals.create(suite, versions=versions, pool_share=pool_share)
         async for seen in control.evals.watch(asked.eval_run_id):
             note(seen)

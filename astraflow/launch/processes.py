@@ -185,6 +185,10 @@ JOIN_TOKEN = "ASTRAFLOW_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not 
 OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
 
 
+# gRPC reads it where a channel names no authority.
+_AUTHORITY: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
     """Makes the command of each role.
@@ -223,7 +227,8 @@ class Roles:
         """
         return self._command(
             f"trainer-{policy_id}",
-            *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id, "--hub", hub),
+            *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id),
+            *self._dials(hub),
             *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
             *self._metrics(1 + list(self.recipe.policies).index(policy_id)),
             *(("--resume",) if resume else ()),
@@ -237,7 +242,7 @@ class Roles:
         models = [f"{policy}={path}" for policy, path in self.models.items()]
         return self._command(
             "gateway",
-            *("gateway", "serve", str(self.run_dir.recipe), "--hub", hub),
+            *("gateway", "serve", str(self.run_dir.recipe), *self._dials(hub)),
             *(part for model in models for part in ("--model", model)),
             secrets={JOIN_TOKEN: self.tokens.join, OPERATOR_TOKEN: self.tokens.operator},
         )
@@ -251,11 +256,20 @@ class Roles:
         models = [f"{policy}={path}" for policy, path in self.models.items()]
         return self._command(
             name,
-            *("raas", "join", str(self.run_dir.recipe), "--hub", hub, "--name", name),
+            *("raas", "join", str(self.run_dir.recipe), *self._dials(hub), "--name", name),
             *(part for model in models for part in ("--model", model)),
             *self._metrics(None if index is None else 1 + len(self.recipe.policies) + index),
             threads=self.recipe.raas.engine.thread_count,
             secrets={JOIN_TOKEN: self.tokens.of_role(TokenRole.NODE)},
+        )
+
+    def _dials(self, hub: str) -> tuple[str, ...]:
+        """Return the options of a role that dials the hub, and serves others as the hub does."""
+        files = self.recipe.hub.tls.model_dump(exclude_none=True)
+        return (
+            "--hub",
+            hub,
+            *(part for name in files for part in (f"--tls-{name}", str(files[name]))),
         )
 
     def _metrics(self, place: int | None) -> tuple[str, ...]:
@@ -266,6 +280,16 @@ class Roles:
             return ()
         return ("--set", f"metrics.listen={host}:{0 if place is None else int(port) + place}")
 
+    def _authority(self) -> Mapping[str, str]:
+        """Have roles trust the hub's own certificate where the recipe names no authority.
+
+        As `--tls-ca` it would have those that serve weights ask for the same of all who pull.
+        """
+        tls = self.recipe.hub.tls
+        if tls.certificate is None or tls.ca is not None:
+            return {}
+        return {_AUTHORITY: str(tls.certificate)}
+
     def _command(
         self, name: str, *arguments: str, secrets: Mapping[str, str], threads: int = 1
     ) -> RoleCommand:
@@ -273,7 +297,12 @@ class Roles:
             name=name,
             arguments=arguments,
             # What the launcher's own environment may say is not for every role.
-            environment={OPERATOR_TOKEN: "", **secrets, "OMP_NUM_THREADS": str(threads)},
+            environment={
+                OPERATOR_TOKEN: "",
+                **self._authority(),
+                **secrets,
+                "OMP_NUM_THREADS": str(threads),
+            },
             log=self.run_dir.log(name),
         )
 

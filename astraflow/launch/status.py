@@ -37,10 +37,10 @@ async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
     Raises:
         AstraflowError: NOT_READY when no hub of this run can be reached.
     """
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         if not watch:
-            await _show_once(control, metrics=endpoint.metrics_address, as_json=as_json)
+            metrics = run_dir.read_endpoint().metrics_address
+            await _show_once(control, metrics=metrics, as_json=as_json)
         elif as_json:
             async for status in control.watch_run():
                 _print_json(status)
@@ -343,8 +343,7 @@ async def show_waits(run_dir: RunDir, *, as_json: bool) -> str:
     Raises:
         AstraflowError: NOT_READY when no hub of this run can be reached.
     """
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         status = await control.get_run()
         waits = {
             policy.policy_id: await control.ledger.explain_wait(policy.policy_id)

@@ -26,12 +26,13 @@ from astraflow.client.raas import dial_pool
 from astraflow.client.session import MemberHooks
 from astraflow.codec.state_digest import StateDigest
 from astraflow.config.loader import load_recipe
-from astraflow.config.run_dir import HubEndpoint, RunDir
+from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.concurrency import beside
+from astraflow.rpc.tls import Tls
 from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
@@ -48,8 +49,7 @@ async def show_versions(run_dir: RunDir, *, policy: str | None, as_json: bool) -
     Raises:
         AstraflowError: POLICY_UNKNOWN; NOT_READY when no hub of this run can be reached.
     """
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         known = [each.policy_id for each in (await control.get_run()).policies]
         policies = [PolicyId(policy)] if policy else known
         versions = [info for each in policies for info in await control.versions(each)]
@@ -73,7 +73,7 @@ async def show_version(
     Raises:
         AstraflowError: VERSION_UNKNOWN, POLICY_UNKNOWN, NOT_READY.
     """
-    info = _chosen(await _versions(run_dir.read_endpoint(), policy), version)
+    info = _chosen(await _versions(run_dir, policy), version)
     if as_json:
         print_json(_described(info))
         return
@@ -102,10 +102,11 @@ async def pull_version(
         PullFailed: When no source gave it whole and true.
         AstraflowError: VERSION_UNKNOWN, POLICY_UNKNOWN, NOT_READY.
     """
-    infos = await _versions(run_dir.read_endpoint(), policy)
+    infos = await _versions(run_dir, policy)
     info = _chosen(infos, version)
     bar = PullBar(f"{info.policy_id} {info.version}", is_quiet=as_json)
-    puller = WeightPuller(info.policy_id, progress=bar)
+    tls = Tls.of(run_dir.read_endpoint().tls)
+    puller = WeightPuller(info.policy_id, progress=bar, tls=tls)
     try:
         async with _transfer_token(run_dir, info.policy_id) as token:
             with bar.shown():
@@ -141,7 +142,7 @@ async def verify_weights(
         "content_digest": content.hex(),
     }
     if run_dir is not None:
-        infos = await _versions(run_dir.read_endpoint(), policy)
+        infos = await _versions(run_dir, policy)
         wanted = infos if version is None else [_chosen(infos, version)]
         found["version"] = _matching(wanted, content, path)
     if as_json:
@@ -184,8 +185,8 @@ def print_json(value: Any) -> None:
     Console(soft_wrap=True).print(json.dumps(value), markup=False, highlight=False)
 
 
-async def _versions(endpoint: HubEndpoint, policy: str | None) -> list[VersionInfo]:
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+async def _versions(run_dir: RunDir, policy: str | None) -> list[VersionInfo]:
+    async with ControlClient.of(run_dir) as control:
         known = [each.policy_id for each in (await control.get_run()).policies]
         if policy is None and len(known) > 1:
             raise AstraflowError(
@@ -236,7 +237,11 @@ async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerato
     )
     hooks = MemberHooks(load=RaasLoad)
     async with dial_pool(
-        endpoint.address, token=endpoint.join_token, join=join, hooks=hooks
+        endpoint.address,
+        token=endpoint.join_token,
+        join=join,
+        hooks=hooks,
+        tls=Tls.of(endpoint.tls),
     ) as client:
         await client.join()
         async with beside(client.session.run()):

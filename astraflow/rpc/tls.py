@@ -1,6 +1,7 @@
 """TLS: PEM files to credentials."""
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,15 @@ class Tls:
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+
+    @classmethod
+    def of(cls, files: Mapping[str, str | Path | None]) -> "Tls":
+        """Return what a recipe or a hub's endpoint says, by the names of the attributes.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a certificate without its key.
+        """
+        return cls(**{name: Path(file) for name, file in files.items() if file is not None})
 
     def __post_init__(self) -> None:
         if (self.certificate is None) is not (self.key is None):

@@ -15,7 +15,10 @@ class Line:
     """One connection to the node that is kept open."""
 
     def __init__(self, url: str) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        address = urlsplit(url)
+        is_secure = address.scheme == "https"
+        connect = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+        self._connection = connect(address.netloc)
 
     def post(self, url: str, body: dict[str, Any], key: str) -> Any:
         """Send JSON, return JSON; None when there is nothing."""

@@ -34,7 +34,7 @@ from astraflow.gateway.http import (
 from astraflow.gateway.raas.node import DataflowNode, RaasSettings
 from astraflow.gateway.raas.workflows import RegisterWorkflow, SubmitPrompt
 from astraflow.gateway.serve import serve_process, until_ended
-from astraflow.gateway.settings import tls_of
+from astraflow.gateway.settings import tls_of, url_of
 from astraflow.raas.main import serving_models, watching
 from astraflow.raas.metrics import node_families
 from astraflow.raas.policies import ServedModel
@@ -265,7 +265,7 @@ async def serve_raas(
         )
         node.address = await exits.enter_async_context(app)
         if dataflow is not None:
-            url = f"{'http' if tls is None else 'https'}://{node.address}"
+            url = url_of(http, node.address)
             await exits.enter_async_context(beside(_keep_registered(settings, dataflow, url)))
         yield node
 
@@ -324,6 +324,5 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         with watching(recipe, node.report, node.report):
-            await until_ended(
-                node.address, node.ended.wait(), last_s=_LAST_ANSWER_S, as_json=as_json
-            )
+            url = url_of(recipe.http, node.address)
+            await until_ended(url, node.ended.wait(), last_s=_LAST_ANSWER_S, as_json=as_json)

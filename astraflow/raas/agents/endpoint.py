@@ -158,8 +158,7 @@ class AgentEndpoint:
             ) from error
         settings = self.settings
         limits = HttpLimits(head_s=settings.patience_s)
-        files = settings.tls
-        tls = Tls(certificate=files.certificate, key=files.key, ca=files.ca)
+        tls = Tls.of(settings.tls.model_dump())
         server = await HttpServer.start(
             make_app(self), listen=settings.listen, limits=limits, tls=tls
         )
