@@ -72,7 +72,7 @@ class Witness:
 
     def _look(self, event: Any, now: datetime, **more: Any) -> Any:
         if isinstance(event, ev.RolloutArrived):
-            assignment = self._run._state.assignments.get(event.rollout.task_id)  # noqa: SLF001
+            assignment = self._run._components.tasks.assignments.get(event.rollout.task_id)  # noqa: SLF001
             if assignment is not None and assignment.is_eval:
                 self._count(event.rollout, assignment.task.versions)
         return self._apply(event, now, **more)

@@ -163,6 +163,14 @@ class PolicyProgress:
         self.consumed_count += 1
         return self.step
 
+    def request_version(self) -> None:
+        """Note that somebody asked for a version."""
+        self.is_requested = True
+
+    def order_version(self) -> None:
+        """Note that the trainer was asked for it."""
+        self.is_ordered = True
+
     def note_version(self) -> None:
         """Note that a version was published, be it asked for or that of weights restored."""
         self.is_requested = self.is_ordered = self._is_restoring = False

@@ -19,12 +19,14 @@ from astraflow.core.autoscale import (
     ScaleAdvice,
     advise,
 )
+from astraflow.core.capacity import Measured
 from astraflow.core.errors import Reason
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.pacing import blocker_of
+from astraflow.core.lifecycle import RunLifecycle
+from astraflow.core.pacing import PolicyPacing
 from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import LiveRaas
-from astraflow.core.state import State
+from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.settings import RunSettings
 from astraflow.core.status import RolloutPlace
 from astraflow.core.training import Training
 
@@ -155,12 +157,28 @@ class _Pool:
 class Balance:
     """Measures a run, and says how large its pool should be."""
 
-    def __init__(self, state: State, training: Training) -> None:
-        self._state = state
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        measured: Measured,
+        training: Training,
+        pacing: PolicyPacing,
+        lifecycle: RunLifecycle,
+    ) -> None:
+        self._settings = settings.scale
+        self._policy_ids = settings.workflow.policy_ids
+        self._policies = policies
+        self._sessions = sessions
+        self._measured = measured
         self._training = training
+        self._pacing = pacing
+        self._lifecycle = lifecycle
         self._snapshots = deque[CounterSnapshot](maxlen=_SNAPSHOTS + 2)
-        self._interval = state.settings.scale.window / _SNAPSHOTS
-        self._waits = {policy_id: _Wait() for policy_id in state.policies}
+        self._interval = settings.scale.window / _SNAPSHOTS
+        self._waits = {policy_id: _Wait() for policy_id in policies}
         self._pool = _Pool()
         self._time: datetime | None = None
         self._sizes = (0, 0)
@@ -171,7 +189,7 @@ class Balance:
         if self._time is not None:
             self._count((now - self._time).total_seconds())
         self._time = now
-        for policy_id, policy in self._state.policies.items():
+        for policy_id, policy in self._policies.items():
             wait = self._waits[policy_id]
             wait.waits, wait.trains = self._doing(policy)
             batch_count = policy.progress.consumed_count
@@ -193,11 +211,11 @@ class Balance:
             now: The time.
             window: To look back over, at most that of the settings; None: that one.
         """
-        settings = self._state.settings.scale
+        settings = self._settings
         wanted = settings.window if window is None else min(window, settings.window)
         last = self._snapshot(now)
         start, middle = self._at(now - wanted), self._at(now - wanted / 2)
-        cost = {policy_id: cost_of(policy_id, start, last) for policy_id in self._state.policies}
+        cost = {policy_id: cost_of(policy_id, start, last) for policy_id in self._policies}
         changed = self._change_time
         if _moved(self._sizes, (self._present(), self._sizes[1])):
             changed = now
@@ -217,15 +235,11 @@ class Balance:
 
     def _doing(self, policy: PolicyState) -> tuple[bool, bool]:
         """Say whether a policy's trainer waits for the pool, and whether it trains."""
-        if (
-            not policy.lease_table.streams
-            or policy.end is not None
-            or self._state.lifecycle.is_paused
-        ):
+        if not policy.lease_table.streams or policy.end is not None or self._lifecycle.is_paused:
             return False, False
         if policy.lease_table.leases:
             return False, True
-        return blocker_of(self._state, policy) is None, False
+        return self._pacing.blocker_of(policy) is None, False
 
     def _count(self, seconds: float) -> None:
         for wait in self._waits.values():
@@ -235,7 +249,7 @@ class Balance:
     def _sample_pool(self, now: datetime) -> None:
         """Take the pool as it is for the time since the last look."""
         before = self._snapshots[-1] if self._snapshots else None
-        policy_ids, sessions = self._state.settings.workflow.policy_ids, self._state.sessions
+        policy_ids, sessions = self._policy_ids, self._sessions
         live = [
             member
             for member in sessions.pool
@@ -256,7 +270,7 @@ class Balance:
 
     def _present(self) -> int:
         """Return the accelerators of all nodes but those that drain."""
-        pool = self._state.sessions.pool
+        pool = self._sessions.pool
         return sum(accelerators(member) for member in pool if not member.is_draining)
 
     def _busy(self, live: list[LiveRaas]) -> float:
@@ -282,11 +296,11 @@ class Balance:
             self._pool.full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
     def _snapshot(self, now: datetime) -> CounterSnapshot:
-        members = self._state.sessions.pool
-        measured = self._state.measured
+        members = self._sessions.pool
+        measured = self._measured
         return CounterSnapshot(
             time=now,
-            policies={policy_id: self._sums(p) for policy_id, p in self._state.policies.items()},
+            policies={policy_id: self._sums(p) for policy_id, p in self._policies.items()},
             live_s=self._pool.live_s,
             busy_s=self._pool.busy_s,
             token_count=measured.token_count,
@@ -337,7 +351,7 @@ class Balance:
             used_token_rate=self._used_token_rate(first, last, cost),
             policies=tuple(
                 balance_of(policy_id, first.policies[policy_id], last.policies[policy_id])
-                for policy_id, policy in self._state.policies.items()
+                for policy_id, policy in self._policies.items()
                 if policy.end is None
             ),
         )
@@ -349,7 +363,7 @@ class Balance:
         trained = max(
             (
                 used_of(first.policies[policy_id], last.policies[policy_id]) * cost[policy_id]
-                for policy_id, policy in self._state.policies.items()
+                for policy_id, policy in self._policies.items()
                 if policy.end is None
             ),
             default=0.0,
@@ -371,7 +385,7 @@ class Balance:
                 inflight_count=member.outstanding,
                 is_live=bool(member.live),
             )
-            for member in self._state.sessions.pool
+            for member in self._sessions.pool
             if not member.is_draining
         )
 

@@ -4,25 +4,47 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData, StreamBatches
-from astraflow.core.effects import RecordBatch, SendBatch, SendEndOfData, SendPublishOrder
+from astraflow.core.effects import (
+    Effects,
+    RecordBatch,
+    SendBatch,
+    SendEndOfData,
+    SendPublishOrder,
+)
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import BatchId
+from astraflow.core.ids import BatchId, IdGenerator, PolicyId
 from astraflow.core.leases import Lease, RankStream
-from astraflow.core.pacing import blocker_of
+from astraflow.core.lifecycle import RunLifecycle
+from astraflow.core.pacing import PolicyPacing
 from astraflow.core.policies import PolicyState
 from astraflow.core.saving import Saving
-from astraflow.core.sessions import LiveTrainer
-from astraflow.core.state import State
+from astraflow.core.sessions import LiveTrainer, Sessions
 from astraflow.core.training import Training
 
 
 class Batching:
     """Leases batches to trainers and settles them."""
 
-    def __init__(self, state: State, training: Training, saving: Saving) -> None:
-        self._state = state
+    def __init__(
+        self,
+        policies: Mapping[PolicyId, PolicyState],
+        *,
+        sessions: Sessions,
+        training: Training,
+        saving: Saving,
+        pacing: PolicyPacing,
+        ids: IdGenerator,
+        lifecycle: RunLifecycle,
+        effects: Effects,
+    ) -> None:
+        self._policies = policies
+        self._sessions = sessions
         self._training = training
         self._saving = saving
+        self._pacing = pacing
+        self._ids = ids
+        self._lifecycle = lifecycle
+        self._effects = effects
 
     def open_stream(self, member: LiveTrainer, event: StreamBatches) -> None:
         """Let a rank listen, and send it again what it has not settled.
@@ -30,7 +52,7 @@ class Batching:
         Raises:
             AstraflowError: INVALID_FIELD, REQUEST_CONFLICT.
         """
-        policy = self._state.policies[member.policy_id]
+        policy = self._policies[member.policy_id]
         most = event.max_outstanding
         if policy.settings.steps_per_version is None:
             # A version that is asked for comes between two batches: none is leased before it.
@@ -45,7 +67,7 @@ class Batching:
             return
         self._saving.order(policy)
         if policy.progress.is_ordered:
-            self._state.do(SendPublishOrder(member_id=member.member_id))
+            self._effects.do(SendPublishOrder(member_id=member.member_id))
 
     def ack(self, member: LiveTrainer, event: AckBatch, now: datetime) -> bool:
         """Settle a batch once every rank agrees; return whether it is settled.
@@ -55,7 +77,7 @@ class Batching:
         Raises:
             AstraflowError: BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT, INVALID_FIELD.
         """
-        policy = self._state.policies[member.policy_id]
+        policy = self._policies[member.policy_id]
         settled = policy.lease_table.outcome_of(event.batch_id)
         if settled is not None:
             _must_agree(event, settled)
@@ -89,11 +111,11 @@ class Batching:
 
     def advance(self, now: datetime) -> None:
         """Lease what is ready to who has room."""
-        if self._state.lifecycle.is_final:
+        if self._lifecycle.is_final:
             return
-        for policy in self._state.policies.values():
+        for policy in self._policies.values():
             while policy.lease_table.has_capacity and policy.end is None:
-                if blocker_of(self._state, policy) is not None:
+                if self._pacing.blocker_of(policy) is not None:
                     break
                 count = self._ready_count(policy)
                 if not count:
@@ -113,7 +135,7 @@ class Batching:
         end = EndOfData(cause=cause, batch_count=policy.progress.consumed_count)
         for rank in sorted(set(policy.lease_table.streams) - policy.ended_ranks):
             policy.ended_ranks.add(rank)
-            self._state.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
+            self._effects.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
 
     def _ready_count(self, policy: PolicyState) -> int:
         """Return how many groups the next batch would have now; 0: it has to wait."""
@@ -130,10 +152,10 @@ class Batching:
         return policy.fresh_groups if self.is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
-        member = self._state.sessions.trainer_of(policy.policy_id)
+        member = self._sessions.trainer_of(policy.policy_id)
         if member is None:
             return
-        batch_id = BatchId(self._state.ids.next("batch"))
+        batch_id = BatchId(self._ids.next("batch"))
         lease = policy.lease(batch_id, count, now)
         for rank in sorted(policy.lease_table.streams):
             self._deliver(member, policy, lease, rank)
@@ -143,7 +165,9 @@ class Batching:
         header, parts = lease.deliver(
             rank, world_size=policy.lease_table.world_size, max_tokens=stream.max_tokens
         )
-        self._state.do(SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts))
+        self._effects.do(
+            SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts)
+        )
 
     def _regain(self, policy: PolicyState, lease: Lease, event: AckBatch) -> bool:
         """Let a late ack count while nobody else holds a row; False: there is nothing to do.
@@ -182,7 +206,7 @@ class Batching:
 
     def _record(self, policy: PolicyState, lease: Lease, metrics: Mapping[str, float]) -> None:
         policy.metrics = metrics
-        self._state.do(
+        self._effects.do(
             RecordBatch(
                 policy_id=policy.policy_id,
                 batch_id=lease.batch_id,

@@ -292,6 +292,22 @@ class Decision:
         return repr((_plain(answer), _plain(effects)))
 
 
+class Effects:
+    """What is to be done because of the event in progress, in order."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+
+    def do(self, effect: Effect) -> None:
+        """Ask for an effect."""
+        self._effects.append(effect)
+
+    def take(self) -> tuple[Effect, ...]:
+        """Return the effects of the event, and begin anew."""
+        effects, self._effects = tuple(self._effects), []
+        return effects
+
+
 def _plain(value: Any) -> Any:
     """Return a value as plain data whose text is the same in every process."""
     kind = cast("type[Any]", type(value))

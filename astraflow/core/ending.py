@@ -5,18 +5,20 @@ live wherever it is wanted, and the hub closes last. A run whose pool cannot loa
 of a policy fails.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from astraflow.core.batches import EndCause
 from astraflow.core.batching import Batching
-from astraflow.core.effects import CloseHub, RunStateChanged, SendDirective
+from astraflow.core.effects import CloseHub, Effects, RunStateChanged, SendDirective
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evaluation import EvalSchedule, Evaluation
 from astraflow.core.ids import PolicyId
+from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import Directive, DirectiveKind
 from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import LiveRaas
-from astraflow.core.state import State
+from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.settings import RunSettings
 from astraflow.core.status import RunState, StopMode
 from astraflow.core.training import Training
 
@@ -28,35 +30,45 @@ class Loading:
     go on with what they have, and try again.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        lifecycle: RunLifecycle,
+    ) -> None:
+        self._grace = settings.first_version_grace
+        self._policies = policies
+        self._sessions = sessions
+        self._lifecycle = lifecycle
         self._failing_since: datetime | None = None
         self._served: set[str] = set()
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the run fails, unless somebody loads the weights."""
-        if self._failing_since is None or self._state.lifecycle.is_final:
+        if self._failing_since is None or self._lifecycle.is_final:
             return None
-        return self._failing_since + self._state.settings.first_version_grace
+        return self._failing_since + self._grace
 
     def advance(self, now: datetime) -> None:
         """Fail the run when all of the pool has failed to load a policy for too long."""
-        if len(self._served) == len(self._state.policies):
+        if len(self._served) == len(self._policies):
             return
-        failing = [p for p in self._state.policies.values() if self._is_failing(p)]
+        failing = [p for p in self._policies.values() if self._is_failing(p)]
         if not failing:
             self._failing_since = None
             return
         self._failing_since = self._failing_since or now
-        if now - self._failing_since >= self._state.settings.first_version_grace:
+        if now - self._failing_since >= self._grace:
             self._fail(failing[0])
 
     def _is_failing(self, policy: PolicyState) -> bool:
         """Whether somebody tried to load a policy, nobody has it, and everybody failed."""
         if policy.policy_id in self._served or policy.end is not None:
             return False
-        sessions = self._state.sessions
+        sessions = self._sessions
         if sessions.version_index.is_live(policy.policy_id):
             self._served.add(policy.policy_id)
             return False
@@ -69,12 +81,14 @@ class Loading:
         return has_failed
 
     def _fail(self, policy: PolicyState) -> None:
-        flow, cause = self._state.lifecycle, policy.load_failure
-        flow.failure = flow.failure or Failure(
-            reason=cause.reason if cause else Reason.VERSION_NOT_SERVED,
-            message=f"no RaaS could load version {policy.versions.shown_version} of "
-            f"{policy.policy_id}: {cause.message if cause else 'they did not say why'}",
-            metadata=cause.metadata if cause else {},
+        cause = policy.load_failure
+        self._lifecycle.fail(
+            Failure(
+                reason=cause.reason if cause else Reason.VERSION_NOT_SERVED,
+                message=f"no RaaS could load version {policy.versions.shown_version} of "
+                f"{policy.policy_id}: {cause.message if cause else 'they did not say why'}",
+                metadata=cause.metadata if cause else {},
+            )
         )
 
 
@@ -88,14 +102,22 @@ class RunEnding:
 
     def __init__(
         self,
-        state: State,
+        settings: RunSettings,
         *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
         training: Training,
         batching: Batching,
         evaluation: Evaluation,
         schedule: EvalSchedule,
+        lifecycle: RunLifecycle,
+        effects: Effects,
     ) -> None:
-        self._state = state
+        self._settings = settings
+        self._policies = policies
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self._effects = effects
         self._training = training
         self._batching = batching
         self._evaluation = evaluation
@@ -105,7 +127,7 @@ class RunEnding:
     @property
     def run_state(self) -> RunState:
         """Where the run stands."""
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         if flow.failure is not None:
             return RunState.FAILED
         if flow.is_final:
@@ -121,65 +143,62 @@ class RunEnding:
     @property
     def next_deadline(self) -> datetime | None:
         """When the run acts by itself for its end."""
-        flow, settings = self._state.lifecycle, self._state.settings
+        flow = self._lifecycle
         if flow.final_time is not None:
-            return None if flow.is_closed else flow.final_time + settings.leave_grace
+            return None if flow.is_closed else flow.final_time + self._settings.leave_grace
         waiting = [
-            policy.end_time + settings.last_version_grace
-            for policy in self._state.policies.values()
+            policy.end_time + self._settings.last_version_grace
+            for policy in self._policies.values()
             if policy.end_time is not None and policy.policy_id not in self._released
         ]
         return min(waiting + ([flow.stop_time] if flow.stop_time else []), default=None)
 
     def stop(self, mode: StopMode, grace: timedelta | None, now: datetime) -> None:
         """End the run; a cancel shortens a drain, a drain does not lengthen a cancel."""
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         if flow.is_final or flow.stop is StopMode.CANCEL:
             return
-        flow.stop = mode
-        if grace is not None:
-            flow.stop_time = min(flow.stop_time or now + grace, now + grace)
+        flow.order_stop(mode, cancel_time=None if grace is None else now + grace)
         self._evaluation.cancel_all(now)
 
     def begin_again(self, now: datetime) -> None:
         """Give members of a run that is over their whole grace; close a hub that was closing."""
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         if flow.is_closed:
-            self._state.do(CloseHub())
+            self._effects.do(CloseHub())
         elif flow.is_final:
-            flow.final_time = now
+            flow.finish(now)
 
     def advance(self, now: datetime) -> None:
         """Take the run as far towards its end as it is."""
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:
-                flow.stop = StopMode.CANCEL
+                flow.order_stop(StopMode.CANCEL)
             self._retire_policies(now)
         self._release_trainers(now)
         if not flow.is_final:
             self._finish_when_done(now)
         self._close_when_left(now)
         state = self.run_state
-        if state is not flow.shown:
-            flow.shown = state
-            self._state.do(RunStateChanged(state=state))
+        if flow.show(state):
+            self._effects.do(RunStateChanged(state=state))
 
     @property
     def _is_trained(self) -> bool:
-        return all(policy.end is not None for policy in self._state.policies.values())
+        return all(policy.end is not None for policy in self._policies.values())
 
     @property
     def _waits_for_members(self) -> bool:
-        sessions = self._state.sessions
+        sessions = self._sessions
         has_trainers = all(
             policy.end is not None or sessions.trainer_of(policy.policy_id) is not None
-            for policy in self._state.policies.values()
+            for policy in self._policies.values()
         )
         return not (has_trainers and sessions.pool)
 
     def _retire_policies(self, now: datetime) -> None:
-        for policy in self._state.policies.values():
+        for policy in self._policies.values():
             cause = self._cause(policy)
             if policy.end is None and cause is not None:
                 self._training.retire(policy)
@@ -188,64 +207,62 @@ class RunEnding:
 
     def _cause(self, policy: PolicyState) -> EndCause | None:
         """Say why a policy's data is at its end, or None."""
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         if flow.failure is not None or flow.stop is StopMode.CANCEL:
             return EndCause.STOPPED
         if policy.progress.steps_left == 0:
             return EndCause.STEP_LIMIT
-        is_trained = policy.policy_id in self._state.settings.workflow.policy_ids
+        is_trained = policy.policy_id in self._settings.workflow.policy_ids
         if not is_trained or (self._training.is_through and not policy.open.count):
             return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
         return None
 
     def _release_trainers(self, now: datetime) -> None:
-        for policy in self._state.policies.values():
-            if policy.end is None or self._state.lifecycle.failure is not None:
+        for policy in self._policies.values():
+            if policy.end is None or self._lifecycle.failure is not None:
                 continue
             if policy.policy_id not in self._released and self._may_leave(policy, now):
                 self._released.add(policy.policy_id)
-            member = self._state.sessions.trainer_of(policy.policy_id)
+            member = self._sessions.trainer_of(policy.policy_id)
             if policy.policy_id in self._released and member is not None:
                 self._batching.end_data(policy, member, policy.end)
 
     def _may_leave(self, policy: PolicyState, now: datetime) -> bool:
         """Whether nobody needs the trainer: its last version is live where it is served."""
-        grace = self._state.settings.last_version_grace
+        grace = self._settings.last_version_grace
         is_late = policy.end_time is not None and policy.end_time + grace <= now
-        if is_late or self._state.lifecycle.stop is StopMode.CANCEL:
+        if is_late or self._lifecycle.stop is StopMode.CANCEL:
             return True
         newest = policy.versions.newest
         if newest is None:
             return True
         return newest.step >= policy.progress.step and all(
             member.live.get(policy.policy_id) == newest.version
-            for member in self._state.sessions.pool
+            for member in self._sessions.pool
             if policy.policy_id in member.policies and not member.is_draining
         )
 
     def _finish_when_done(self, now: datetime) -> None:
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         is_cut = flow.failure is not None or flow.stop is StopMode.CANCEL
         if is_cut:
             self._evaluation.cancel_all(now)
-        elif not self._is_trained or len(self._released) < len(self._state.policies):
+        elif not self._is_trained or len(self._released) < len(self._policies):
             return
         else:
             self._schedule.note_end(now)
         if not self._evaluation.is_idle:
             return
-        flow.final_time = now
+        flow.finish(now)
         message = "the run is over" if flow.failure is None else flow.failure.message
         order = Directive(kind=DirectiveKind.STOP, message=message)
-        for member in self._state.sessions:
-            self._state.do(SendDirective(member_id=member.member_id, directive=order))
+        for member in self._sessions:
+            self._effects.do(SendDirective(member_id=member.member_id, directive=order))
 
     def _close_when_left(self, now: datetime) -> None:
-        flow = self._state.lifecycle
+        flow = self._lifecycle
         if flow.final_time is None or flow.is_closed:
             return
-        if not len(self._state.sessions) or (
-            flow.final_time + self._state.settings.leave_grace <= now
-        ):
-            flow.is_closed = True
-            self._state.do(CloseHub())
+        if not len(self._sessions) or (flow.final_time + self._settings.leave_grace <= now):
+            flow.close()
+            self._effects.do(CloseHub())

@@ -3,67 +3,28 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from astraflow.core.effects import DrawEvalPrompts, EvalChanged
+from astraflow.core.effects import DrawEvalPrompts, Effects, EvalChanged
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_work import EvalWork
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.events import EvalCreated
 from astraflow.core.groups import EvalGroup
-from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.ids import EvalRunId, IdGenerator, PolicyId
+from astraflow.core.lifecycle import RunLifecycle
+from astraflow.core.policies import PolicyState, find_policy, newest_versions
 from astraflow.core.rollouts import Rollout
 from astraflow.core.scheduler import (
     MemberCapacity,
     PlacementRequest,
     PoolView,
-    TaskSender,
     choose,
     eval_capacity,
     may_serve_pinned,
 )
-from astraflow.core.sessions import LiveRaas
-from astraflow.core.settings import SuiteSettings
-from astraflow.core.state import State
+from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.settings import RunSettings, SuiteSettings
+from astraflow.core.task_table import TaskTable
 from astraflow.core.tasks import CancelReason, Prompt
-
-
-def pin(
-    state: State, suite: SuiteSettings, versions: Mapping[PolicyId, int]
-) -> dict[PolicyId, int]:
-    """Return one version for each policy of a suite; one that is left out: its newest.
-
-    Raises:
-        AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, INVALID_FIELD for other policies.
-    """
-    policy_ids = suite.suite.policy_ids
-    pinned: dict[PolicyId, int] = {}
-    for policy_id in policy_ids:
-        ledger = state.policy(policy_id).versions
-        pinned[policy_id] = versions.get(policy_id, max(0, ledger.shown_version))
-        ledger.get(pinned[policy_id])
-    foreign = set(versions) - set(policy_ids)
-    if foreign:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"suite {suite.suite.suite} does not measure {', '.join(sorted(foreign))}",
-        )
-    return pinned
-
-
-def may_come(state: State, versions: Mapping[PolicyId, int]) -> bool:
-    """Whether a RaaS may still load these versions: they are the newest."""
-    return state.newest_versions(tuple(versions)) == dict(versions)
-
-
-def must_be_servable(state: State, versions: Mapping[PolicyId, int]) -> None:
-    """Refuse versions that nobody has and nobody will have.
-
-    Raises:
-        AstraflowError: VERSION_NOT_SERVED.
-    """
-    is_served = any(may_serve_pinned(member, versions) for member in state.sessions.pool)
-    if not is_served and not may_come(state, versions):
-        failure = not_served(versions)
-        raise AstraflowError(failure.reason, failure.message)
 
 
 def not_served(versions: Mapping[PolicyId, int]) -> Failure:
@@ -86,10 +47,25 @@ class Evaluation:
         has_pool: Whether training is over, so that evaluations may take the whole pool.
     """
 
-    def __init__(self, state: State, sender: TaskSender) -> None:
-        self._state = state
-        self._sender = sender
-        self._suites = {suite.suite.suite: suite for suite in state.settings.suites}
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        tasks: TaskTable,
+        ids: IdGenerator,
+        lifecycle: RunLifecycle,
+        effects: Effects,
+    ) -> None:
+        self._suites = {suite.suite.suite: suite for suite in settings.suites}
+        self._grace = settings.last_version_grace
+        self._policies = policies
+        self._sessions = sessions
+        self._tasks = tasks
+        self._ids = ids
+        self._lifecycle = lifecycle
+        self._effects = effects
         self._active: dict[EvalRunId, EvalWork] = {}
         self._finished: dict[EvalRunId, EvalRun] = {}
         self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
@@ -144,10 +120,10 @@ class Evaluation:
             raise AstraflowError(
                 Reason.INVALID_FIELD, "an evaluation needs a request_id and a share of up to 1"
             )
-        if self._state.lifecycle.is_final or self._state.lifecycle.stop is not None:
+        if self._lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
-        pinned = pin(self._state, suite, event.versions)
-        must_be_servable(self._state, pinned)
+        pinned = self._pin(suite, event.versions)
+        self._must_be_servable(pinned)
         work = self.start(suite, pinned, now, share=share)
         self._requests[event.request_id] = (work.eval_run_id, event)
         while len(self._requests) > _KEPT_COUNT:
@@ -164,21 +140,56 @@ class Evaluation:
     ) -> EvalWork:
         """Start an evaluation of pinned versions."""
         work = EvalWork(
-            EvalRunId(self._state.ids.next("eval")),
+            EvalRunId(self._ids.next("eval")),
             suite,
             versions=versions,
             share=share or suite.pool_share,
             now=now,
         )
         self._active[work.eval_run_id] = work
-        self._state.do(EvalChanged(eval_run=work.view()))
+        self._effects.do(EvalChanged(eval_run=work.view()))
         self._draw(work)
         return work
+
+    def _pin(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> dict[PolicyId, int]:
+        """Return one version for each policy of a suite; one that is left out: its newest.
+
+        Raises:
+            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, INVALID_FIELD for other policies.
+        """
+        policy_ids = suite.suite.policy_ids
+        pinned: dict[PolicyId, int] = {}
+        for policy_id in policy_ids:
+            ledger = find_policy(self._policies, policy_id).versions
+            pinned[policy_id] = versions.get(policy_id, max(0, ledger.shown_version))
+            ledger.get(pinned[policy_id])
+        foreign = set(versions) - set(policy_ids)
+        if foreign:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"suite {suite.suite.suite} does not measure {', '.join(sorted(foreign))}",
+            )
+        return pinned
+
+    def _may_come(self, versions: Mapping[PolicyId, int]) -> bool:
+        """Whether a RaaS may still load these versions: they are the newest."""
+        return newest_versions(self._policies, tuple(versions)) == dict(versions)
+
+    def _must_be_servable(self, versions: Mapping[PolicyId, int]) -> None:
+        """Refuse versions that nobody has and nobody will have.
+
+        Raises:
+            AstraflowError: VERSION_NOT_SERVED.
+        """
+        is_served = any(may_serve_pinned(member, versions) for member in self._sessions.pool)
+        if not is_served and not self._may_come(versions):
+            failure = not_served(versions)
+            raise AstraflowError(failure.reason, failure.message)
 
     def _draw(self, work: EvalWork) -> None:
         parts = work.suite.suite.data_sets
         data_sets = tuple(dict.fromkeys(part.data_set for part in parts))
-        self._state.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
+        self._effects.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
 
     @property
     def is_reading(self) -> bool:
@@ -240,7 +251,7 @@ class Evaluation:
         """Issue what there is room for; end what is answered or cannot be."""
         for work in list(self._active.values()):
             before = work.state
-            if not self._state.lifecycle.is_paused:
+            if not self._lifecycle.is_paused:
                 self._issue(work, now)
             if work.is_answered:
                 work.conclude(now)
@@ -250,14 +261,13 @@ class Evaluation:
                 work.fail(not_served(work.versions), now)
                 self._retire(work)
             elif work.state is not before or work.is_worth_showing():
-                self._state.do(EvalChanged(eval_run=work.view()))
+                self._effects.do(EvalChanged(eval_run=work.view()))
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the first evaluation that nobody can serve is given up."""
-        grace = self._state.settings.last_version_grace
         times = [work.stuck_time for work in self._active.values() if work.stuck_time is not None]
-        return min(times) + grace if times else None
+        return min(times) + self._grace if times else None
 
     def _issue(self, work: EvalWork, now: datetime) -> None:
         while work.again:
@@ -273,8 +283,8 @@ class Evaluation:
             place = self._find_capacity(work, work.next_size, now)
             if place is None:
                 return
-            group = work.begin_group(self._state.ids)
-            self._state.groups[group.group_id] = group
+            group = work.begin_group(self._ids)
+            self._tasks.open(group)
             self._send(work, group, place, now)
             if group.unissued:
                 self.queue(group)
@@ -283,10 +293,10 @@ class Evaluation:
     def _send(self, work: EvalWork, group: EvalGroup, place: MemberCapacity, now: datetime) -> None:
         place.member.pinned.update(work.versions.items())
         indexes = tuple(group.unissued[: place.free])
-        self._sender.send(group, place.member, indexes=indexes, versions=work.ranges(), now=now)
+        self._tasks.send(group, place.member, indexes=indexes, versions=work.ranges(), now=now)
 
     def _find_capacity(self, work: EvalWork, count: int, now: datetime) -> MemberCapacity | None:
-        sessions = self._state.sessions
+        sessions = self._sessions
         share = 1.0 if self.has_pool else work.share
 
         def is_fit(member: LiveRaas) -> bool:
@@ -306,19 +316,19 @@ class Evaluation:
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""
-        pool = [member for member in self._state.sessions.pool if not member.is_draining]
+        pool = [member for member in self._sessions.pool if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
-            not self.has_pool and may_come(self._state, work.versions)
+            not self.has_pool and self._may_come(work.versions)
         ):
             work.stuck_time = work.waits_for = None
             return False
-        if self.has_pool and pool and not may_come(self._state, work.versions):
+        if self.has_pool and pool and not self._may_come(work.versions):
             # Training is over: nobody goes back to an older version, and nobody else will come.
             return True
         if work.stuck_time is None:
             work.stuck_time, work.waits_for = now, not_served(work.versions)
-            self._state.do(EvalChanged(eval_run=work.view()))
-        return now - work.stuck_time >= self._state.settings.last_version_grace
+            self._effects.do(EvalChanged(eval_run=work.view()))
+        return now - work.stuck_time >= self._grace
 
     def was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
         """Whether these versions were measured on a suite, or are just now."""
@@ -332,11 +342,11 @@ class Evaluation:
 
     def _withdraw(self, work: EvalWork) -> None:
         for group in work.open_groups:
-            self._sender.withdraw_group(group, CancelReason.EVAL_CANCELLED)
+            self._tasks.withdraw_group(group, CancelReason.EVAL_CANCELLED)
 
     def _forget_if_whole(self, group: EvalGroup) -> None:
         if not group.open_count:
-            del self._state.groups[group.group_id]
+            self._tasks.close(group)
 
     def _retire(self, work: EvalWork) -> None:
         run = work.view()
@@ -344,15 +354,15 @@ class Evaluation:
         self._finished[work.eval_run_id] = run
         while len(self._finished) > _KEPT_COUNT:
             del self._finished[next(iter(self._finished))]
-        for member in self._state.sessions.pool:
+        for member in self._sessions.pool:
             member.pinned.difference_update(work.versions.items())
         for other in self._active.values():
             self._repin(other)
-        self._state.do(EvalChanged(eval_run=run))
+        self._effects.do(EvalChanged(eval_run=run))
 
     def _repin(self, work: EvalWork) -> None:
         """Remember who still has tasks of an evaluation: its versions are kept there."""
-        for member in self._state.sessions.pool:
+        for member in self._sessions.pool:
             groups = (assignment.group for assignment in member.assignments.values())
             if any(
                 isinstance(group, EvalGroup) and group.eval_run_id == work.eval_run_id
@@ -364,17 +374,28 @@ class Evaluation:
 class EvalSchedule:
     """Starts the evaluations of the recipe."""
 
-    def __init__(self, state: State, evaluation: Evaluation) -> None:
-        self._state = state
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        evaluation: Evaluation,
+        lifecycle: RunLifecycle,
+    ) -> None:
+        self._suites = settings.suites
+        self._policies = policies
         self._evaluation = evaluation
+        self._lifecycle = lifecycle
         self._started: set[str] = set()
         self._is_last_started = False
 
     def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
         """Start what is due once this version exists."""
-        for suite in self._state.settings.suites:
+        if self._lifecycle.is_final:
+            return
+        for suite in self._suites:
             policy_ids = suite.suite.policy_ids
-            newest = self._state.newest_versions(policy_ids)
+            newest = newest_versions(self._policies, policy_ids)
             if newest is None or policy_id not in policy_ids:
                 continue
             if suite.at_start and suite.suite.suite not in self._started:
@@ -389,10 +410,10 @@ class EvalSchedule:
         if self._is_last_started:
             return
         self._is_last_started = True
-        if self._state.lifecycle.stop is not None:
+        if self._lifecycle.stop is not None:
             return
-        for suite in self._state.settings.suites:
-            newest = self._state.newest_versions(suite.suite.policy_ids)
+        for suite in self._suites:
+            newest = newest_versions(self._policies, suite.suite.policy_ids)
             if not suite.at_end or newest is None or self._evaluation.was_measured(suite, newest):
                 continue
             self._evaluation.start(suite, newest, now)

@@ -1,22 +1,25 @@
 """Intake: what a RaaS sends back, what is answered, and what becomes of undone work."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from astraflow.core.effects import RecordRollout
+from astraflow.core.capacity import Measured
+from astraflow.core.effects import Effects, RecordRollout
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.events import RolloutArrived, RolloutRepeated
+from astraflow.core.failures import FailureLog
 from astraflow.core.groups import Assignment, EvalGroup, SampleGroup, TrainGroup
 from astraflow.core.ids import MemberId, PolicyId, RolloutId, TaskId
-from astraflow.core.pacing import newest_available, waits_in_vain
+from astraflow.core.lifecycle import RunLifecycle
+from astraflow.core.pacing import PolicyPacing
 from astraflow.core.policies import PolicyState
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout, TaskResult
-from astraflow.core.samples import AcceptedRollout
-from astraflow.core.scheduler import TaskSender
-from astraflow.core.sessions import LiveRaas
-from astraflow.core.state import State
+from astraflow.core.samples import AcceptedRollout, RolloutRecords
+from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.settings import RunSettings
+from astraflow.core.task_table import TaskTable
 from astraflow.core.tasks import CancelReason, TaskPurpose
 from astraflow.core.training import Training
 
@@ -37,76 +40,12 @@ class Refusal:
     event: RolloutRepeated | None = None
 
 
-def refusal_of(state: State, event: RolloutArrived) -> Refusal | None:
-    """Return what a rollout comes to that is of no use; None: it has to be looked at whole."""
-    rollout, member_id = event.rollout, event.member_id
-    assignment = state.assignments.get(rollout.task_id)
-    group = state.groups.get(rollout.group_id)
-    if assignment is None or assignment.member_id != member_id:
-        if is_late(rollout, member_id, group):
-            return None
-        return _refusal(state, event, unknown_ack(state, rollout, group), group)
-    fault = fault_of(state, rollout, assignment)
-    if fault is not None:
-        return Refusal(ack=fault)
-    index = rollout.sample_index
-    if index in assignment.open_indexes or not (group is None or group.slots[index].is_done):
-        return None
-    return _refusal(state, event, closed_ack(rollout, assignment), group)
-
-
 def is_late(rollout: Rollout, member_id: MemberId, group: SampleGroup | None) -> bool:
     """Whether it is of a task that its sender held, unanswered, in an earlier session."""
     lost = None if group is None else group.lost.get(rollout.task_id)
     if lost is None or lost.member_id != member_id:
         return False
     return rollout.sample_index in lost.open_indexes and rollout.outcome not in UNDONE
-
-
-def fault_of(  # noqa: PLR0911 - a flat list of checks
-    state: State, rollout: Rollout, assignment: Assignment
-) -> ItemAck | None:
-    """Refuse a rollout that contradicts its task; None: it does not."""
-    task = assignment.task
-    if rollout.group_id != task.group_id or rollout.sample_index not in task.sample_indexes:
-        why = f"task {task.task_id} did not ask for this sample"
-        return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
-    for trajectory in rollout.trajectories:
-        if trajectory.sampling.is_reshaped and task.purpose is TaskPurpose.TRAIN:
-            knobs = ", ".join(trajectory.sampling.reshaped_by)
-            why = f"{knobs} reshaped what was sampled, which trainers cannot score"
-            return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
-        if trajectory.payload is not None and not state.settings.takes_payloads:
-            why = "the run has no payload store"
-            return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
-        for span in trajectory.version_spans:
-            policy_id = span.policy_id or trajectory.policy_id
-            bounds = task.versions.get(policy_id)
-            if bounds is None or trajectory.policy_id not in task.versions:
-                why = f"the workflow does not sample {policy_id}"
-                return refuse(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
-            if span.version > state.policies[policy_id].versions.newest_version:
-                why = f"{policy_id} has no version {span.version}"
-                return refuse(rollout.rollout_id, Reason.VERSION_UNKNOWN, why)
-            if bounds.max is not None and span.version not in bounds:
-                why = f"{policy_id} is pinned to {bounds.max}"
-                return refuse(rollout.rollout_id, Reason.VERSION_NOT_SERVED, why)
-    return None
-
-
-def unknown_ack(state: State, rollout: Rollout, group: SampleGroup | None) -> ItemAck:
-    """Answer for a task that the sender does not hold (any more)."""
-    index, name = rollout.sample_index, rollout.group_id
-    if not (state.ids.has_issued("group", name) or state.ids.has_issued("eval-group", name)):
-        return refuse(rollout.rollout_id, Reason.TASK_UNKNOWN, "the run sent no such task")
-    if group is None or (index < group.size and group.slots[index].is_done):
-        return repeated_ack(rollout.rollout_id)
-    return ItemAck(
-        item_id=rollout.rollout_id,
-        disposition=Disposition.DROPPED,
-        reason=Reason.TASK_UNKNOWN,
-        message=f"task {rollout.task_id} is not held; its samples are asked for elsewhere",
-    )
 
 
 def closed_ack(rollout: Rollout, assignment: Assignment) -> ItemAck:
@@ -138,29 +77,6 @@ def refuse(item_id: str, reason: Reason, message: str) -> ItemAck:
     )
 
 
-def repeaters(state: State, rollout: Rollout, group: SampleGroup | None) -> tuple[PolicyId, ...]:
-    """Return the policies in whose books a repetition counts."""
-    if isinstance(group, EvalGroup):
-        return ()
-    policies: Iterable[PolicyId] = {each.policy_id for each in rollout.trajectories}
-    if isinstance(group, TrainGroup):
-        policies = group.policies
-    return tuple(sorted(set(policies) & state.policies.keys()))
-
-
-def _refusal(
-    state: State, event: RolloutArrived, ack: ItemAck, group: SampleGroup | None
-) -> Refusal:
-    if ack.disposition is not Disposition.DUPLICATE:
-        return Refusal(ack=ack)
-    repetition = RolloutRepeated(
-        member_id=event.member_id,
-        rollout_id=event.rollout.rollout_id,
-        policy_ids=repeaters(state, event.rollout, group),
-    )
-    return Refusal(ack=ack, event=repetition)
-
-
 # Handed back in good order: it does not count as a failed attempt.
 _ORDERLY = frozenset({Reason.MEMBER_DRAINING, Reason.TASK_CANCELLED})
 
@@ -169,21 +85,60 @@ class Intake:
     """Takes rollouts, results and tasks given back."""
 
     def __init__(
-        self, state: State, sender: TaskSender, *, training: Training, evaluation: Evaluation
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        tasks: TaskTable,
+        training: Training,
+        evaluation: Evaluation,
+        pacing: PolicyPacing,
+        measured: Measured,
+        records: RolloutRecords,
+        failures: FailureLog,
+        lifecycle: RunLifecycle,
+        effects: Effects,
     ) -> None:
-        self._state = state
-        self._sender = sender
+        self._settings = settings.rollouts
+        self._takes_payloads = settings.takes_payloads
+        self._policies = policies
+        self._sessions = sessions
+        self._tasks = tasks
         self._training = training
         self._evaluation = evaluation
+        self._pacing = pacing
+        self._measured = measured
+        self._records = records
+        self._failures = failures
+        self._lifecycle = lifecycle
+        self._effects = effects
+
+    def refusal(self, event: RolloutArrived) -> Refusal | None:
+        """Return what a rollout comes to that is of no use; None: it has to be looked at whole."""
+        rollout, member_id = event.rollout, event.member_id
+        assignment = self._tasks.assignments.get(rollout.task_id)
+        group = self._tasks.groups.get(rollout.group_id)
+        if assignment is None or assignment.member_id != member_id:
+            if is_late(rollout, member_id, group):
+                return None
+            return self._refusal(event, self._unknown_ack(rollout, group), group)
+        fault = self._fault_of(rollout, assignment)
+        if fault is not None:
+            return Refusal(ack=fault)
+        index = rollout.sample_index
+        if index in assignment.open_indexes or not (group is None or group.slots[index].is_done):
+            return None
+        return self._refusal(event, closed_ack(rollout, assignment), group)
 
     def rollout(self, member: LiveRaas, rollout: Rollout, now: datetime) -> ItemAck:
         """Take a rollout, whole or not at all."""
-        assignment = self._state.assignments.get(rollout.task_id)
-        group = self._state.groups.get(rollout.group_id)
+        assignment = self._tasks.assignments.get(rollout.task_id)
+        group = self._tasks.groups.get(rollout.group_id)
         if assignment is None or assignment.member_id != member.member_id:
             taken = self._from_before(member, rollout, group, now)
-            return taken or self._answer(rollout, unknown_ack(self._state, rollout, group), group)
-        fault = fault_of(self._state, rollout, assignment)
+            return taken or self._answer(rollout, self._unknown_ack(rollout, group), group)
+        fault = self._fault_of(rollout, assignment)
         if fault is not None:
             return fault
         index = rollout.sample_index
@@ -212,14 +167,14 @@ class Intake:
         if group is None or not is_late(rollout, member.member_id, group):
             return None
         index = rollout.sample_index
-        fault = fault_of(self._state, rollout, group.lost[rollout.task_id])
+        fault = self._fault_of(rollout, group.lost[rollout.task_id])
         if fault is not None:
             return fault
         if group.slots[index].is_done:
             return None
-        holder = self._state.assignments.get(group.slots[index].holder or TaskId(""))
+        holder = self._tasks.assignments.get(group.slots[index].holder or TaskId(""))
         if holder is not None:
-            self._sender.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
+            self._tasks.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
 
@@ -232,7 +187,7 @@ class Intake:
         """Close a task; what it left unanswered is issued again."""
         assignment = member.assignments.get(result.task_id)
         if assignment is None:
-            if self._state.ids.has_issued("task", result.task_id):
+            if self._tasks.knew_task(result.task_id):
                 return ItemAck(
                     item_id=result.task_id,
                     disposition=Disposition.DUPLICATE,
@@ -244,7 +199,7 @@ class Intake:
         unsent = Failure(
             reason=Reason.ROLLOUT_INVALID, message="no sound rollout came, and no failure"
         )
-        self._end(member, assignment)
+        self._tasks.end(member, assignment)
         for index in sorted(assignment.open_indexes):
             failure = failures.get(index, unsent)
             self._note(assignment.group, failure, now)
@@ -257,8 +212,8 @@ class Intake:
         assignment = member.assignments.get(task_id)
         if assignment is None:
             return
-        self._end(member, assignment)
-        self._state.failures.note(failure, now)
+        self._tasks.end(member, assignment)
+        self._failures.note(failure, now)
         is_counted = failure.reason not in _ORDERLY
         if failure.reason is Reason.VERSION_NOT_SERVED and assignment.is_eval:
             # Not asked again for these versions, so the attempt need not count.
@@ -273,7 +228,7 @@ class Intake:
         self, member: LiveRaas, assignment: Assignment, now: datetime, *, is_lost: bool
     ) -> None:
         """Issue again what a member held whose session ended, unless it may have ended it."""
-        self._end(member, assignment)
+        self._tasks.end(member, assignment)
         group = assignment.group
         if assignment.open_indexes:
             group.lost[assignment.task_id] = assignment
@@ -285,12 +240,12 @@ class Intake:
             retryable=True,
         )
         self._reissue(assignment, failure, now, is_counted=False)
-        if is_lost and group.loss_count >= self._state.settings.rollouts.max_lost:
+        if is_lost and group.loss_count >= self._settings.max_lost:
             self._give_up(group, now)
 
     def _give_up(self, group: SampleGroup, now: datetime) -> None:
         """Issue no more of a prompt that member after member was lost with."""
-        if group.group_id not in self._state.groups:
+        if group.group_id not in self._tasks.groups:
             return
         failure = Failure(
             reason=Reason.PROMPT_POISONED,
@@ -302,39 +257,27 @@ class Intake:
 
     def expire(self, now: datetime) -> None:
         """Issue again what is out for too long; its RaaS keeps the credit until it answers."""
-        deadlines = self._state.deadlines
-        while deadlines and deadlines[0][0] <= now:
-            assignment = self._state.assignments.get(deadlines.popleft()[1])
-            if assignment is None or assignment.is_withdrawn:
-                continue
-            self._sender.withdraw(assignment, CancelReason.DEADLINE)
+        while (assignment := self._tasks.take_overdue(now)) is not None:
+            self._tasks.withdraw(assignment, CancelReason.DEADLINE)
             failure = Failure(
                 reason=Reason.TASK_EXPIRED,
-                message=f"task {assignment.task_id} had no result after {self._state.task_ttl}",
+                message=f"task {assignment.task_id} had no result after {self._tasks.ttl}",
                 retryable=True,
             )
             self._reissue(assignment, failure, now, is_counted=True)
 
     def recall(self, policy: PolicyState, now: datetime) -> None:
         """Issue again what waits for a version of a policy that nobody can have any more."""
-        available = newest_available(self._state, policy)
+        available = self._pacing.newest_available(policy)
         failure = Failure(
             reason=Reason.VERSION_NOT_SERVED,
             message=f"nobody has the version of {policy.policy_id} that the task waits for",
             retryable=True,
         )
-        for assignment in list(self._state.assignments.values()):
-            if waits_in_vain(self._state, policy, assignment, available):
-                self._sender.withdraw(assignment, CancelReason.VERSION_LOST)
+        for assignment in list(self._tasks.assignments.values()):
+            if self._pacing.waits_in_vain(policy, assignment, available):
+                self._tasks.withdraw(assignment, CancelReason.VERSION_LOST)
                 self._reissue(assignment, failure, now, is_counted=False)
-
-    @property
-    def next_deadline(self) -> datetime | None:
-        """When the first task has been out for too long."""
-        deadlines = self._state.deadlines
-        while deadlines and deadlines[0][1] not in self._state.assignments:
-            deadlines.popleft()
-        return deadlines[0][0] if deadlines else None
 
     def _measure(
         self, member: LiveRaas, assignment: Assignment, rollout: Rollout, now: datetime
@@ -343,8 +286,8 @@ class Intake:
         count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
         if count:
             member.measure(seconds=seconds, token_count=count)
-            speeds = (other.speed for other in self._state.sessions.pool)
-            self._state.measured.note(count, speeds, is_eval=assignment.is_eval)
+            speeds = (other.speed for other in self._sessions.pool)
+            self._measured.note(count, speeds, is_eval=assignment.is_eval)
 
     def _keep(self, member: LiveRaas, group: SampleGroup, rollout: Rollout, now: datetime) -> None:
         member.accepted_count += 1
@@ -355,11 +298,11 @@ class Intake:
                 member_id=member.member_id,
                 placements={},
             )
-            self._state.records.add(entry)
+            self._records.add(entry)
             self._training.accept(group, rollout.sample_index, entry, now)
         elif isinstance(group, EvalGroup):
             self._evaluation.accept(group, rollout.sample_index, rollout)
-        self._state.do(
+        self._effects.do(
             RecordRollout(
                 member_id=member.member_id,
                 rollout=rollout,
@@ -383,7 +326,7 @@ class Intake:
         *,
         is_counted: bool,
     ) -> None:
-        group = self._state.groups.get(assignment.group.group_id)
+        group = self._tasks.groups.get(assignment.group.group_id)
         if group is not None and not group.slots[index].is_done:
             self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
 
@@ -410,7 +353,7 @@ class Intake:
         *,
         is_counted: bool,
     ) -> None:
-        attempts = self._state.settings.rollouts.max_attempts
+        attempts = self._settings.max_attempts
         is_over = group.fail(index, failure, max_attempts=attempts, is_counted=is_counted)
         if isinstance(group, TrainGroup):
             if is_over:
@@ -425,27 +368,86 @@ class Intake:
 
     def _note(self, group: SampleGroup, failure: Failure | None, now: datetime) -> None:
         """Count what came to an end; too many failures of training end the run."""
-        failures, flow = self._state.failures, self._state.lifecycle
+        failures, lifecycle = self._failures, self._lifecycle
         if isinstance(group, TrainGroup):
             failures.finish(failure, now)
-            if failure is not None and flow.failure is None:
-                flow.fail(failures.unbearable(self._state.settings.rollouts.max_failed_share))
+            if failure is not None and lifecycle.failure is None:
+                lifecycle.fail(failures.unbearable(self._settings.max_failed_share))
         elif failure is not None:
             failures.note(failure, now)
-
-    def _end(self, member: LiveRaas, assignment: Assignment) -> None:
-        member.release(assignment)
-        del self._state.assignments[assignment.task_id]
 
     def _answer(self, rollout: Rollout, ack: ItemAck, group: SampleGroup | None) -> ItemAck:
         """Count a repetition."""
         if ack.disposition is Disposition.DUPLICATE:
-            self._count_repeat(repeaters(self._state, rollout, group))
+            self._count_repeat(self._repeaters(rollout, group))
         return ack
+
+    def _refusal(self, event: RolloutArrived, ack: ItemAck, group: SampleGroup | None) -> Refusal:
+        if ack.disposition is not Disposition.DUPLICATE:
+            return Refusal(ack=ack)
+        repetition = RolloutRepeated(
+            member_id=event.member_id,
+            rollout_id=event.rollout.rollout_id,
+            policy_ids=self._repeaters(event.rollout, group),
+        )
+        return Refusal(ack=ack, event=repetition)
+
+    def _unknown_ack(self, rollout: Rollout, group: SampleGroup | None) -> ItemAck:
+        """Answer for a task that the sender does not hold (any more)."""
+        index = rollout.sample_index
+        if not self._tasks.knew_group(rollout.group_id):
+            return refuse(rollout.rollout_id, Reason.TASK_UNKNOWN, "the run sent no such task")
+        if group is None or (index < group.size and group.slots[index].is_done):
+            return repeated_ack(rollout.rollout_id)
+        return ItemAck(
+            item_id=rollout.rollout_id,
+            disposition=Disposition.DROPPED,
+            reason=Reason.TASK_UNKNOWN,
+            message=f"task {rollout.task_id} is not held; its samples are asked for elsewhere",
+        )
+
+    def _fault_of(  # noqa: PLR0911 - a flat list of checks
+        self, rollout: Rollout, assignment: Assignment
+    ) -> ItemAck | None:
+        """Refuse a rollout that contradicts its task; None: it does not."""
+        task = assignment.task
+        if rollout.group_id != task.group_id or rollout.sample_index not in task.sample_indexes:
+            why = f"task {task.task_id} did not ask for this sample"
+            return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+        for trajectory in rollout.trajectories:
+            if trajectory.sampling.is_reshaped and task.purpose is TaskPurpose.TRAIN:
+                knobs = ", ".join(trajectory.sampling.reshaped_by)
+                why = f"{knobs} reshaped what was sampled, which trainers cannot score"
+                return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+            if trajectory.payload is not None and not self._takes_payloads:
+                why = "the run has no payload store"
+                return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+            for span in trajectory.version_spans:
+                policy_id = span.policy_id or trajectory.policy_id
+                bounds = task.versions.get(policy_id)
+                if bounds is None or trajectory.policy_id not in task.versions:
+                    why = f"the workflow does not sample {policy_id}"
+                    return refuse(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
+                if span.version > self._policies[policy_id].versions.newest_version:
+                    why = f"{policy_id} has no version {span.version}"
+                    return refuse(rollout.rollout_id, Reason.VERSION_UNKNOWN, why)
+                if bounds.max is not None and span.version not in bounds:
+                    why = f"{policy_id} is pinned to {bounds.max}"
+                    return refuse(rollout.rollout_id, Reason.VERSION_NOT_SERVED, why)
+        return None
+
+    def _repeaters(self, rollout: Rollout, group: SampleGroup | None) -> tuple[PolicyId, ...]:
+        """Return the policies in whose books a repetition counts."""
+        if isinstance(group, EvalGroup):
+            return ()
+        policies: Iterable[PolicyId] = {each.policy_id for each in rollout.trajectories}
+        if isinstance(group, TrainGroup):
+            policies = group.policies
+        return tuple(sorted(set(policies) & self._policies.keys()))
 
     def _count_repeat(self, policy_ids: Iterable[PolicyId]) -> None:
         for policy_id in policy_ids:
-            self._state.policies[policy_id].books.duplicates += 1
+            self._policies[policy_id].books.duplicates += 1
 
 
 def _accept(item_id: str) -> ItemAck:

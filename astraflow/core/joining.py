@@ -1,13 +1,14 @@
 """Joining: who may be a member, as what, and what of an earlier session goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from astraflow.core.batching import Batching
-from astraflow.core.effects import AnnounceVersion, ClearOutbox, SendTask
+from astraflow.core.effects import AnnounceVersion, ClearOutbox, Effects, SendTask
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RaasJoined, SessionSecrets, TrainerRegistered
-from astraflow.core.ids import BatchId, MemberId, PolicyId, TaskId
+from astraflow.core.ids import BatchId, IdGenerator, MemberId, PolicyId, TaskId
+from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import (
     CONTRACT_VERSION,
     Capability,
@@ -22,10 +23,11 @@ from astraflow.core.members import (
     TrainerRegistration,
 )
 from astraflow.core.membership import Membership
-from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import Departed, LiveMember, LiveRaas, LiveTrainer
+from astraflow.core.policies import PolicyState, find_policy
+from astraflow.core.samples import RolloutRecords
+from astraflow.core.sessions import Departed, LiveMember, LiveRaas, LiveTrainer, Sessions
+from astraflow.core.settings import RunSettings
 from astraflow.core.sources import version_with_sources
-from astraflow.core.state import State
 from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.core.training import Training
 
@@ -110,12 +112,29 @@ class Joining:
     """Opens sessions."""
 
     def __init__(
-        self, state: State, *, training: Training, batching: Batching, membership: Membership
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        records: RolloutRecords,
+        training: Training,
+        batching: Batching,
+        membership: Membership,
+        ids: IdGenerator,
+        lifecycle: RunLifecycle,
+        effects: Effects,
     ) -> None:
-        self._state = state
+        self._settings = settings
+        self._policies = policies
+        self._sessions = sessions
+        self._records = records
         self._training = training
         self._batching = batching
         self._membership = membership
+        self._ids = ids
+        self._lifecycle = lifecycle
+        self._effects = effects
 
     def join_pool(self, event: RaasJoined, now: datetime) -> PoolMembership:
         """Admit a RaaS, or let it go on."""
@@ -126,17 +145,17 @@ class Joining:
         member = live if isinstance(live, LiveRaas) else self._new_raas(event, now)
         self._describe(member, request, now)
         held = self._resend(member, request.resume)
-        workflows = tuple(w for w in self._state.settings.workflows if member.serves(w.policy_ids))
+        workflows = tuple(w for w in self._settings.workflows if member.serves(w.policy_ids))
         return PoolMembership(
             session=self._session(member, event.secrets, task_ids=held),
-            run_id=self._state.settings.run_id,
+            run_id=self._settings.run_id,
             workflows=workflows,
         )
 
     def register(self, event: TrainerRegistered, now: datetime) -> TrainerRegistration:
         """Admit a trainer, or let it go on."""
         request = event.request
-        policy = self._state.policy(request.policy_id)
+        policy = find_policy(self._policies, request.policy_id)
         known = self._known(event.resumes, request.resume, MemberRole.TRAINER)
         self._must_train(request, known)
         goes_on = self._goes_on(known, request.resume)
@@ -157,13 +176,13 @@ class Joining:
         member.weight_endpoints = request.weight_endpoints
         member.keep_alive_time = now
         policy.identity = merge_identity(policy.identity, request.identity)
-        self._state.do(ClearOutbox(member_id=member.member_id))
+        self._effects.do(ClearOutbox(member_id=member.member_id))
         self._announce_newest(member)
         return TrainerRegistration(
             session=self._session(
                 member, event.secrets, batch_ids=tuple(policy.lease_table.leases)
             ),
-            run_id=self._state.settings.run_id,
+            run_id=self._settings.run_id,
             max_staleness=policy.settings.max_staleness,
             next_version=policy.versions.next_version,
             rolled_back_batch_count=rolled_back,
@@ -174,23 +193,22 @@ class Joining:
         if count and not policy.settings.max_staleness:
             self._training.take_back(policy)
         undone = policy.roll_back(count, step)
-        self._state.records.undo(policy.policy_id, {batch.batch_id for batch in undone})
+        self._records.undo(policy.policy_id, {batch.batch_id for batch in undone})
         self._training.prompts.lose(policy.take_lost())
         return len(undone)
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:
-        state = self._state
         check_contract(request.contract)
         for served in request.policies:
-            policy = state.policy(served.policy_id)
+            policy = find_policy(self._policies, served.policy_id)
             merge_identity(policy.identity, served.identity)
             if policy.settings.needs_routes:
                 check_routes(request.contract, served.policy_id)
         policy_ids = {served.policy_id for served in request.policies}
-        for workflow in state.settings.workflows:
+        for workflow in self._settings.workflows:
             if policy_ids.issuperset(workflow.policy_ids):
                 check_codes(workflow, request.codes)
-        for member in state.sessions:
+        for member in self._sessions:
             if member.name == request.name and member.member_id != known:
                 raise AstraflowError(
                     Reason.NAME_TAKEN,
@@ -200,7 +218,7 @@ class Joining:
 
     def _must_train(self, request: RegisterTrainer, known: MemberId | None) -> None:
         check_contract(request.contract)
-        policy = self._state.policy(request.policy_id)
+        policy = find_policy(self._policies, request.policy_id)
         merge_identity(policy.identity, request.identity)
         if policy.settings.needs_routes:
             check_routes(request.contract, request.policy_id)
@@ -211,18 +229,18 @@ class Joining:
                 f"{request.policy_id}, the trainer wants {request.groups_per_batch}",
                 metadata={"field": "groups_per_batch"},
             )
-        other = self._state.sessions.trainer_of(request.policy_id)
+        other = self._sessions.trainer_of(request.policy_id)
         if other is not None and other.member_id != known:
             raise AstraflowError(
                 Reason.POLICY_TAKEN,
                 f"{request.policy_id} is trained by {other.member_id} ({other.name}); "
-                f"a silent trainer's session ends after {self._state.sessions.ttl}",
+                f"a silent trainer's session ends after {self._sessions.ttl}",
                 retryable=True,
             )
         self._must_go_on()
 
     def _must_go_on(self) -> None:
-        if self._state.lifecycle.is_final:
+        if self._lifecycle.is_final:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; start a new one")
 
     def _known(
@@ -256,8 +274,7 @@ class Joining:
         return before is not None and before.incarnation == resume.incarnation
 
     def _remembered(self, member_id: MemberId) -> LiveMember | Departed | None:
-        sessions = self._state.sessions
-        return sessions.find(member_id) or sessions.departed(member_id)
+        return self._sessions.find(member_id) or self._sessions.departed(member_id)
 
     def _take_over(
         self, member_id: MemberId | None, resume: SessionResume | None, now: datetime
@@ -265,7 +282,7 @@ class Joining:
         """Return the live session to go on with; one of an older incarnation is ended."""
         if member_id is None or resume is None:
             return None
-        live = self._state.sessions.find(member_id)
+        live = self._sessions.find(member_id)
         if live is None or live.incarnation == resume.incarnation:
             return live
         self._membership.close(
@@ -276,7 +293,7 @@ class Joining:
     def _new_raas(self, event: RaasJoined, now: datetime) -> LiveRaas:
         request = event.request
         member = LiveRaas(
-            member_id=event.resumes or MemberId(self._state.ids.next("raas")),
+            member_id=event.resumes or MemberId(self._ids.next("raas")),
             name=request.name,
             role=MemberRole.RAAS,
             incarnation=request.resume.incarnation if request.resume else 1,
@@ -286,13 +303,13 @@ class Joining:
             keep_alive_time=now,
             policies={},
         )
-        self._state.sessions.open(member)
+        self._sessions.open(member)
         return member
 
     def _new_trainer(self, event: TrainerRegistered, now: datetime) -> LiveTrainer:
         request = event.request
         member = LiveTrainer(
-            member_id=event.resumes or MemberId(self._state.ids.next("trainer")),
+            member_id=event.resumes or MemberId(self._ids.next("trainer")),
             name=request.name,
             role=MemberRole.TRAINER,
             incarnation=request.resume.incarnation if request.resume else 1,
@@ -302,7 +319,7 @@ class Joining:
             keep_alive_time=now,
             policy_id=request.policy_id,
         )
-        self._state.sessions.open(member)
+        self._sessions.open(member)
         return member
 
     def _describe(self, member: LiveRaas, request: JoinPool, now: datetime) -> None:
@@ -313,7 +330,7 @@ class Joining:
         policies = {served.policy_id: served for served in request.policies}
         member.serve(policies, request.relay_endpoint)
         for served in request.policies:
-            policy = self._state.policies[served.policy_id]
+            policy = self._policies[served.policy_id]
             policy.identity = merge_identity(policy.identity, served.identity)
             version = served.version
             if version is not None and 0 <= version <= policy.versions.newest_version:
@@ -321,11 +338,11 @@ class Joining:
 
     def _resend(self, member: LiveRaas, resume: SessionResume | None) -> tuple[TaskId, ...]:
         """Send again what the RaaS holds by the books and does not know of."""
-        self._state.do(ClearOutbox(member_id=member.member_id))
+        self._effects.do(ClearOutbox(member_id=member.member_id))
         named = frozenset(resume.held_task_ids) if resume else frozenset[TaskId]()
         for task_id, assignment in member.assignments.items():
             if task_id not in named and not assignment.is_withdrawn:
-                self._state.do(SendTask(member_id=member.member_id, task=assignment.task))
+                self._effects.do(SendTask(member_id=member.member_id, task=assignment.task))
         return tuple(task_id for task_id in member.assignments if task_id in named)
 
     def _session(
@@ -336,21 +353,21 @@ class Joining:
         task_ids: tuple[TaskId, ...] = (),
         batch_ids: tuple[BatchId, ...] = (),
     ) -> Session:
-        ttl = self._state.sessions.ttl
+        ttl = self._sessions.ttl
         return Session(
             member_id=member.member_id,
             token=secrets.token,
             ttl=ttl,
             keep_alive_interval=ttl / 3,
             transfer_token=secrets.transfer_token,
-            max_message_nbytes=self._state.settings.max_message_nbytes,
+            max_message_nbytes=self._settings.max_message_nbytes,
             held_task_ids=task_ids,
             held_batch_ids=batch_ids,
         )
 
     def _announce_newest(self, member: LiveTrainer) -> None:
         """Tell who pulls that the newest version has another source."""
-        listed = self._state.policies[member.policy_id].versions.listed
+        listed = self._policies[member.policy_id].versions.listed
         if listed and member.weight_endpoints:
-            info = version_with_sources(self._state.sessions, listed[-1])
-            self._state.do(AnnounceVersion(info=info))
+            info = version_with_sources(self._sessions, listed[-1])
+            self._effects.do(AnnounceVersion(info=info))

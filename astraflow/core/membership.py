@@ -1,11 +1,13 @@
 """Membership: sessions are renewed and end; what a member held goes on without it."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
 from astraflow.core.batching import Batching
 from astraflow.core.effects import (
     CloseSession,
+    Effects,
     RecordVersion,
     Renewal,
     SendDirective,
@@ -13,11 +15,12 @@ from astraflow.core.effects import (
 )
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, MemberKeptAlive
-from astraflow.core.ids import MemberId
+from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.intake import Intake
+from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
-from astraflow.core.sessions import LiveMember, LiveRaas, LiveTrainer
-from astraflow.core.state import State
+from astraflow.core.policies import PolicyState, find_policy
+from astraflow.core.sessions import LiveMember, LiveRaas, LiveTrainer, Sessions
 from astraflow.core.tasks import TaskCredit
 from astraflow.core.versions import VersionReport, VersionState
 
@@ -29,10 +32,22 @@ CONTINUE = Directive(kind=DirectiveKind.CONTINUE)
 class Membership:
     """Opens, renews and ends sessions."""
 
-    def __init__(self, state: State, *, intake: Intake, batching: Batching) -> None:
-        self._state = state
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        intake: Intake,
+        batching: Batching,
+        lifecycle: RunLifecycle,
+        effects: Effects,
+    ) -> None:
+        self._sessions = sessions
+        self._policies = policies
         self._intake = intake
         self._batching = batching
+        self._lifecycle = lifecycle
+        self._effects = effects
 
     def keep_alive(
         self, member_id: MemberId, load: RaasLoad | TrainerLoad | None, now: datetime
@@ -42,11 +57,11 @@ class Membership:
         Raises:
             AstraflowError: SESSION_ENDED.
         """
-        member = self._state.sessions.get(member_id)
+        member = self._sessions.get(member_id)
         member.keep_alive_time = now
         member.load = load or member.load
         return Renewal(
-            ttl=self._state.sessions.ttl,
+            ttl=self._sessions.ttl,
             directive=self._directive(member, now),
             server_time=now,
         )
@@ -55,8 +70,8 @@ class Membership:
         """Whether an event only says that a member is there which nobody took for silent."""
         if not isinstance(event, MemberKeptAlive):
             return False
-        member = self._state.sessions.find(event.member_id)
-        return member is not None and not self._state.sessions.is_silent(member, now)
+        member = self._sessions.find(event.member_id)
+        return member is not None and not self._sessions.is_silent(member, now)
 
     def give_credit(self, member: LiveRaas, event: TaskCredit) -> None:
         """Bound the work of a RaaS from now on.
@@ -73,7 +88,7 @@ class Membership:
 
     def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
         """End a session in good order; an ended one stays so."""
-        member = self._state.sessions.find(member_id)
+        member = self._sessions.find(member_id)
         if member is not None:
             self.close(member, now, is_lost=False, message=message)
 
@@ -83,30 +98,29 @@ class Membership:
         Raises:
             AstraflowError: MEMBER_UNKNOWN.
         """
-        member = self._state.sessions.find(member_id)
+        member = self._sessions.find(member_id)
         if member is None:
             raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{member_id}'")
-        self._state.sessions.drain(member, None if grace is None else now + grace)
+        self._sessions.drain(member, None if grace is None else now + grace)
         directive = Directive(kind=DirectiveKind.DRAIN, grace=grace, message="asked by an operator")
-        self._state.do(SendDirective(member_id=member_id, directive=directive))
+        self._effects.do(SendDirective(member_id=member_id, directive=directive))
 
     def remind(self, member: LiveMember, now: datetime) -> None:
         """Tell a member again that it is to leave: what told it went with its last stream."""
         if member.is_draining:
             directive = self._directive(member, now)
-            self._state.do(SendDirective(member_id=member.member_id, directive=directive))
+            self._effects.do(SendDirective(member_id=member.member_id, directive=directive))
 
     def expire(self, now: datetime) -> None:
         """End the sessions of those who went silent or overstayed."""
-        sessions = self._state.sessions
-        while (member := sessions.ended(now)) is not None:
+        while (member := self._sessions.ended(now)) is not None:
             overstayed = member.drain_time is not None and member.drain_time <= now
             message = "its grace to drain is over" if overstayed else "it went silent"
             self.close(member, now, is_lost=not overstayed, message=message)
 
     def renew_all(self, now: datetime) -> None:
         """Give every session its whole time again: nobody could say anything meanwhile."""
-        for member in self._state.sessions:
+        for member in self._sessions:
             member.keep_alive_time = now
 
     def report(self, member: LiveRaas, report: VersionReport) -> None:
@@ -115,27 +129,27 @@ class Membership:
         Raises:
             AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN.
         """
-        policy = self._state.policy(report.policy_id)
+        policy = find_policy(self._policies, report.policy_id)
         if not 0 <= report.version <= policy.versions.newest_version:
             policy.versions.get(report.version)
-        record = self._state.sessions.source_record
+        record = self._sessions.source_record
         record.note(member.member_id, member.region, report.reports)
         record.note_alive(member.relay_endpoint)
         _stand(member, report)
         policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
-            self._state.do(RecordVersion(member_id=member.member_id, report=report))
+            self._effects.do(RecordVersion(member_id=member.member_id, report=report))
         if report.is_unsound:
             self._order_scrub(report)
 
     def _order_scrub(self, report: VersionReport) -> None:
         """Have the trainer look at its copy: what it published may be damaged there."""
-        trainer = self._state.sessions.trainer_of(report.policy_id)
+        trainer = self._sessions.trainer_of(report.policy_id)
         if trainer is not None:
-            self._state.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
+            self._effects.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
 
     def _directive(self, member: LiveMember, now: datetime) -> Directive:
-        if self._state.lifecycle.is_final:
+        if self._lifecycle.is_final:
             return Directive(kind=DirectiveKind.STOP, message="the run is over")
         if member.is_draining:
             left = None if member.drain_time is None else max(timedelta(), member.drain_time - now)
@@ -152,8 +166,8 @@ class Membership:
         is_fenced: bool = False,
     ) -> None:
         """End a session: what the member held is issued again, or goes back to the buffer."""
-        self._state.sessions.close(member.member_id)
-        self._state.do(
+        self._sessions.close(member.member_id)
+        self._effects.do(
             CloseSession(
                 member_id=member.member_id, is_lost=is_lost, is_fenced=is_fenced, message=message
             )
@@ -162,7 +176,7 @@ class Membership:
             for assignment in list(member.assignments.values()):
                 self._intake.lose(member, assignment, now, is_lost=is_lost)
             return
-        policy = self._state.policies[member.policy_id]
+        policy = self._policies[member.policy_id]
         policy.departure_time = member.keep_alive_time if is_lost else now
         self._batching.return_all(policy)
         policy.lease_table.close()

@@ -6,13 +6,16 @@ on, so that nobody has to say when he lets go of a rollout; the looks come after
 payloads that one costs a rollout little.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from astraflow.core.effects import ReleasePayloads
+from astraflow.core.effects import Effects, ReleasePayloads
 from astraflow.core.groups import TrainGroup
+from astraflow.core.ids import PolicyId
+from astraflow.core.lifecycle import RunLifecycle
+from astraflow.core.policies import PolicyState
 from astraflow.core.rollouts import Rollout
 from astraflow.core.samples import Sample
-from astraflow.core.state import State
+from astraflow.core.task_table import TaskTable
 
 # The next look is due when a quarter more is known than was in use, or so many more.
 _SHARE = 4
@@ -29,9 +32,20 @@ class PayloadLedger:
         known: Names of those that were not released.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        policies: Mapping[PolicyId, PolicyState],
+        *,
+        tasks: TaskTable,
+        lifecycle: RunLifecycle,
+        effects: Effects,
+    ) -> None:
         self.known = set[str]()
         self._due = _LEAST_COUNT
+        self._policies = policies
+        self._tasks = tasks
+        self._lifecycle = lifecycle
+        self._effects = effects
 
     def note(self, rollout: Rollout) -> None:
         """Know the payloads of an accepted rollout."""
@@ -39,34 +53,32 @@ class PayloadLedger:
             if trajectory.payload is not None:
                 self.known.add(trajectory.payload.name)
 
-    def advance(self, state: State) -> None:
+    def advance(self) -> None:
         """Release what is of no use any more, if it is time to look."""
-        is_over = state.lifecycle.is_final
+        is_over = self._lifecycle.is_final
         if len(self.known) < self._due and not (self.known and is_over):
             return
-        used = set[str]() if is_over else _used(state)
+        used = set[str]() if is_over else self._used()
         gone = self.known - used
         self.known &= used
         self._due = len(self.known) + max(len(self.known) // _SHARE, _LEAST_COUNT)
         if gone:
-            state.do(ReleasePayloads(names=tuple(sorted(gone))))
+            self._effects.do(ReleasePayloads(names=tuple(sorted(gone))))
 
+    def _used(self) -> set[str]:
+        """Return the names of payloads that may be trained on: 0.3 ms for a thousand."""
+        used = set[str]()
+        for samples in self._samples():
+            for sample in samples:
+                for row in sample.rows:
+                    payload = row.trajectory.payload
+                    if payload is not None:
+                        used.add(payload.name)
+        return used
 
-def _used(state: State) -> set[str]:
-    """Return the names of payloads that may be trained on: 0.3 ms for a thousand."""
-    used = set[str]()
-    for samples in _samples(state):
-        for sample in samples:
-            for row in sample.rows:
-                payload = row.trajectory.payload
-                if payload is not None:
-                    used.add(payload.name)
-    return used
-
-
-def _samples(state: State) -> Iterator[Iterable[Sample]]:
-    for group in state.groups.values():
-        if isinstance(group, TrainGroup):
-            yield from (samples.values() for samples in group.samples.values())
-    for policy in state.policies.values():
-        yield from (group.samples for group in policy.held_groups)
+    def _samples(self) -> Iterator[Iterable[Sample]]:
+        for group in self._tasks.groups.values():
+            if isinstance(group, TrainGroup):
+                yield from (samples.values() for samples in group.samples.values())
+        for policy in self._policies.values():
+            yield from (group.samples for group in policy.held_groups)

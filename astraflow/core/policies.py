@@ -10,9 +10,9 @@ from astraflow.core.algorithms.points import Dice
 from astraflow.core.batches import AckBatch, EndCause
 from astraflow.core.buffer import FreshBuffer
 from astraflow.core.curation import BatchGuards, GroupCompletion
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import TrainGroup
-from astraflow.core.ids import BatchId, RolloutId
+from astraflow.core.ids import BatchId, PolicyId, RolloutId
 from astraflow.core.leases import Lease, LeaseTable
 from astraflow.core.lineage import IssuedPrompt, Lineage, TrainedBatch
 from astraflow.core.members import ModelIdentity
@@ -353,3 +353,26 @@ class PolicyState:
         samples = [sample for group in groups for sample in group.samples]
         self._accounting.drop(samples, place, reason, by=by)
         self.open.count -= len(groups)
+
+
+def find_policy(policies: Mapping[PolicyId, PolicyState], policy_id: PolicyId) -> PolicyState:
+    """Return a policy of a run.
+
+    Raises:
+        AstraflowError: POLICY_UNKNOWN.
+    """
+    policy = policies.get(policy_id)
+    if policy is None:
+        known = ", ".join(policies)
+        raise AstraflowError(
+            Reason.POLICY_UNKNOWN, f"the run has no policy '{policy_id}', only {known}"
+        )
+    return policy
+
+
+def newest_versions(
+    policies: Mapping[PolicyId, PolicyState], policy_ids: tuple[PolicyId, ...]
+) -> dict[PolicyId, int] | None:
+    """Return the newest version of each policy that the pool may see; None: one has none."""
+    newest = {p: policies[p].versions.shown_version for p in policy_ids}
+    return None if min(newest.values()) < 0 else newest

@@ -5,12 +5,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from astraflow.core.algorithms.finding import Faults
 from astraflow.core.curation import Curator, Mixing
-from astraflow.core.effects import DrawAgain, DrawPrompts
+from astraflow.core.effects import DrawAgain, DrawPrompts, Effects
 from astraflow.core.errors import Failure, Reason
+from astraflow.core.failures import DeadLetters
 from astraflow.core.ids import PromptId
+from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.lineage import IssuedPrompt
-from astraflow.core.state import State
+from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import Prompt
 
 _DEAD_IN_A_ROW = 64
@@ -43,20 +46,33 @@ class PromptQueue:
 
     Attributes:
         curator: Decides what is worth its rollouts.
+        epochs: Passes completed, by data set.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        faults: Faults,
+        dead_letters: DeadLetters,
+        lifecycle: RunLifecycle,
+        effects: Effects,
+    ) -> None:
         """Begin with the first rows.
 
         Raises:
             AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
         """
-        settings = state.settings.rollouts
-        self._state = state
-        self._mixing = Mixing(settings.mix)
-        self._data_sets = {name: _DataSet() for phase in settings.mix for name in phase.weights}
-        self.curator = Curator(settings.selectors, seed=state.settings.seed, faults=state.faults)
-        batches = [policy.groups_per_batch for policy in state.settings.policies]
+        rollouts = settings.rollouts
+        self._row_count, self._max_skips = rollouts.row_count, rollouts.max_skips
+        self._dead_letters = dead_letters
+        self._lifecycle = lifecycle
+        self._effects = effects
+        self.epochs: dict[str, int] = {}
+        self._mixing = Mixing(rollouts.mix)
+        self._data_sets = {name: _DataSet() for phase in rollouts.mix for name in phase.weights}
+        self.curator = Curator(rollouts.selectors, seed=settings.seed, faults=faults)
+        batches = [policy.groups_per_batch for policy in settings.policies]
         # Enough for every slot that one event can free, so that no slot waits for a prompt.
         self._draw_count = 2 * max(batches)
         self._admitted: list[Prompt] = []
@@ -93,7 +109,7 @@ class PromptQueue:
         into.drawn_count += len(prompts)
         into.is_through |= is_last
         if is_last and prompts:
-            self._state.lifecycle.epochs[prompts[-1].data_set] = prompts[-1].epoch + 1
+            self.epochs[prompts[-1].data_set] = prompts[-1].epoch + 1
 
     def lose(self, issued: Sequence[IssuedPrompt]) -> None:
         """Let prompts whose rollouts were rolled back be drawn again, before all others.
@@ -114,7 +130,7 @@ class PromptQueue:
         wanted = {(each.data_set, each.epoch, each.prompt_id): each for each in self._lost}
         for prompt in prompts:
             issued = wanted.pop(_key(prompt), None)
-            if issued is not None and prompt.prompt_id not in self._state.dead_letters:
+            if issued is not None and prompt.prompt_id not in self._dead_letters:
                 insort(self._again, (issued.number, prompt), key=lambda each: each[0])
         self._lost = list(wanted.values())
 
@@ -140,8 +156,7 @@ class PromptQueue:
         """Take one of those that `peek` returned."""
         later = index - len(self._again)
         prompt = self._admitted.pop(later) if later >= 0 else self._again.pop(index)[1]
-        epochs = self._state.lifecycle.epochs
-        epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
+        self.epochs[prompt.data_set] = max(self.epochs.get(prompt.data_set, 0), prompt.epoch)
         return prompt
 
     def put_first(self, prompt: Prompt) -> None:
@@ -159,7 +174,7 @@ class PromptQueue:
         if version < 1:
             return
         if self._warm_up_left is None:
-            self._warm_up_left = self._state.settings.rollouts.row_count
+            self._warm_up_left = self._row_count
         self.curator.begin_version(version)
 
     def draw(self) -> None:
@@ -201,7 +216,7 @@ class PromptQueue:
         prompts = self._data_sets[self._mixing.choose(there)].prompts
         while prompts:
             prompt = prompts.popleft()
-            if prompt.prompt_id not in self._state.dead_letters:
+            if prompt.prompt_id not in self._dead_letters:
                 self._dead_in_a_row = 0
                 return prompt
             self._note_dead()
@@ -210,11 +225,13 @@ class PromptQueue:
     def _note_dead(self) -> None:
         """Pass over a dead letter; nothing but dead letters end the run."""
         self._dead_in_a_row += 1
-        if self._dead_in_a_row > 2 * len(self._state.dead_letters) + _DEAD_IN_A_ROW:
-            self._state.lifecycle.failure = self._state.lifecycle.failure or Failure(
-                reason=Reason.PROMPT_POISONED,
-                message=f"the last {self._dead_in_a_row} prompts are dead letters, each given up "
-                "before; `astraflow ledger` says why",
+        if self._dead_in_a_row > 2 * len(self._dead_letters) + _DEAD_IN_A_ROW:
+            self._lifecycle.fail(
+                Failure(
+                    reason=Reason.PROMPT_POISONED,
+                    message=f"the last {self._dead_in_a_row} prompts are dead letters, each given "
+                    "up before; `astraflow ledger` says why",
+                )
             )
 
     def _admits(self, prompt: Prompt) -> bool:
@@ -222,7 +239,7 @@ class PromptQueue:
         self._seen_count += 1
         self._end_warm_up()
         is_admitted = self.curator.admits(prompt)
-        if not is_admitted and self._skipped_in_a_row < self._state.settings.rollouts.max_skips:
+        if not is_admitted and self._skipped_in_a_row < self._max_skips:
             self._skipped_in_a_row += 1
             return False
         self._forced_count += not is_admitted
@@ -238,10 +255,10 @@ class PromptQueue:
             self.curator.end_warm_up()
 
     def _ask(self, name: str) -> None:
-        self._state.do(DrawPrompts(data_set=name, count=2 * self._draw_count))
+        self._effects.do(DrawPrompts(data_set=name, count=2 * self._draw_count))
 
     def _ask_again(self) -> None:
-        self._state.do(DrawAgain(prompts=tuple(self._lost)))
+        self._effects.do(DrawAgain(prompts=tuple(self._lost)))
 
 
 def _key(prompt: Prompt) -> tuple[str, int, PromptId]:

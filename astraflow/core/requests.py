@@ -4,41 +4,60 @@ The event of a request is what is handled, and what the journal keeps.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
 from astraflow.core import events as ev
+from astraflow.core.algorithms.finding import Faults
 from astraflow.core.balance import Balance
 from astraflow.core.batching import Batching
+from astraflow.core.capacity import Measured
+from astraflow.core.effects import Effects
 from astraflow.core.ending import Loading, RunEnding
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evaluation import EvalSchedule, Evaluation
+from astraflow.core.failures import DeadLetters, FailureLog
+from astraflow.core.ids import IdGenerator, PolicyId
 from astraflow.core.intake import Intake
 from astraflow.core.joining import Joining
+from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import MemberRole
 from astraflow.core.membership import Membership
 from astraflow.core.pacing import PolicyPacing
 from astraflow.core.payloads import PayloadLedger
+from astraflow.core.policies import PolicyState, find_policy
+from astraflow.core.prompt_queue import PromptQueue
 from astraflow.core.rollouts import Disposition, ItemAck
+from astraflow.core.samples import RolloutRecords
 from astraflow.core.saving import Saving
-from astraflow.core.scheduler import TaskSender
-from astraflow.core.sessions import LiveRaas, LiveTrainer
+from astraflow.core.scheduler import Scheduler
+from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
 from astraflow.core.settings import RunSettings
-from astraflow.core.state import State
+from astraflow.core.task_table import TaskTable
 from astraflow.core.training import Training
+from astraflow.core.wait_graph import WaitGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Components:
-    """Who works on the state of a run.
+    """What a run is made of.
 
     Attributes:
-        state: What they share.
+        settings: Of the run.
+        lifecycle: How it goes on.
+        effects: Of the event in progress.
+        policies: By id, in the order of the recipe.
+        sessions: Who is here.
+        faults: Of data algorithms.
+        failures: Of rollouts.
+        dead_letters: Prompts given up.
+        records: Accepted rollouts that can be listed.
+        tasks: What is open.
+        pacing: Keeps policies within their distance.
         training: Decides what is asked of the pool for training.
         evaluation: Decides what is asked for evaluations.
         schedule: Begins evaluations by versions.
-        pacing: Keeps policies within their distance.
         loading: Watches that versions are loaded.
         saving: Makes checkpoints of the whole run.
         batching: Gives batches to trainers.
@@ -48,13 +67,23 @@ class Components:
         joining: Begins sessions.
         ending: Sees the run to its end.
         payloads: Knows which objects of the payload store are of use.
+        waits: Says who waits for whom.
     """
 
-    state: State
+    settings: RunSettings
+    lifecycle: RunLifecycle
+    effects: Effects
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    faults: Faults
+    failures: FailureLog
+    dead_letters: DeadLetters
+    records: RolloutRecords
+    tasks: TaskTable
+    pacing: PolicyPacing
     training: Training
     evaluation: Evaluation
     schedule: EvalSchedule
-    pacing: PolicyPacing
     loading: Loading
     saving: Saving
     batching: Batching
@@ -63,34 +92,156 @@ class Components:
     membership: Membership
     joining: Joining
     ending: RunEnding
-    payloads: PayloadLedger = field(default_factory=PayloadLedger)
+    payloads: PayloadLedger
+    waits: WaitGraph
 
 
 def assemble(settings: RunSettings, *, start_time: datetime) -> Components:
     """Return the components of a run that begins."""
-    state = State(settings, start_time=start_time)
-    sender = TaskSender(state)
-    training, evaluation = Training(state, sender), Evaluation(state, sender)
-    schedule = EvalSchedule(state, evaluation)
-    saving = Saving(state, training.prompts)
-    batching = Batching(state, training, saving)
-    intake = Intake(state, sender, training=training, evaluation=evaluation)
-    membership = Membership(state, intake=intake, batching=batching)
+    ids, effects, faults = IdGenerator(settings.run_id), Effects(), Faults()
+    lifecycle = RunLifecycle(start_time=start_time)
+    failures, dead_letters, measured = FailureLog(), DeadLetters(), Measured()
+    sessions = Sessions(
+        ttl=settings.session_ttl, unit=settings.rollouts.unit, has_evals=bool(settings.suites)
+    )
+    policies = {
+        policy.policy_id: PolicyState(policy, settings, faults=faults)
+        for policy in settings.policies
+    }
+    records = RolloutRecords(
+        max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
+    )
+    tasks = TaskTable(settings, ids=ids, effects=effects)
+    pacing = PolicyPacing(
+        settings,
+        policies=policies,
+        sessions=sessions,
+        tasks=tasks,
+        lifecycle=lifecycle,
+        effects=effects,
+    )
+    prompts = PromptQueue(
+        settings, faults=faults, dead_letters=dead_letters, lifecycle=lifecycle, effects=effects
+    )
+    training = Training(
+        settings,
+        prompts=prompts,
+        policies=policies,
+        sessions=sessions,
+        scheduler=Scheduler(settings, policies=policies, sessions=sessions, measured=measured),
+        tasks=tasks,
+        pacing=pacing,
+        failures=failures,
+        dead_letters=dead_letters,
+        ids=ids,
+        lifecycle=lifecycle,
+    )
+    evaluation = Evaluation(
+        settings,
+        policies=policies,
+        sessions=sessions,
+        tasks=tasks,
+        ids=ids,
+        lifecycle=lifecycle,
+        effects=effects,
+    )
+    schedule = EvalSchedule(settings, policies=policies, evaluation=evaluation, lifecycle=lifecycle)
+    saving = Saving(
+        policies, sessions=sessions, prompts=prompts, lifecycle=lifecycle, effects=effects
+    )
+    batching = Batching(
+        policies,
+        sessions=sessions,
+        training=training,
+        saving=saving,
+        pacing=pacing,
+        ids=ids,
+        lifecycle=lifecycle,
+        effects=effects,
+    )
+    intake = Intake(
+        settings,
+        policies=policies,
+        sessions=sessions,
+        tasks=tasks,
+        training=training,
+        evaluation=evaluation,
+        pacing=pacing,
+        measured=measured,
+        records=records,
+        failures=failures,
+        lifecycle=lifecycle,
+        effects=effects,
+    )
+    membership = Membership(
+        sessions,
+        policies=policies,
+        intake=intake,
+        batching=batching,
+        lifecycle=lifecycle,
+        effects=effects,
+    )
     return Components(
-        state=state,
+        settings=settings,
+        lifecycle=lifecycle,
+        effects=effects,
+        policies=policies,
+        sessions=sessions,
+        faults=faults,
+        failures=failures,
+        dead_letters=dead_letters,
+        records=records,
+        tasks=tasks,
+        pacing=pacing,
         training=training,
         evaluation=evaluation,
         schedule=schedule,
-        pacing=PolicyPacing(state, schedule),
-        loading=Loading(state),
+        loading=Loading(settings, policies=policies, sessions=sessions, lifecycle=lifecycle),
         saving=saving,
         batching=batching,
-        balance=Balance(state, training),
+        balance=Balance(
+            settings,
+            policies=policies,
+            sessions=sessions,
+            measured=measured,
+            training=training,
+            pacing=pacing,
+            lifecycle=lifecycle,
+        ),
         intake=intake,
         membership=membership,
-        joining=Joining(state, training=training, batching=batching, membership=membership),
+        joining=Joining(
+            settings,
+            policies=policies,
+            sessions=sessions,
+            records=records,
+            training=training,
+            batching=batching,
+            membership=membership,
+            ids=ids,
+            lifecycle=lifecycle,
+            effects=effects,
+        ),
         ending=RunEnding(
-            state, training=training, batching=batching, evaluation=evaluation, schedule=schedule
+            settings,
+            policies=policies,
+            sessions=sessions,
+            training=training,
+            batching=batching,
+            evaluation=evaluation,
+            schedule=schedule,
+            lifecycle=lifecycle,
+            effects=effects,
+        ),
+        payloads=PayloadLedger(policies, tasks=tasks, lifecycle=lifecycle, effects=effects),
+        waits=WaitGraph(
+            settings,
+            policies=policies,
+            sessions=sessions,
+            tasks=tasks,
+            training=training,
+            pacing=pacing,
+            lifecycle=lifecycle,
         ),
     )
 
@@ -121,9 +272,9 @@ def take(run: Components, event: ev.Event, now: datetime) -> Any:
     """
     kind, asked = REQUESTS[type(event)], cast("Any", event)
     if kind.sender is MemberRole.RAAS:
-        return kind.handle(run, run.state.sessions.raas(asked.member_id), asked, now)
+        return kind.handle(run, run.sessions.raas(asked.member_id), asked, now)
     if kind.sender is MemberRole.TRAINER:
-        return kind.handle(run, run.state.sessions.trainer(asked.member_id), asked, now)
+        return kind.handle(run, run.sessions.trainer(asked.member_id), asked, now)
     return kind.handle(run, asked, now)
 
 
@@ -153,8 +304,8 @@ def _publish(
     run: Components, member: LiveTrainer, event: ev.VersionPublished, now: datetime
 ) -> int:
     """Enter a version; those who pull it are told when they may see it."""
-    state, info = run.state, event.info
-    policy = state.policy(info.policy_id)
+    info = event.info
+    policy = find_policy(run.policies, info.policy_id)
     if member.policy_id != info.policy_id:
         raise AstraflowError(
             Reason.ROLE_NOT_ALLOWED,
@@ -168,7 +319,7 @@ def _publish(
             if newest is not None and info.step <= newest.step:
                 policy.spare()
         run.pacing.announce_again(policy.versions.get(info.version))
-    if is_new and info.policy_id == state.settings.workflow.policy_ids[0]:
+    if is_new and info.policy_id == run.settings.workflow.policy_ids[0]:
         run.training.prompts.begin_version(info.version)
     return policy.versions.next_version
 
@@ -190,12 +341,8 @@ def _open_stream(
 
 
 def _note_failure(run: Components, event: ev.FailureReported, now: datetime) -> None:
-    run.state.sessions.get(event.member_id)
-    run.state.failures.note(event.failure, now)
-
-
-def _pause(run: Components, *, is_paused: bool) -> None:
-    run.state.lifecycle.is_paused = is_paused
+    run.sessions.get(event.member_id)
+    run.failures.note(event.failure, now)
 
 
 def _raas(
@@ -232,7 +379,7 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     ),
     ev.PublishRequested: _raas(
         "publish_requested",
-        lambda run, _node, e, _now: run.pacing.request(run.state.policy(e.policy_id)),
+        lambda run, _node, e, _now: run.pacing.request(find_policy(run.policies, e.policy_id)),
     ),
     # Trainers.
     ev.StreamBatches: _trainer("batch_stream_opened", _open_stream),
@@ -262,8 +409,10 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     ev.EvalCancelled: _other(
         "eval_cancelled", lambda run, e, now: run.evaluation.cancel(e.eval_run_id, now)
     ),
-    ev.RunPaused: _other("run_paused", lambda run, _e, _now: _pause(run, is_paused=True)),
-    ev.RunResumed: _other("run_resumed", lambda run, _e, _now: _pause(run, is_paused=False)),
+    ev.RunPaused: _other("run_paused", lambda run, _e, _now: run.lifecycle.pause(is_paused=True)),
+    ev.RunResumed: _other(
+        "run_resumed", lambda run, _e, _now: run.lifecycle.pause(is_paused=False)
+    ),
     ev.RunStopped: _other("run_stopped", lambda run, e, now: run.ending.stop(e.mode, e.grace, now)),
     ev.SaveRequested: _other(
         "save_requested", lambda run, e, _now: run.saving.request(e.checkpoint_id)
@@ -275,5 +424,5 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     ),
     ev.Ticked: _other("ticked", _tick),
     ev.HubRestarted: _other("hub_restarted", _restart),
-    ev.RunBroken: _other("run_broken", lambda run, e, _now: run.state.lifecycle.fail(e.failure)),
+    ev.RunBroken: _other("run_broken", lambda run, e, _now: run.lifecycle.fail(e.failure)),
 }

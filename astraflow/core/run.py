@@ -1,7 +1,7 @@
 """The whole hub as a pure state machine: `apply(event, now)` answers and says what to do.
 
 No I/O, no clock, no chance: the same events at the same times give the same run. The components
-that it is made of share one `State`:
+that it is made of have each their own data, and are given who they call:
 
 - `joining` and `membership` hold sessions;
 - `training` and `evaluation` decide what is asked of the pool, `scheduler` places and sends it,
@@ -21,38 +21,36 @@ from astraflow.core.effects import Decision
 from astraflow.core.errors import AstraflowError
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
-from astraflow.core.intake import Refusal, refusal_of
-from astraflow.core.policies import PolicyState
-from astraflow.core.requests import assemble, take
+from astraflow.core.intake import Refusal
+from astraflow.core.policies import PolicyState, find_policy
+from astraflow.core.requests import Components, assemble, take
 from astraflow.core.settings import RunSettings
 from astraflow.core.sources import sources_of, version_with_sources
-from astraflow.core.state import State
 from astraflow.core.status import (
     DeadLetter,
     LedgerAccount,
     PolicyStatus,
     RolloutPlace,
     RolloutRecord,
-    RunState,
     RunStatus,
     SavedRun,
     WaitReason,
 )
 from astraflow.core.versions import SourceInfo, VersionInfo
-from astraflow.core.wait_graph import explain
 
 
-def run_status(state: State, run_state: RunState, now: datetime) -> RunStatus:
+def run_status(run: Components, now: datetime) -> RunStatus:
+    lifecycle, sessions = run.lifecycle, run.sessions
     return RunStatus(
-        run_id=state.settings.run_id,
-        state=run_state,
-        policies=tuple(map(policy_status, state.policies.values())),
-        members=tuple(state.sessions.status(member, now) for member in state.sessions),
-        dead_letter_count=state.dead_letters.count,
-        epochs=dict(state.lifecycle.epochs),
-        failure=state.lifecycle.failure,
-        failures=state.failures.report(),
-        start_time=state.start_time,
+        run_id=run.settings.run_id,
+        state=run.ending.run_state,
+        policies=tuple(map(policy_status, run.policies.values())),
+        members=tuple(sessions.status(member, now) for member in sessions),
+        dead_letter_count=run.dead_letters.count,
+        epochs=dict(run.training.prompts.epochs),
+        failure=lifecycle.failure,
+        failures=run.failures.report(),
+        start_time=lifecycle.start_time,
         server_time=now,
     )
 
@@ -90,7 +88,6 @@ class Run:
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
         self._components = assemble(settings, start_time=start_time)
-        self._state = self._components.state
 
     def apply(self, event: ev.Event, now: datetime, *, goes_on: bool = False) -> Decision:
         """Decide what comes of an event.
@@ -104,23 +101,25 @@ class Run:
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
-        state = self._state
-        changes_nothing = self._components.membership.is_plain_renewal(event, now)
+        run = self._components
+        changes_nothing = run.membership.is_plain_renewal(event, now)
         try:
-            answer = take(self._components, event, now)
+            answer = take(run, event, now)
         except AstraflowError:
-            state.take_effects()
+            run.effects.take()
             raise
         if not (goes_on or changes_nothing):
             self._advance(now)
-        return Decision(answer=answer, effects=state.take_effects())
+        return Decision(answer=answer, effects=run.effects.take())
 
     def _advance(self, now: datetime) -> None:
         """Let every component do what it can now."""
-        run, state = self._components, self._state
-        state.lifecycle.fail(state.faults.first)
-        for policy_id in run.pacing.advance(now):
-            run.intake.recall(state.policies[policy_id], now)
+        run = self._components
+        run.lifecycle.fail(run.faults.first)
+        for info in run.pacing.advance(now):
+            run.schedule.note_version(info.policy_id, info.version, now)
+        for policy in run.pacing.take_lost():
+            run.intake.recall(policy, now)
         run.loading.advance(now)
         run.evaluation.advance(now)
         run.batching.advance(now)
@@ -129,7 +128,7 @@ class Run:
         run.saving.advance(now)
         run.ending.advance(now)
         run.balance.advance(now)
-        run.payloads.advance(state)
+        run.payloads.advance()
 
     def refusal(self, event: ev.RolloutArrived) -> Refusal | None:
         """Return what would be said to a rollout that is of no use; None: apply it.
@@ -137,15 +136,15 @@ class Run:
         Raises:
             AstraflowError: SESSION_ENDED.
         """
-        self._state.sessions.raas(event.member_id)
-        return refusal_of(self._state, event)
+        self._components.sessions.raas(event.member_id)
+        return self._components.intake.refusal(event)
 
     @property
     def next_deadline(self) -> datetime | None:
         """When to apply Ticked; None: nothing is due. Read it again after every event."""
         due = (
-            self._state.sessions.next_end,
-            self._components.intake.next_deadline,
+            self._components.sessions.next_end,
+            self._components.tasks.next_deadline,
             self._components.evaluation.next_deadline,
             self._components.ending.next_deadline,
             self._components.pacing.next_deadline,
@@ -154,11 +153,11 @@ class Run:
         return min((time for time in due if time is not None), default=None)
 
     def status(self, now: datetime) -> RunStatus:
-        return run_status(self._state, self._components.ending.run_state, now)
+        return run_status(self._components, now)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books."""
-        return tuple(policy.books.account() for policy in self._state.policies.values())
+        return tuple(policy.books.account() for policy in self._components.policies.values())
 
     def explain(self, policy_id: PolicyId, now: datetime) -> tuple[WaitReason, ...]:
         """Return what a policy's trainer waits for, link by link; empty: nothing.
@@ -166,7 +165,8 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        return explain(self._state, self._components.training, self._state.policy(policy_id), now)
+        policy = find_policy(self._components.policies, policy_id)
+        return self._components.waits.explain(policy, now)
 
     def scale_advice(self, now: datetime, window: timedelta | None = None) -> ScaleAdvice:
         """Return how large the pool should be; window None: that of the settings."""
@@ -181,7 +181,9 @@ class Run:
             AstraflowError: POLICY_UNKNOWN.
         """
         listed = self.listed_versions(policy_id)
-        return tuple(version_with_sources(self._state.sessions, info, caller) for info in listed)
+        return tuple(
+            version_with_sources(self._components.sessions, info, caller) for info in listed
+        )
 
     def listed_versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
         """Return what can be pulled, oldest first, without the sources that the run adds.
@@ -189,7 +191,7 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        return self._state.policy(policy_id).versions.listed
+        return find_policy(self._components.policies, policy_id).versions.listed
 
     def version_for(self, info: VersionInfo, caller: MemberId) -> VersionInfo:
         """Return what was announced with the sources that are best for one member now."""
@@ -208,8 +210,8 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED.
         """
-        info = self._state.policy(policy_id).versions.get(version)
-        return sources_of(self._state.sessions, info, caller)
+        info = find_policy(self._components.policies, policy_id).versions.get(version)
+        return sources_of(self._components.sessions, info, caller)
 
     @property
     def drawn_counts(self) -> Mapping[str, int]:
@@ -232,11 +234,11 @@ class Run:
     @property
     def open_task_ids(self) -> frozenset[TaskId]:
         """Tasks whose end is still to come."""
-        return frozenset(self._state.assignments)
+        return frozenset(self._components.tasks.assignments)
 
     def suites(self) -> tuple[EvalSuiteInfo, ...]:
         """Return the evaluations that can be asked for."""
-        return tuple(suite.suite for suite in self._state.settings.suites)
+        return tuple(suite.suite for suite in self._components.settings.suites)
 
     def eval_run(self, eval_run_id: EvalRunId) -> EvalRun:
         """Return where an evaluation stands.
@@ -248,11 +250,11 @@ class Run:
 
     def rollouts(self) -> Sequence[RolloutRecord]:
         """Return the rollouts that can be listed, newest first."""
-        return self._state.records.newest_first()
+        return self._components.records.newest_first()
 
     def dead_letters(self) -> Sequence[DeadLetter]:
         """Return the prompts given up, newest first."""
-        return list(self._state.dead_letters)[::-1]
+        return list(self._components.dead_letters)[::-1]
 
     def _issue(self, now: datetime) -> None:
         was_through = self._components.training.is_through

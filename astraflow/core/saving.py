@@ -7,14 +7,16 @@ checkpoint takes the books back to.
 """
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 
-from astraflow.core.effects import RunSaved, SendSaveOrder
+from astraflow.core.effects import Effects, RunSaved, SendSaveOrder
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.policies import PolicyState
 from astraflow.core.prompt_queue import PromptQueue
-from astraflow.core.state import State
+from astraflow.core.sessions import Sessions
 from astraflow.core.status import PolicyCheckpoint, SavedRun
 
 # Trainers call those that nobody asked for step_000012.
@@ -25,9 +27,20 @@ _KEPT_COUNT = 64
 class Saving:
     """Asks trainers for checkpoints, one at a time, and puts together what they wrote."""
 
-    def __init__(self, state: State, prompts: PromptQueue) -> None:
-        self._state = state
+    def __init__(
+        self,
+        policies: Mapping[PolicyId, PolicyState],
+        *,
+        sessions: Sessions,
+        prompts: PromptQueue,
+        lifecycle: RunLifecycle,
+        effects: Effects,
+    ) -> None:
+        self._policies = policies
+        self._sessions = sessions
         self._prompts = prompts
+        self._lifecycle = lifecycle
+        self._effects = effects
         self._saved: dict[str, SavedRun] = {}
         self._asked = ""
         self._parts: dict[PolicyId, PolicyCheckpoint] = {}
@@ -47,7 +60,7 @@ class Saving:
             )
         if checkpoint_id in self._saved:
             return
-        if self._state.lifecycle.is_final or self._state.lifecycle.stop is not None:
+        if self._lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; its last weights are saved")
         is_asked = checkpoint_id == self._asked
         self._must_be_here(self._missing if is_asked else self._active)
@@ -74,9 +87,9 @@ class Saving:
 
     def order(self, policy: PolicyState) -> None:
         """Tell the trainer of a policy what it has yet to save."""
-        trainer = self._state.sessions.trainer_of(policy.policy_id)
+        trainer = self._sessions.trainer_of(policy.policy_id)
         if trainer is not None and self._asked and not self._has(policy):
-            self._state.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
+            self._effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
 
     def note(self, policy: PolicyState, checkpoint_id: str) -> None:
         """Note that a trainer wrote a checkpoint."""
@@ -87,7 +100,7 @@ class Saving:
         """See whether every trainer has saved."""
         if not self._asked or self._missing:
             return
-        policies = self._state.policies.values()
+        policies = self._policies.values()
         saved = SavedRun(
             checkpoint_id=self._asked,
             policies=tuple(self._parts.get(each.policy_id) or _part(each) for each in policies),
@@ -98,12 +111,12 @@ class Saving:
         if len(self._saved) > _KEPT_COUNT:
             del self._saved[next(iter(self._saved))]
         self._asked, self._parts = "", {}
-        self._state.do(RunSaved(saved=saved))
+        self._effects.do(RunSaved(saved=saved))
 
     @property
     def _active(self) -> list[PolicyState]:
         """Policies whose data goes on; the others wrote their last checkpoint."""
-        return [policy for policy in self._state.policies.values() if policy.end is None]
+        return [policy for policy in self._policies.values() if policy.end is None]
 
     @property
     def _missing(self) -> list[PolicyState]:
@@ -114,7 +127,7 @@ class Saving:
 
     def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:
-            if self._state.sessions.trainer_of(policy.policy_id) is None:
+            if self._sessions.trainer_of(policy.policy_id) is None:
                 raise AstraflowError(
                     Reason.NOT_READY,
                     f"{policy.policy_id} has no trainer that could save; ask again with the same "

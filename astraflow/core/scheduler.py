@@ -9,22 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import floor, inf
+from typing import Final
 
-from astraflow.core.capacity import CapacityIndex, size_of
-from astraflow.core.effects import SendCancellation, SendTask
-from astraflow.core.groups import Assignment, EvalGroup, SampleGroup
-from astraflow.core.ids import PolicyId, TaskId, WorkflowId
-from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import LiveRaas
-from astraflow.core.state import State
-from astraflow.core.tasks import (
-    CancelReason,
-    Prompt,
-    RolloutTask,
-    SamplingParams,
-    TaskPurpose,
-    VersionRange,
-)
+from astraflow.core.capacity import CapacityIndex, Measured, size_of
+from astraflow.core.groups import SampleGroup
+from astraflow.core.ids import PolicyId
+from astraflow.core.policies import PolicyState, newest_versions
+from astraflow.core.prompt_queue import PromptQueue
+from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.settings import RunSettings
+from astraflow.core.tasks import Prompt, VersionRange
+
+# Prompts that a slow RaaS may choose from, and how often the first one is passed over.
+_LOOK_AHEAD: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +267,49 @@ def may_serve_pinned(member: LiveRaas, versions: Mapping[PolicyId, int]) -> bool
 class Scheduler:
     """Looks over the pool for training."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._policy_ids = state.settings.workflow.policy_ids
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        measured: Measured,
+    ) -> None:
+        self._policies = policies
+        self._sessions = sessions
+        self._measured = measured
+        self._policy_ids = settings.workflow.policy_ids
+        self._unit = settings.rollouts.unit
+        self._max_lost = settings.rollouts.max_lost
+        self._passed_count = 0
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether anybody has credit for a group, or for some of it where nobody ever has more."""
+        index, count = self._sessions.capacity_index, self._unit
+        if index.has_credit(count):
+            return True
+        if not index.has_credit(1):
+            return False
+        return not any(member.max_outstanding >= count for member in self._sessions.pool)
+
+    def take_prompt(self, prompts: PromptQueue, member: LiveRaas) -> Prompt:
+        """Take the next prompt for a RaaS; a slow one gets a short one of the next few."""
+        measured = self._measured
+        may_pass = self._passed_count < _LOOK_AHEAD
+        slow = may_pass and is_slow(member, measured.fastest_token_s)
+        sizes = [size_of(prompt) for prompt in prompts.peek(_LOOK_AHEAD if slow else 1)]
+        index = pick(sizes, mean=measured.mean_size, is_slow=slow)
+        self._passed_count = self._passed_count + 1 if index else 0
+        measured.note_prompt(sizes[index])
+        return prompts.take(index)
+
+    def is_suspect(self, group: SampleGroup) -> bool:
+        """Whether one more lost member gives a prompt up.
+
+        Several of them are never at one member: when that is lost, it tells which one did it.
+        """
+        return 0 < group.loss_count >= self._max_lost - 1
 
     def find(
         self,
@@ -294,8 +331,8 @@ class Scheduler:
             now: The time.
             is_suspect: Whether the next member that is lost with it gives the prompt up.
         """
-        state, sessions = self._state, self._state.sessions
-        newest = state.newest_versions(self._policy_ids)
+        sessions = self._sessions
+        newest = newest_versions(self._policies, self._policy_ids)
         if newest is None:
             return None
         minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
@@ -325,9 +362,9 @@ class Scheduler:
         policies: Sequence[PolicyState],
         minimum: Mapping[PolicyId, int],
     ) -> PlacementRequest:
-        measured = self._state.measured
+        measured = self._measured
         return PlacementRequest(
-            count=min(count, self._state.settings.rollouts.unit),
+            count=min(count, self._unit),
             token_count=measured.expected_tokens(size_of(prompt)),
             fastest_token_s=measured.fastest_token_s,
             slack_s=_slacks(policies, minimum),
@@ -335,8 +372,7 @@ class Scheduler:
 
     def _has_suspect(self, member: LiveRaas) -> bool:
         """Whether a member holds such a prompt: then another one would share its fate."""
-        most = self._state.settings.rollouts.max_lost
-        return any(is_suspect(each.group, most) for each in member.assignments.values())
+        return any(self.is_suspect(each.group) for each in member.assignments.values())
 
 
 def _slacks(
@@ -352,14 +388,6 @@ def _slacks(
         return known[live]
 
     return slack
-
-
-def is_suspect(group: SampleGroup, max_lost: int) -> bool:
-    """Whether one more lost member gives a prompt up.
-
-    Several of them are never at one member: when that is lost, it tells which one did it.
-    """
-    return 0 < group.loss_count >= max_lost - 1
 
 
 def slack_s(
@@ -391,108 +419,3 @@ def _slack_s(
         max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
     )
     return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
-
-
-_PRIORITIES = {TaskPurpose.TRAIN: 0, TaskPurpose.EVAL: 1}
-
-
-class TaskSender:
-    """Sends and withdraws tasks."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        sampling = {
-            policy.policy_id: replace(policy.sampling, seed=state.settings.seed)
-            for policy in state.settings.policies
-        }
-        self._sampling: Mapping[WorkflowId, Mapping[PolicyId, SamplingParams]] = {
-            workflow.workflow_id: {p: sampling[p] for p in workflow.policy_ids}
-            for workflow in state.settings.workflows
-        }
-
-    def send(
-        self,
-        group: SampleGroup,
-        member: LiveRaas,
-        *,
-        indexes: tuple[int, ...],
-        versions: Mapping[PolicyId, VersionRange],
-        now: datetime,
-    ) -> int:
-        """Ask a RaaS for samples of a group; return how many of them were asked for before."""
-        # Before the samples are out: then it is one more.
-        attempt = group.attempt
-        task_id = TaskId(self._state.ids.next("task"))
-        repeats = group.hand_out(indexes, task_id)
-        sampling = self._sampling[group.workflow_id]
-        if isinstance(group, EvalGroup) and group.sampling:
-            sampling = {p: replace(knobs, **group.sampling) for p, knobs in sampling.items()}
-        self._issue(
-            RolloutTask(
-                task_id=task_id,
-                group_id=group.group_id,
-                attempt=attempt,
-                purpose=group.purpose,
-                workflow_id=group.workflow_id,
-                prompt=group.prompt,
-                sample_indexes=indexes,
-                versions=versions,
-                sampling=sampling,
-                deadline=now + self._state.task_ttl,
-                timeout=self._state.settings.rollouts.timeout,
-                priority=_PRIORITIES[group.purpose],
-                session_affinity=group.group_id,
-                eval_run_id=group.eval_run_id if isinstance(group, EvalGroup) else None,
-            ),
-            group,
-            member,
-            now,
-        )
-        return repeats
-
-    def _issue(
-        self, task: RolloutTask, group: SampleGroup, member: LiveRaas, now: datetime
-    ) -> None:
-        """Note who has a task and until when, and send it."""
-        state = self._state
-        assignment = Assignment(
-            task=task,
-            member_id=member.member_id,
-            group=group,
-            open_indexes=set(task.sample_indexes),
-            issue_time=now,
-        )
-        member.hold(assignment)
-        state.assignments[task.task_id] = assignment
-        state.deadlines.append((now + state.task_ttl, task.task_id))
-        state.do(SendTask(member_id=member.member_id, task=task))
-
-    def withdraw(self, assignment: Assignment, reason: CancelReason) -> None:
-        """Cancel what is left of a task; its result is still due."""
-        if assignment.is_withdrawn:
-            return
-        assignment.is_withdrawn = True
-        self._state.do(
-            SendCancellation(
-                member_id=assignment.member_id, task_id=assignment.task_id, reason=reason
-            )
-        )
-
-    def withdraw_sample(self, assignment: Assignment, index: int, reason: CancelReason) -> None:
-        """Cancel one sample of a task; the result of the task is still due."""
-        if not assignment.is_withdrawn:
-            self._state.do(
-                SendCancellation(
-                    member_id=assignment.member_id,
-                    task_id=assignment.task_id,
-                    reason=reason,
-                    sample_indexes=(index,),
-                )
-            )
-
-    def withdraw_group(self, group: SampleGroup, reason: CancelReason) -> None:
-        """Cancel all tasks of a group, and forget it."""
-        del self._state.groups[group.group_id]
-        for holder in dict.fromkeys(slot.holder for slot in group.slots):
-            if holder is not None:
-                self.withdraw(self._state.assignments[holder], reason)

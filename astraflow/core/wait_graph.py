@@ -1,180 +1,194 @@
 """Waits: why a trainer has no batch, link by link."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from astraflow.core.barrier import PolicyStanding
 from astraflow.core.groups import TrainGroup
-from astraflow.core.pacing import blocker_of, full_policy
-from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import LiveRaas, LiveTrainer
-from astraflow.core.state import State
+from astraflow.core.ids import PolicyId
+from astraflow.core.lifecycle import RunLifecycle
+from astraflow.core.pacing import PolicyPacing
+from astraflow.core.policies import PolicyState, newest_versions
+from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
+from astraflow.core.settings import RunSettings
 from astraflow.core.status import WaitCause, WaitReason
+from astraflow.core.task_table import TaskTable
 from astraflow.core.training import Training
 
 # So many members are named where any of them would do.
 _NAMED = 4
 
 
-def explain(
-    state: State, training: Training, policy: PolicyState, now: datetime
-) -> tuple[WaitReason, ...]:
-    """Return what a policy's trainer waits for; the subject of a link is the waiter of the next.
+class WaitGraph:
+    """Looks at who waits for whom."""
 
-    Empty: nothing waits.
-    """
-    if policy.end is not None:
-        return ()
-    waiter = policy.policy_id
-    trainer = state.sessions.trainer_of(waiter)
-    if trainer is None:
-        return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
-    if not policy.lease_table.streams:
-        message = f"{trainer.name} has joined and has not asked for batches yet"
-        return (_link(WaitCause.NO_TRAINER, waiter, message),)
-    if not policy.lease_table.has_capacity:
-        return tuple(_held(state, policy, trainer, now))
-    blocker = blocker_of(state, policy)
-    if blocker is not None:
-        return (_barrier(state, policy, blocker),)
-    return tuple(_too_few(state, training, policy, now))
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        policies: Mapping[PolicyId, PolicyState],
+        sessions: Sessions,
+        tasks: TaskTable,
+        training: Training,
+        pacing: PolicyPacing,
+        lifecycle: RunLifecycle,
+    ) -> None:
+        self._settings = settings
+        self._policies = policies
+        self._sessions = sessions
+        self._tasks = tasks
+        self._training = training
+        self._pacing = pacing
+        self._lifecycle = lifecycle
 
+    def explain(self, policy: PolicyState, now: datetime) -> tuple[WaitReason, ...]:
+        """Return what a policy's trainer waits for; empty: nothing waits.
 
-def _held(
-    state: State, policy: PolicyState, trainer: LiveTrainer, now: datetime
-) -> Iterator[WaitReason]:
-    batch_id = next(iter(policy.lease_table.leases), "")
-    message = f"the trainer holds the {len(policy.lease_table.leases)} batches that it asked for"
-    yield _link(WaitCause.BATCH_HELD, policy.policy_id, message, subject_id=batch_id)
-    if state.sessions.is_silent(trainer, now):
-        yield _silent(state, trainer, batch_id)
+        The subject of a link is the waiter of the next.
+        """
+        if policy.end is not None:
+            return ()
+        waiter = policy.policy_id
+        trainer = self._sessions.trainer_of(waiter)
+        if trainer is None:
+            return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
+        if not policy.lease_table.streams:
+            message = f"{trainer.name} has joined and has not asked for batches yet"
+            return (_link(WaitCause.NO_TRAINER, waiter, message),)
+        if not policy.lease_table.has_capacity:
+            return tuple(self._held(policy, trainer, now))
+        blocker = self._pacing.blocker_of(policy)
+        if blocker is not None:
+            return (self._barrier(policy, blocker),)
+        return tuple(self._too_few(policy, now))
 
-
-def _silent(state: State, member: LiveRaas | LiveTrainer, waiter_id: str) -> WaitReason:
-    return WaitReason(
-        cause=WaitCause.MEMBER_SILENT,
-        waiter_id=waiter_id,
-        message=f"{member.name} is silent",
-        since_time=member.keep_alive_time,
-        resolve_time=state.sessions.end_of(member),
-    )
-
-
-def _barrier(state: State, policy: PolicyState, blocker: PolicyStanding) -> WaitReason:
-    gone = "" if blocker.has_trainer else ", which has no trainer"
-    return WaitReason(
-        cause=WaitCause.VERSION_BARRIER,
-        waiter_id=policy.policy_id,
-        subject_id=blocker.policy_id,
-        message=f"{policy.policy_id} is at version {policy.progress.made_version} and waits for "
-        f"{blocker.policy_id} at {blocker.made_version}{gone}",
-        since_time=blocker.departure_time,
-        resolve_time=state.barrier.deadline_of(blocker.policy_id),
-    )
-
-
-def _too_few(
-    state: State, training: Training, policy: PolicyState, now: datetime
-) -> Iterator[WaitReason]:
-    waiter = policy.policy_id
-    wanted = policy.settings.groups_per_batch
-    group = _oldest_group(state, policy)
-    yield _link(
-        WaitCause.TOO_FEW_GROUPS,
-        waiter,
-        f"{policy.fresh_groups} of {wanted} groups are whole",
-        subject_id="" if group is None else group.group_id,
-    )
-    dropped = policy.completion.filtered_in_a_row
-    if dropped >= wanted:
-        by = policy.completion.last_filter
-        bound = state.settings.rollouts.max_filtered_groups
+    def _held(
+        self, policy: PolicyState, trainer: LiveTrainer, now: datetime
+    ) -> Iterator[WaitReason]:
+        batch_id = next(iter(policy.lease_table.leases), "")
         message = (
-            f"filters dropped the last {dropped} groups, the last one {by}; {bound} end the run"
+            f"the trainer holds the {len(policy.lease_table.leases)} batches that it asked for"
         )
-        yield _link(WaitCause.ALL_DROPPED, waiter, message)
-    if state.lifecycle.is_paused:
-        yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")
-        return
-    if group is not None:
-        yield from _incomplete(state, group, now)
-    if group is None or group.unissued or policy.open.has_slot:
-        yield from _not_issued(state, training, waiter, now)
+        yield _link(WaitCause.BATCH_HELD, policy.policy_id, message, subject_id=batch_id)
+        if self._sessions.is_silent(trainer, now):
+            yield self._silent(trainer, batch_id)
 
+    def _silent(self, member: LiveRaas | LiveTrainer, waiter_id: str) -> WaitReason:
+        return WaitReason(
+            cause=WaitCause.MEMBER_SILENT,
+            waiter_id=waiter_id,
+            message=f"{member.name} is silent",
+            since_time=member.keep_alive_time,
+            resolve_time=self._sessions.end_of(member),
+        )
 
-def _incomplete(state: State, group: TrainGroup, now: datetime) -> Iterator[WaitReason]:
-    holders = [slot.holder for slot in group.slots if slot.holder is not None]
-    task_id = holders[0] if holders else ""
-    yield _link(
-        WaitCause.GROUP_INCOMPLETE,
-        group.group_id,
-        f"group {group.group_id} lacks {group.open_count} of {group.size}",
-        subject_id=task_id,
-    )
-    if not holders:
-        return
-    assignment = state.assignments[holders[0]]
-    member = state.sessions.raas(assignment.member_id)
-    yield WaitReason(
-        cause=WaitCause.TASK_RUNNING,
-        waiter_id=task_id,
-        subject_id=member.member_id,
-        message=f"task {task_id} is at {member.name}",
-        since_time=assignment.issue_time,
-        resolve_time=assignment.task.deadline,
-    )
-    for policy_id, bounds in assignment.task.versions.items():
-        live = member.live.get(policy_id, -1)
-        if bounds.min is not None and live < bounds.min:
-            has = "no version" if live < 0 else f"version {live}"
-            message = f"{member.name} has {has} of {policy_id}, the task needs {bounds.min}"
-            yield _link(WaitCause.VERSION_NOT_LIVE, member.member_id, message)
-    if state.sessions.is_silent(member, now):
-        yield _silent(state, member, member.member_id)
+    def _barrier(self, policy: PolicyState, blocker: PolicyStanding) -> WaitReason:
+        gone = "" if blocker.has_trainer else ", which has no trainer"
+        return WaitReason(
+            cause=WaitCause.VERSION_BARRIER,
+            waiter_id=policy.policy_id,
+            subject_id=blocker.policy_id,
+            message=f"{policy.policy_id} is at version {policy.progress.made_version} and waits "
+            f"for {blocker.policy_id} at {blocker.made_version}{gone}",
+            since_time=blocker.departure_time,
+            resolve_time=self._pacing.deadline_of(blocker.policy_id),
+        )
 
-
-def _not_issued(
-    state: State, training: Training, waiter: str, now: datetime
-) -> Iterator[WaitReason]:
-    """Say why no more is asked of the pool."""
-    policy_ids = state.settings.workflow.policy_ids
-    pool = [
-        member
-        for member in state.sessions.pool
-        if member.serves(policy_ids)
-        and not member.is_draining
-        and not state.sessions.is_silent(member, now)
-    ]
-    ready = [member for member in pool if member.is_ready(policy_ids)]
-    full = full_policy(state)
-    if not pool:
-        yield _link(WaitCause.NO_RAAS, waiter, "no RaaS serves the workflow's policies")
-    elif state.newest_versions(policy_ids) is None or not ready:
-        names = ", ".join(member.name for member in pool[:_NAMED])
-        message = f"no RaaS has loaded the weights yet; there are {names}"
-        yield _link(WaitCause.VERSION_NOT_LIVE, waiter, message)
-    elif full is not None:
+    def _too_few(self, policy: PolicyState, now: datetime) -> Iterator[WaitReason]:
+        waiter = policy.policy_id
+        wanted = policy.settings.groups_per_batch
+        group = self._oldest_group(policy)
         yield _link(
-            WaitCause.STALENESS_LIMIT,
+            WaitCause.TOO_FEW_GROUPS,
             waiter,
-            f"{full.open.count} groups of {full.policy_id} are open, {full.open.limit} may be",
-            subject_id=full.policy_id,
+            f"{policy.fresh_groups} of {wanted} groups are whole",
+            subject_id="" if group is None else group.group_id,
         )
-    elif training.needs_capacity and not any(member.free_count for member in ready):
-        yield _no_credit(waiter, ready)
+        dropped = policy.completion.filtered_in_a_row
+        if dropped >= wanted:
+            by = policy.completion.last_filter
+            bound = self._settings.rollouts.max_filtered_groups
+            message = (
+                f"filters dropped the last {dropped} groups, the last one {by}; {bound} end the run"
+            )
+            yield _link(WaitCause.ALL_DROPPED, waiter, message)
+        if self._lifecycle.is_paused:
+            yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")
+            return
+        if group is not None:
+            yield from self._incomplete(group, now)
+        if group is None or group.unissued or policy.open.has_slot:
+            yield from self._not_issued(waiter, now)
+
+    def _incomplete(self, group: TrainGroup, now: datetime) -> Iterator[WaitReason]:
+        holders = [slot.holder for slot in group.slots if slot.holder is not None]
+        task_id = holders[0] if holders else ""
+        yield _link(
+            WaitCause.GROUP_INCOMPLETE,
+            group.group_id,
+            f"group {group.group_id} lacks {group.open_count} of {group.size}",
+            subject_id=task_id,
+        )
+        if not holders:
+            return
+        assignment = self._tasks.assignments[holders[0]]
+        member = self._sessions.raas(assignment.member_id)
+        yield WaitReason(
+            cause=WaitCause.TASK_RUNNING,
+            waiter_id=task_id,
+            subject_id=member.member_id,
+            message=f"task {task_id} is at {member.name}",
+            since_time=assignment.issue_time,
+            resolve_time=assignment.task.deadline,
+        )
+        for policy_id, bounds in assignment.task.versions.items():
+            live = member.live.get(policy_id, -1)
+            if bounds.min is not None and live < bounds.min:
+                has = "no version" if live < 0 else f"version {live}"
+                message = f"{member.name} has {has} of {policy_id}, the task needs {bounds.min}"
+                yield _link(WaitCause.VERSION_NOT_LIVE, member.member_id, message)
+        if self._sessions.is_silent(member, now):
+            yield self._silent(member, member.member_id)
+
+    def _not_issued(self, waiter: str, now: datetime) -> Iterator[WaitReason]:
+        """Say why no more is asked of the pool."""
+        policy_ids = self._settings.workflow.policy_ids
+        pool = [
+            member
+            for member in self._sessions.pool
+            if member.serves(policy_ids)
+            and not member.is_draining
+            and not self._sessions.is_silent(member, now)
+        ]
+        ready = [member for member in pool if member.is_ready(policy_ids)]
+        full = self._pacing.full_policy
+        if not pool:
+            yield _link(WaitCause.NO_RAAS, waiter, "no RaaS serves the workflow's policies")
+        elif newest_versions(self._policies, policy_ids) is None or not ready:
+            names = ", ".join(member.name for member in pool[:_NAMED])
+            message = f"no RaaS has loaded the weights yet; there are {names}"
+            yield _link(WaitCause.VERSION_NOT_LIVE, waiter, message)
+        elif full is not None:
+            yield _link(
+                WaitCause.STALENESS_LIMIT,
+                waiter,
+                f"{full.open.count} groups of {full.policy_id} are open, {full.open.limit} may be",
+                subject_id=full.policy_id,
+            )
+        elif self._training.needs_capacity and not any(member.free_count for member in ready):
+            yield _no_credit(waiter, ready)
+
+    def _oldest_group(self, policy: PolicyState) -> TrainGroup | None:
+        for group in self._tasks.groups.values():
+            if isinstance(group, TrainGroup) and policy.policy_id in group.policies:
+                return group
+        return None
 
 
 def _no_credit(waiter: str, ready: list[LiveRaas]) -> WaitReason:
     out = sum(member.outstanding for member in ready)
     given = sum(member.max_outstanding for member in ready)
     return _link(WaitCause.NO_CREDIT, waiter, f"{out} samples are out of a credit of {given}")
-
-
-def _oldest_group(state: State, policy: PolicyState) -> TrainGroup | None:
-    for group in state.groups.values():
-        if isinstance(group, TrainGroup) and policy.policy_id in group.policies:
-            return group
-    return None
 
 
 def _link(cause: WaitCause, waiter_id: str, message: str, *, subject_id: str = "") -> WaitReason:

@@ -426,13 +426,13 @@ def laws(make_world, suite, rollout_of, picture_of):
 
         def publish_if_ordered(self, policy):
             """What a trainer does that has no batch."""
-            if self.world.run._state.policies[policy].progress.is_ordered:
+            if self.world.run._components.policies[policy].progress.is_ordered:
                 step = self.world.policy(policy).step
                 self.world.publish(self.trainers[policy], policy, step=step)
 
         def publish_if_due(self, policy, step):
             """What a trainer does after a step: a version that is due, or was asked for."""
-            state = self.world.run._state.policies[policy]
+            state = self.world.run._components.policies[policy]
             done = step - state.versions.newest.step
             if state.progress.is_ordered or done >= (self.steps_per_version or 1 << 30):
                 self.world.publish(self.trainers[policy], policy, step=step)
@@ -515,7 +515,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             undone = lineage[-back:]
             kept = lineage[:-back]
             step = kept[-1][0] if kept else 0
-            is_ended = self.world.run._state.policies[policy].end is not None
+            is_ended = self.world.run._components.policies[policy].end is not None
             trainer = self.world.register(policy, last_step=step)
             if not is_ended:
                 self.lineages[policy] = kept
@@ -598,12 +598,12 @@ def laws(make_world, suite, rollout_of, picture_of):
         def policies_keep_their_distance(self):
             """Somebody who was given up may be left behind."""
             if self.world:
-                state = self.world.run._state
-                most = state.settings.relation.max_lead
-                if most is None or state.barrier.given_up or self.was_given_up:
+                components = self.world.run._components
+                most = components.settings.relation.max_lead
+                if most is None or components.pacing._barrier.given_up or self.was_given_up:
                     self.was_given_up = True
                     return
-                live = [policy for policy in state.policies.values() if policy.end is None]
+                live = [policy for policy in components.policies.values() if policy.end is None]
                 versions = [policy.progress.made_version for policy in live]
                 assert max(versions, default=0) - min(versions, default=0) <= most
 

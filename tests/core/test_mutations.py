@@ -19,7 +19,7 @@ from astraflow.core.admission import OpenGroups
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.batching import Batching
 from astraflow.core.buffer import FreshBuffer
-from astraflow.core.effects import Decision
+from astraflow.core.effects import Decision, Effects
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_work import EvalWork
 from astraflow.core.evals import EvalAccumulator
@@ -30,7 +30,6 @@ from astraflow.core.leases import Lease, LeaseTable
 from astraflow.core.replay import ReplayBuffer, ReplaySettings
 from astraflow.core.rollouts import Outcome
 from astraflow.core.run import Run
-from astraflow.core.state import State
 from astraflow.core.versions import VersionLedger, VersionState
 from astraflow.dataflow.recovery import replay
 from astraflow.storage.snapshot import SnapshotFile
@@ -185,7 +184,7 @@ def less_free(capacity):
 
 def without(kind):
     """Effects of a kind are dropped."""
-    take = State.take_effects
+    take = Effects.take
 
     def fewer(self):
         return tuple(each for each in take(self) if type(each).__name__ != kind)
@@ -219,10 +218,10 @@ def _all_scored(self, rewards):
 
 
 MUTATIONS = {
-    "dispatch: batches are not sent": (State.take_effects, without("SendBatch")),
-    "dispatch: rollouts are not recorded": (State.take_effects, without("RecordRollout")),
-    "dispatch: versions are not announced": (State.take_effects, without("AnnounceVersion")),
-    "dispatch: effects the other way round": (State.take_effects, backwards(State.take_effects)),
+    "dispatch: batches are not sent": (Effects.take, without("SendBatch")),
+    "dispatch: rollouts are not recorded": (Effects.take, without("RecordRollout")),
+    "dispatch: versions are not announced": (Effects.take, without("AnnounceVersion")),
+    "dispatch: effects the other way round": (Effects.take, backwards(Effects.take)),
     "placement: one less is free": (
         scheduler.training_capacity,
         less_free(scheduler.training_capacity),

@@ -1,0 +1,68 @@
+"""How a run goes on: paused, stopped, failed, over."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from astraflow.core.errors import Failure
+from astraflow.core.status import RunState, StopMode
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunLifecycle:
+    """How the run goes on.
+
+    Attributes:
+        start_time: When it began.
+        is_paused: By an operator.
+        stop: How it was stopped; None: it was not.
+        stop_time: When a drain becomes a cancel.
+        failure: Why it failed.
+        final_time: When it was over; None: it is not.
+        is_final: Whether nothing more will happen.
+        is_closed: Whether the hub was asked to exit.
+        shown: State that was announced last.
+    """
+
+    start_time: datetime
+    is_paused: bool = False
+    stop: StopMode | None = None
+    stop_time: datetime | None = None
+    failure: Failure | None = None
+    final_time: datetime | None = None
+    is_final: bool = False
+    is_closed: bool = False
+    shown: RunState = RunState.WAITING
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing new is begun: it is stopped, or over."""
+        return self.is_final or self.stop is not None
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Issue no training until it is resumed."""
+        self.is_paused = is_paused
+
+    def fail(self, failure: Failure | None) -> None:
+        """Note why the run cannot go on; the first reason counts."""
+        if not self.is_final:
+            self.failure = self.failure or failure
+
+    def order_stop(self, mode: StopMode, *, cancel_time: datetime | None = None) -> None:
+        """Stop it; at the time of a cancel, of which the earliest counts, it is cancelled."""
+        self.stop = mode
+        if cancel_time is not None:
+            self.stop_time = min(self.stop_time or cancel_time, cancel_time)
+
+    def finish(self, now: datetime) -> None:
+        """Note that it is over; members have their grace to leave from now on."""
+        self.final_time, self.is_final = now, True
+
+    def close(self) -> None:
+        """Note that the hub was asked to exit."""
+        self.is_closed = True
+
+    def show(self, state: RunState) -> bool:
+        """Return whether a state is another one than was announced last."""
+        is_new = state is not self.shown
+        self.shown = state
+        return is_new
