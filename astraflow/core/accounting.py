@@ -60,6 +60,12 @@ class Books:
         self.move(source, RolloutPlace.DROPPED, count)
         self._drops[reason, by] += count
 
+    def note(self, *, reissued: int = 0, duplicates: int = 0, replayed: int = 0) -> None:
+        """Count what moves no sample."""
+        self.reissued += reissued
+        self.duplicates += duplicates
+        self.replayed += replayed
+
     def count(self, place: RolloutPlace) -> int:
         """Return how many samples are in a place."""
         return self._places[place]
@@ -133,7 +139,7 @@ class SampleAccounting:
     def train(self, lease: Lease, *, step: int) -> None:
         """Count the samples of a batch as trained in a step, fresh and replayed ones."""
         self.books.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
-        self.books.replayed += len(lease.replayed_samples)
+        self.books.note(replayed=len(lease.replayed_samples))
         for row in lease.rows:
             row.use_count += 1
         samples = lease.samples + lease.replayed_samples
@@ -152,7 +158,7 @@ class SampleAccounting:
     def untrain(self, batch: TrainedBatch) -> None:
         """Count the samples of a batch as leased again; what is too old to be used is dropped."""
         self.books.move(RolloutPlace.TRAINED, RolloutPlace.LEASED, batch.sample_count)
-        self.books.replayed -= batch.replayed_count
+        self.books.note(replayed=-batch.replayed_count)
         if batch.lease is None:
             self.books.drop(RolloutPlace.LEASED, Reason.STALE, batch.sample_count)
             return

@@ -313,15 +313,15 @@ class Balance:
     def _sums(self, policy: PolicyState) -> PolicyCounters:
         wait = self._waits[policy.policy_id]
         dropped = Counter[Reason]()
-        for drop in policy.books.drops:
+        for drop in policy.samples.books.drops:
             dropped[drop.reason] += drop.count
         return PolicyCounters(
             waited_s=wait.waited_s,
             trained_s=wait.trained_s,
             acked_s=wait.acked_s,
-            produced=policy.produced_count,
-            entered=policy.entered_count,
-            consumed=policy.books.count(RolloutPlace.TRAINED),
+            produced=policy.samples.produced_count,
+            entered=policy.samples.entered_count,
+            consumed=policy.samples.books.count(RolloutPlace.TRAINED),
             stale=dropped[Reason.STALE],
             filtered=dropped[Reason.FILTERED] + dropped[Reason.GROUP_INCOMPLETE],
         )

@@ -59,7 +59,6 @@ class Batching:
             most = 1
         stream = RankStream(max_outstanding=most, max_tokens=event.max_tokens)
         policy.lease_table.open_stream(event.rank, world_size=event.world_size, stream=stream)
-        policy.ended_ranks.discard(event.rank)
         for lease in policy.lease_table.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)
@@ -81,7 +80,7 @@ class Batching:
         settled = policy.lease_table.outcome_of(event.batch_id)
         if settled is not None:
             _must_agree(event, settled)
-            if policy.lineage.newest == event.batch_id:
+            if policy.samples.lineage.newest == event.batch_id:
                 self._save(policy, event.checkpoint_id)
             return True
         lease = policy.lease_table.find(event.batch_id)
@@ -106,8 +105,8 @@ class Batching:
         """Lease again what a trainer still works on whose session had ended."""
         for batch_id in sorted(batch_ids):
             lease = policy.lease_table.lost.get(batch_id)
-            if lease is not None and policy.end is None and policy.reclaim(lease):
-                policy.lease_table.leases[batch_id] = policy.lease_table.lost.pop(batch_id)
+            if lease is not None:
+                policy.reclaim(lease)
 
     def advance(self, now: datetime) -> None:
         """Lease what is ready to who has room."""
@@ -120,21 +119,21 @@ class Batching:
                 count = self._ready_count(policy)
                 if not count:
                     break
-                if policy.refuse(count):
+                if policy.samples.refuse(count):
                     continue
                 self._lease(policy, count, now)
 
     def is_dry(self, policy: PolicyState) -> bool:
         """Whether no group will become whole any more that is not whole now."""
         return self._training.is_through and (
-            policy.open.count == policy.fresh_groups + policy.lease_table.leased_groups
+            policy.samples.open_count
+            == policy.samples.fresh_count + policy.lease_table.leased_groups
         )
 
     def end_data(self, policy: PolicyState, member: LiveTrainer, cause: EndCause) -> None:
         """Tell every rank that listens, once, that no batch follows."""
         end = EndOfData(cause=cause, batch_count=policy.progress.consumed_count)
-        for rank in sorted(set(policy.lease_table.streams) - policy.ended_ranks):
-            policy.ended_ranks.add(rank)
+        for rank in policy.lease_table.end_streams():
             self._effects.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
 
     def _ready_count(self, policy: PolicyState) -> int:
@@ -142,14 +141,14 @@ class Batching:
         left = policy.progress.steps_left
         if left is not None and len(policy.lease_table.leases) >= left:
             return 0
-        wanted = policy.open.fresh_per_batch
-        if policy.fresh_groups < wanted and not self.is_dry(policy):
+        wanted = policy.samples.fresh_per_batch
+        if policy.samples.fresh_count < wanted and not self.is_dry(policy):
             return 0
-        policy.prune()
-        self._training.prompts.lose(policy.take_lost())
-        if policy.fresh_groups >= wanted:
+        policy.samples.prune()
+        self._training.prompts.lose(policy.samples.take_lost())
+        if policy.samples.fresh_count >= wanted:
             return wanted
-        return policy.fresh_groups if self.is_dry(policy) else 0
+        return policy.samples.fresh_count if self.is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
         member = self._sessions.trainer_of(policy.policy_id)
@@ -177,42 +176,40 @@ class Batching:
         """
         if event.outcome is not BatchOutcome.CONSUMED:
             return False
-        if policy.end is not None or not policy.reclaim(lease):
+        if not policy.reclaim(lease):
             raise AstraflowError(
                 Reason.LEASE_LOST,
                 f"batch {lease.batch_id} went back when the session ended, and its rows are "
                 "elsewhere now; drop it and take the next one",
             )
-        policy.lease_table.leases[lease.batch_id] = policy.lease_table.lost.pop(lease.batch_id)
         return True
 
     def _close(self, policy: PolicyState, lease: Lease, event: AckBatch, now: datetime) -> None:
         policy.lease_table.complete(lease, event.outcome)
         match event.outcome:
             case BatchOutcome.CONSUMED:
-                metrics = policy.consume(lease, event, now)
+                metrics = {**self._training.prompts.metrics(), **event.metrics}
+                policy.consume(lease, event, now, metrics=metrics)
                 self._save(policy, event.checkpoint_id)
-                selected = self._training.prompts.metrics()
-                self._record(policy, lease, {**metrics, **selected, **event.metrics})
+                self._record(policy, lease)
             case BatchOutcome.RETURNED:
-                policy.drop_lost(lease, frozenset(event.lost_rollout_ids))
+                policy.samples.drop_lost(lease, frozenset(event.lost_rollout_ids))
                 policy.put_back(lease)
             case BatchOutcome.DISCARDED:
-                policy.discard(lease)
+                policy.samples.discard(lease)
 
     def _save(self, policy: PolicyState, checkpoint_id: str) -> None:
-        policy.lineage.save(checkpoint_id)
+        policy.samples.lineage.save(checkpoint_id)
         self._saving.note(policy, checkpoint_id)
 
-    def _record(self, policy: PolicyState, lease: Lease, metrics: Mapping[str, float]) -> None:
-        policy.metrics = metrics
+    def _record(self, policy: PolicyState, lease: Lease) -> None:
         self._effects.do(
             RecordBatch(
                 policy_id=policy.policy_id,
                 batch_id=lease.batch_id,
                 step=policy.progress.step,
                 version=lease.version,
-                metrics=metrics,
+                metrics=policy.metrics,
                 staleness_counts=policy.window.newest_staleness_counts,
             )
         )

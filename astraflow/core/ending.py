@@ -203,7 +203,8 @@ class RunEnding:
             if policy.end is None and cause is not None:
                 self._training.retire(policy)
                 policy.retire(cause, now)
-        self._evaluation.has_pool = self._is_trained
+        if self._is_trained:
+            self._evaluation.take_pool()
 
     def _cause(self, policy: PolicyState) -> EndCause | None:
         """Say why a policy's data is at its end, or None."""
@@ -213,7 +214,7 @@ class RunEnding:
         if policy.progress.steps_left == 0:
             return EndCause.STEP_LIMIT
         is_trained = policy.policy_id in self._settings.workflow.policy_ids
-        if not is_trained or (self._training.is_through and not policy.open.count):
+        if not is_trained or (self._training.is_through and not policy.samples.open_count):
             return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
         return None
 

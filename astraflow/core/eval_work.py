@@ -136,7 +136,7 @@ class EvalWork:
         """Count one answered rollout; one without a reward is missing."""
         accumulator = self._accumulators[group.data_set_index]
         if rollout.reward is None:
-            accumulator.missing_count += 1
+            accumulator.miss()
             self._last_failure = rollout.failure or self._last_failure
         else:
             group.rewards.append(rollout.reward)
@@ -145,7 +145,7 @@ class EvalWork:
 
     def miss(self, group: EvalGroup) -> None:
         """Count one rollout that was given up."""
-        self._accumulators[group.data_set_index].missing_count += 1
+        self._accumulators[group.data_set_index].miss()
         self._last_failure = group.failures[-1] if group.failures else self._last_failure
         self._close_if_whole(group)
 
@@ -156,6 +156,10 @@ class EvalWork:
             return False
         self._shown_count = count
         return True
+
+    def wait(self, since: datetime | None, failure: Failure | None = None) -> None:
+        """Note since when nobody can serve the versions, and why; None: somebody can."""
+        self.stuck_time, self.waits_for = since, failure
 
     def conclude(self, now: datetime) -> None:
         """End it with what was answered."""

@@ -71,6 +71,10 @@ class Evaluation:
         self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
         self.has_pool = False
 
+    def take_pool(self) -> None:
+        """Have the whole pool from now on: training is over."""
+        self.has_pool = True
+
     @property
     def is_idle(self) -> bool:
         """Whether every evaluation is final."""
@@ -225,8 +229,7 @@ class Evaluation:
 
     def queue(self, group: EvalGroup) -> None:
         """Have what is unissued of a group issued again."""
-        if not group.is_queued:
-            group.is_queued = True
+        if group.enqueue():
             self._active[group.eval_run_id].again.append(group)
 
     def cancel(self, eval_run_id: EvalRunId, now: datetime) -> EvalRun:
@@ -277,7 +280,7 @@ class Evaluation:
                 if place is None:
                     return
                 self._send(work, group, place, now)
-            group.is_queued = False
+            group.dequeue()
             work.again.popleft()
         while work.next_size:
             place = self._find_capacity(work, work.next_size, now)
@@ -291,7 +294,7 @@ class Evaluation:
                 return
 
     def _send(self, work: EvalWork, group: EvalGroup, place: MemberCapacity, now: datetime) -> None:
-        place.member.pinned.update(work.versions.items())
+        place.member.pin(work.versions)
         indexes = tuple(group.unissued[: place.free])
         self._tasks.send(group, place.member, indexes=indexes, versions=work.ranges(), now=now)
 
@@ -320,15 +323,17 @@ class Evaluation:
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
             not self.has_pool and self._may_come(work.versions)
         ):
-            work.stuck_time = work.waits_for = None
+            work.wait(None)
             return False
         if self.has_pool and pool and not self._may_come(work.versions):
             # Training is over: nobody goes back to an older version, and nobody else will come.
             return True
-        if work.stuck_time is None:
-            work.stuck_time, work.waits_for = now, not_served(work.versions)
+        since = work.stuck_time
+        if since is None:
+            since = now
+            work.wait(since, not_served(work.versions))
             self._effects.do(EvalChanged(eval_run=work.view()))
-        return now - work.stuck_time >= self._grace
+        return now - since >= self._grace
 
     def was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
         """Whether these versions were measured on a suite, or are just now."""
@@ -355,7 +360,7 @@ class Evaluation:
         while len(self._finished) > _KEPT_COUNT:
             del self._finished[next(iter(self._finished))]
         for member in self._sessions.pool:
-            member.pinned.difference_update(work.versions.items())
+            member.unpin(work.versions)
         for other in self._active.values():
             self._repin(other)
         self._effects.do(EvalChanged(eval_run=run))
@@ -368,7 +373,7 @@ class Evaluation:
                 isinstance(group, EvalGroup) and group.eval_run_id == work.eval_run_id
                 for group in groups
             ):
-                member.pinned.update(work.versions.items())
+                member.pin(work.versions)
 
 
 class EvalSchedule:

@@ -9,6 +9,7 @@ from typing import Any
 from astraflow.core.batches import BatchGroup
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import EvalRunId, GroupId, MemberId, PolicyId, TaskId, WorkflowId
+from astraflow.core.rollouts import Rollout
 from astraflow.core.samples import Sample
 from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
 
@@ -101,6 +102,25 @@ class SampleGroup:
         slot.is_done, slot.holder = True, None
         self.open_count -= 1
 
+    def enqueue(self) -> bool:
+        """Note that it waits to be issued again; False: it did already."""
+        was_queued, self.is_queued = self.is_queued, True
+        return not was_queued
+
+    def dequeue(self) -> None:
+        """Note that all of it is out."""
+        self.is_queued = False
+
+    def lose(self, assignment: "Assignment", *, is_lost: bool) -> None:
+        """Note that the session of who held some of it ended.
+
+        Args:
+            assignment: What was held; a late rollout of it still counts.
+            is_lost: Whether the member was lost, and did not leave.
+        """
+        self.lost[assignment.task_id] = assignment
+        self.loss_count += is_lost
+
     def fail(self, index: int, failure: Failure, *, max_attempts: int, is_counted: bool) -> bool:
         """Note that an attempt failed; return whether the sample is to be given up."""
         slot = self.slots[index]
@@ -127,6 +147,21 @@ class TrainGroup(SampleGroup):
         default_factory=dict[PolicyId, dict[int, Sample]]
     )
     has_reward: bool = False
+
+    def keep(self, policy_id: PolicyId, index: int, sample: Sample) -> None:
+        """Keep what a policy trains on of one rollout until the group is whole."""
+        self.samples.setdefault(policy_id, {})[index] = sample
+
+    def note(self, rollout: Rollout) -> None:
+        """Note what came of one sample."""
+        self.has_reward |= rollout.reward is not None
+        if rollout.failure is not None:
+            self.failures.append(rollout.failure)
+
+    def leave(self, policy_id: PolicyId) -> Mapping[int, Sample]:
+        """Have a policy train on it no more; return what was kept for it."""
+        self.policies.remove(policy_id)
+        return self.samples.pop(policy_id, {})
 
     @property
     def head(self) -> BatchGroup:

@@ -218,10 +218,10 @@ class Intake:
         if failure.reason is Reason.VERSION_NOT_SERVED and assignment.is_eval:
             # Not asked again for these versions, so the attempt need not count.
             pinned = {(p, v.min) for p, v in assignment.task.versions.items() if v.min is not None}
-            member.refused |= pinned
-            member.pinned -= pinned
+            member.refuse(pinned)
             is_counted = False
-        member.is_draining |= failure.reason is Reason.MEMBER_DRAINING
+        if failure.reason is Reason.MEMBER_DRAINING and not member.is_draining:
+            member.drain()
         self._reissue(assignment, failure, now, is_counted=is_counted)
 
     def lose(
@@ -231,9 +231,8 @@ class Intake:
         self._tasks.end(member, assignment)
         group = assignment.group
         if assignment.open_indexes:
-            group.lost[assignment.task_id] = assignment
-            group.loss_count += is_lost
-        member.reissued_count += bool(assignment.open_indexes)
+            group.lose(assignment, is_lost=is_lost)
+            member.count_reissued()
         failure = Failure(
             reason=Reason.MEMBER_LOST,
             message=f"the session of {member.name} ended",
@@ -290,7 +289,7 @@ class Intake:
             self._measured.note(count, speeds, is_eval=assignment.is_eval)
 
     def _keep(self, member: LiveRaas, group: SampleGroup, rollout: Rollout, now: datetime) -> None:
-        member.accepted_count += 1
+        member.count_accepted()
         if isinstance(group, TrainGroup):
             entry = AcceptedRollout(
                 rollout=rollout,
@@ -447,7 +446,7 @@ class Intake:
 
     def _count_repeat(self, policy_ids: Iterable[PolicyId]) -> None:
         for policy_id in policy_ids:
-            self._policies[policy_id].books.duplicates += 1
+            self._policies[policy_id].samples.books.note(duplicates=1)
 
 
 def _accept(item_id: str) -> ItemAck:

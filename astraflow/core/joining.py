@@ -15,7 +15,6 @@ from astraflow.core.members import (
     Contract,
     JoinPool,
     MemberRole,
-    ModelIdentity,
     PoolMembership,
     RegisterTrainer,
     Session,
@@ -59,28 +58,6 @@ def check_routes(contract: Contract, policy_id: PolicyId) -> None:
             "capability routed_experts; take an engine that tells, and a model with routers, or "
             "set router_replay: told",
         )
-
-
-def merge_identity(known: ModelIdentity, named: ModelIdentity) -> ModelIdentity:
-    """Return what is known of a model by both.
-
-    Raises:
-        AstraflowError: MODEL_MISMATCH when a digest that both give differs.
-    """
-    for part in ("config_digest", "tokenizer_digest", "chat_template_digest"):
-        one, other = getattr(known, part), getattr(named, part)
-        if one and other and one != other:
-            raise AstraflowError(
-                Reason.MODEL_MISMATCH,
-                f"the {part.removesuffix('_digest')} of model '{named.name}' differs from that of "
-                "the members that joined before; give all the same model directory",
-            )
-    return ModelIdentity(
-        name=known.name or named.name,
-        config_digest=known.config_digest or named.config_digest,
-        tokenizer_digest=known.tokenizer_digest or named.tokenizer_digest,
-        chat_template_digest=known.chat_template_digest or named.chat_template_digest,
-    )
 
 
 def check_codes(workflow: WorkflowSpec, codes: Sequence[RegisteredCode]) -> None:
@@ -161,7 +138,7 @@ class Joining:
         goes_on = self._goes_on(known, request.resume)
         undone = 0
         if not goes_on:
-            undone = policy.lineage.undone_count(request.checkpoint_id, request.last_step)
+            undone = policy.samples.lineage.undone_count(request.checkpoint_id, request.last_step)
         live = self._take_over(event.resumes, request.resume, now)
         held = frozenset(request.resume.held_batch_ids if request.resume else ())
         if isinstance(live, LiveTrainer):
@@ -172,10 +149,10 @@ class Joining:
             member = self._new_trainer(event, now)
             self._batching.regain(policy, held)
         rolled_back = self._roll_back(policy, undone, request.last_step) if not goes_on else 0
-        policy.departure_time = None
-        member.weight_endpoints = request.weight_endpoints
-        member.keep_alive_time = now
-        policy.identity = merge_identity(policy.identity, request.identity)
+        policy.note_trainer(None)
+        member.serve(request.weight_endpoints)
+        member.keep_alive(now)
+        policy.identify(request.identity)
         self._effects.do(ClearOutbox(member_id=member.member_id))
         self._announce_newest(member)
         return TrainerRegistration(
@@ -194,14 +171,14 @@ class Joining:
             self._training.take_back(policy)
         undone = policy.roll_back(count, step)
         self._records.undo(policy.policy_id, {batch.batch_id for batch in undone})
-        self._training.prompts.lose(policy.take_lost())
+        self._training.prompts.lose(policy.samples.take_lost())
         return len(undone)
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:
         check_contract(request.contract)
         for served in request.policies:
             policy = find_policy(self._policies, served.policy_id)
-            merge_identity(policy.identity, served.identity)
+            policy.identity.merged(served.identity)
             if policy.settings.needs_routes:
                 check_routes(request.contract, served.policy_id)
         policy_ids = {served.policy_id for served in request.policies}
@@ -219,7 +196,7 @@ class Joining:
     def _must_train(self, request: RegisterTrainer, known: MemberId | None) -> None:
         check_contract(request.contract)
         policy = find_policy(self._policies, request.policy_id)
-        merge_identity(policy.identity, request.identity)
+        policy.identity.merged(request.identity)
         if policy.settings.needs_routes:
             check_routes(request.contract, request.policy_id)
         if request.groups_per_batch != policy.settings.groups_per_batch:
@@ -324,14 +301,11 @@ class Joining:
 
     def _describe(self, member: LiveRaas, request: JoinPool, now: datetime) -> None:
         """Take what a RaaS says of itself."""
-        member.name = request.name
-        member.keep_alive_time = now
-        member.speed.capacity = request.capacity
-        policies = {served.policy_id: served for served in request.policies}
-        member.serve(policies, request.relay_endpoint)
+        member.keep_alive(now)
+        member.describe(request)
         for served in request.policies:
             policy = self._policies[served.policy_id]
-            policy.identity = merge_identity(policy.identity, served.identity)
+            policy.identify(served.identity)
             version = served.version
             if version is not None and 0 <= version <= policy.versions.newest_version:
                 member.go_live(served.policy_id, version)

@@ -5,7 +5,7 @@ groups go back to the buffer, and an ack that comes later counts only while they
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -122,6 +122,22 @@ class Lease:
             staleness_counts=Counter(self.train_version - sample.min_version for sample in samples),
         )
 
+    def keep_only(self, *, without: Sequence[Sample], without_replayed: Set[int]) -> int:
+        """Take samples out, and replayed groups by their arrival.
+
+        Returns:
+            How many fresh groups nothing is left of.
+        """
+        for group in self.groups:
+            group.samples = tuple(each for each in group.samples if each not in without)
+        left = tuple(group for group in self.groups if group.samples)
+        emptied_count = len(self.groups) - len(left)
+        self.groups = left
+        self.replayed = tuple(
+            each for each in self.replayed if each.arrival not in without_replayed
+        )
+        return emptied_count
+
     def _loss_weights(self) -> list[float] | None:
         """Return the factor on the loss of each row; None: 1 for all."""
         if all(weight == 1 for weight in self.replayed_weights):
@@ -166,6 +182,7 @@ class LeaseTable:
         self.leases: dict[BatchId, Lease] = {}
         self.lost: dict[BatchId, Lease] = {}
         self._outcomes: dict[BatchId, BatchOutcome] = {}
+        self._ended_ranks: set[int] = set()
 
     @property
     def has_capacity(self) -> bool:
@@ -200,6 +217,18 @@ class LeaseTable:
             )
         self.world_size = world_size
         self.streams[rank] = stream
+        self._ended_ranks.discard(rank)
+
+    def end_streams(self) -> list[int]:
+        """Return the ranks that listen and have yet to learn that no batch follows, each once."""
+        ranks = sorted(set(self.streams) - self._ended_ranks)
+        self._ended_ranks.update(ranks)
+        return ranks
+
+    def add(self, lease: Lease) -> None:
+        """Lease a batch, be it one whose lease was lost."""
+        self.leases[lease.batch_id] = lease
+        self.lost.pop(lease.batch_id, None)
 
     def find(self, batch_id: BatchId) -> Lease:
         """Return an unsettled batch, or one whose lease was lost.

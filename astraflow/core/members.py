@@ -1,10 +1,12 @@
 """Members: who takes part in a run, on what, and how busy they are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Self
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RunId, TaskId
 from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.core.versions import WeightEndpoint
@@ -62,6 +64,28 @@ class ModelIdentity:
     config_digest: bytes = b""
     tokenizer_digest: bytes = b""
     chat_template_digest: bytes = b""
+
+    def merged(self, named: Self) -> Self:
+        """Return what is known of a model by both.
+
+        Raises:
+            AstraflowError: MODEL_MISMATCH when a digest that both give differs.
+        """
+        for part in ("config_digest", "tokenizer_digest", "chat_template_digest"):
+            one, other = getattr(self, part), getattr(named, part)
+            if one and other and one != other:
+                raise AstraflowError(
+                    Reason.MODEL_MISMATCH,
+                    f"the {part.removesuffix('_digest')} of model '{named.name}' differs from that "
+                    "of the members that joined before; give all the same model directory",
+                )
+        return replace(
+            self,
+            name=self.name or named.name,
+            config_digest=self.config_digest or named.config_digest,
+            tokenizer_digest=self.tokenizer_digest or named.tokenizer_digest,
+            chat_template_digest=self.chat_template_digest or named.chat_template_digest,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

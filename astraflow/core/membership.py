@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final
 
 from astraflow.core.batching import Batching
 from astraflow.core.effects import (
@@ -23,8 +22,6 @@ from astraflow.core.policies import PolicyState, find_policy
 from astraflow.core.sessions import LiveMember, LiveRaas, LiveTrainer, Sessions
 from astraflow.core.tasks import TaskCredit
 from astraflow.core.versions import VersionReport, VersionState
-
-_EVICTED_COUNT: Final = 8
 
 CONTINUE = Directive(kind=DirectiveKind.CONTINUE)
 
@@ -58,8 +55,7 @@ class Membership:
             AstraflowError: SESSION_ENDED.
         """
         member = self._sessions.get(member_id)
-        member.keep_alive_time = now
-        member.load = load or member.load
+        member.keep_alive(now, load)
         return Renewal(
             ttl=self._sessions.ttl,
             directive=self._directive(member, now),
@@ -121,7 +117,7 @@ class Membership:
     def renew_all(self, now: datetime) -> None:
         """Give every session its whole time again: nobody could say anything meanwhile."""
         for member in self._sessions:
-            member.keep_alive_time = now
+            member.keep_alive(now)
 
     def report(self, member: LiveRaas, report: VersionReport) -> None:
         """Note where a version stands on a RaaS.
@@ -135,8 +131,8 @@ class Membership:
         record = self._sessions.source_record
         record.note(member.member_id, member.region, report.reports)
         record.note_alive(member.relay_endpoint)
-        _stand(member, report)
-        policy.load_failure = report.failure or policy.load_failure
+        member.note_version(report)
+        policy.note_load_failure(report.failure)
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self._effects.do(RecordVersion(member_id=member.member_id, report=report))
         if report.is_unsound:
@@ -177,23 +173,6 @@ class Membership:
                 self._intake.lose(member, assignment, now, is_lost=is_lost)
             return
         policy = self._policies[member.policy_id]
-        policy.departure_time = member.keep_alive_time if is_lost else now
+        policy.note_trainer(member.keep_alive_time if is_lost else now)
         self._batching.return_all(policy)
         policy.lease_table.close()
-
-
-def _stand(member: LiveRaas, report: VersionReport) -> None:
-    """Note where one version stands on one RaaS."""
-    policy_id, version = report.policy_id, report.version
-    evicted = [each for each in member.evicted.get(policy_id, ()) if each != version]
-    match report.state:
-        case VersionState.LIVE:
-            member.go_live(policy_id, version)
-            member.set_failed(policy_id, None)
-        case VersionState.FAILED:
-            member.set_failed(policy_id, version)
-        case VersionState.EVICTED:
-            evicted.append(version)
-        case VersionState.PULLING | VersionState.STAGED:
-            pass
-    member.evicted[policy_id] = tuple(evicted[-_EVICTED_COUNT:])

@@ -72,9 +72,9 @@ class PolicyPacing:
         the others back until they starve, and not for longer when it is far behind.
         """
         live = self.live_policies
-        roomy = [policy for policy in live if policy.open.has_slot]
-        full = [policy for policy in live if not policy.open.has_slot]
-        starving = [policy for policy in roomy if policy.open.is_starving]
+        roomy = [policy for policy in live if policy.samples.has_slot]
+        full = [policy for policy in live if not policy.samples.has_slot]
+        starving = [policy for policy in roomy if policy.samples.is_starving]
         if full and not all(self._may_miss(each, short) for each in full for short in starving):
             return []
         return roomy if not full else starving
@@ -82,7 +82,7 @@ class PolicyPacing:
     @property
     def full_policy(self) -> PolicyState | None:
         """The policy whose open groups keep new ones back; None: none does."""
-        return next((policy for policy in self.live_policies if not policy.open.has_slot), None)
+        return next((policy for policy in self.live_policies if not policy.samples.has_slot), None)
 
     def blocker_of(self, policy: PolicyState) -> PolicyStanding | None:
         """Return whom a policy has to wait for before its next batch; None: nobody."""
@@ -106,7 +106,7 @@ class PolicyPacing:
             policy: Trains on what is asked for.
             is_open: Whether the group is among the open ones already.
         """
-        wanted = policy.open.min_version(is_open=is_open)
+        wanted = policy.samples.min_version(is_open=is_open)
         if policy.policy_id not in self._barrier.given_up:
             return wanted
         return max(0, min(wanted, self.newest_available(policy)))
@@ -188,7 +188,7 @@ class PolicyPacing:
         if self._has_trainer(policy) or not self._has_partner(policy):
             return False
         available = self.newest_available(policy)
-        return policy.open.min_version(is_open=True) > available or any(
+        return policy.samples.min_version(is_open=True) > available or any(
             self.waits_in_vain(policy, assignment, available)
             for assignment in self._tasks.assignments.values()
         )

@@ -81,4 +81,4 @@ class PayloadLedger:
             if isinstance(group, TrainGroup):
                 yield from (samples.values() for samples in group.samples.values())
         for policy in self._policies.values():
-            yield from (group.samples for group in policy.held_groups)
+            yield from (group.samples for group in policy.samples.held_groups)

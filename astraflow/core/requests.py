@@ -317,7 +317,7 @@ def _publish(
         if is_new:
             policy.progress.note_version()
             if newest is not None and info.step <= newest.step:
-                policy.spare()
+                policy.samples.spare()
         run.pacing.announce_again(policy.versions.get(info.version))
     if is_new and info.policy_id == run.settings.workflow.policy_ids[0]:
         run.training.prompts.begin_version(info.version)

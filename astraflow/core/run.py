@@ -57,29 +57,29 @@ def run_status(run: Components, now: datetime) -> RunStatus:
 
 def policy_status(policy: PolicyState) -> PolicyStatus:
     """Return the policy's column of the run's state."""
-    newest = policy.versions.newest
+    newest, samples, window = policy.versions.newest, policy.samples, policy.window
     return PolicyStatus(
         policy_id=policy.policy_id,
         version=None if newest is None else newest.version,
         step=policy.progress.step,
-        open_group_count=policy.open.count,
-        max_open_group_count=policy.open.limit,
-        fresh_count=policy.books.count(RolloutPlace.FRESH),
-        leased_count=policy.books.count(RolloutPlace.LEASED),
-        trained_count=policy.books.count(RolloutPlace.TRAINED),
-        replay_count=policy.replay.sample_count,
-        drops=policy.books.drops,
-        staleness_counts=policy.window.staleness_counts,
-        wait_fraction=policy.window.wait_fraction,
-        mean_reward=policy.window.mean_reward,
-        tokens_per_s=policy.window.tokens_per_s,
+        open_group_count=samples.open_count,
+        max_open_group_count=samples.open_limit,
+        fresh_count=samples.books.count(RolloutPlace.FRESH),
+        leased_count=samples.books.count(RolloutPlace.LEASED),
+        trained_count=samples.books.count(RolloutPlace.TRAINED),
+        replay_count=samples.replay.sample_count,
+        drops=samples.books.drops,
+        staleness_counts=window.staleness_counts,
+        wait_fraction=window.wait_fraction,
+        mean_reward=window.mean_reward,
+        tokens_per_s=window.tokens_per_s,
         metrics=policy.metrics,
-        window=policy.window.span,
-        buffer_group_count=policy.fresh_groups,
-        buffer_nbytes=policy.buffer_nbytes,
-        replay_nbytes=policy.replay.nbytes,
+        window=window.span,
+        buffer_group_count=samples.fresh_count,
+        buffer_nbytes=samples.buffer_nbytes,
+        replay_nbytes=samples.replay.nbytes,
         leased_batch_count=len(policy.lease_table.leases),
-        filtered_group_count=policy.completion.filtered_in_a_row,
+        filtered_group_count=samples.completion.filtered_in_a_row,
     )
 
 
@@ -157,7 +157,9 @@ class Run:
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books."""
-        return tuple(policy.books.account() for policy in self._components.policies.values())
+        return tuple(
+            policy.samples.books.account() for policy in self._components.policies.values()
+        )
 
     def explain(self, policy_id: PolicyId, now: datetime) -> tuple[WaitReason, ...]:
         """Return what a policy's trainer waits for, link by link; empty: nothing.

@@ -123,7 +123,7 @@ class Saving:
         return [policy for policy in self._active if not self._has(policy)]
 
     def _has(self, policy: PolicyState) -> bool:
-        return policy.policy_id in self._parts and policy.lineage.knows(self._asked)
+        return policy.policy_id in self._parts and policy.samples.lineage.knows(self._asked)
 
     def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:
@@ -142,5 +142,5 @@ def _part(policy: PolicyState) -> PolicyCheckpoint:
         policy_id=policy.policy_id,
         step=policy.progress.step,
         version=None if newest is None else newest.version,
-        fresh_group_count=policy.fresh_groups,
+        fresh_group_count=policy.samples.fresh_count,
     )

@@ -1,7 +1,7 @@
 """Sessions: who takes part, until when, and what each member holds."""
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import heappop, heappush, heapreplace
@@ -11,6 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.groups import Assignment
 from astraflow.core.ids import MemberId, PolicyId, TaskId
 from astraflow.core.members import (
+    JoinPool,
     MemberRole,
     MemberState,
     MemberStatus,
@@ -19,7 +20,10 @@ from astraflow.core.members import (
     ServedPolicy,
     TrainerLoad,
 )
-from astraflow.core.versions import SourceRecord, WeightEndpoint
+from astraflow.core.versions import SourceRecord, VersionReport, VersionState, WeightEndpoint
+
+# Evicted versions of a policy that are remembered.
+_EVICTED_COUNT = 8
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,6 +47,15 @@ class LiveMember:
     drain_time: datetime | None = None
     accepted_count: int = 0
     reissued_count: int = 0
+
+    def keep_alive(self, now: datetime, load: RaasLoad | TrainerLoad | None = None) -> None:
+        """Note that it is there, and how busy it is; None: it does not say."""
+        self.keep_alive_time = now
+        self.load = load or self.load
+
+    def drain(self, until: datetime | None = None) -> None:
+        """Give it nothing new; its grace ends at a time, None: it has no limit."""
+        self.is_draining, self.drain_time = True, until
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -130,11 +143,43 @@ class LiveRaas(LiveMember):
             self.failed[policy_id] = version
         self._enter_versions()
 
-    def serve(self, policies: dict[PolicyId, ServedPolicy], relay_endpoint: str) -> None:
-        """Note what it has engines for, and where it relays; "": nowhere."""
+    def describe(self, request: JoinPool) -> None:
+        """Note what it says of itself: what it has engines for, and where it relays."""
+        self.name = request.name
+        self.speed.capacity = request.capacity
         self._leave_versions()
-        self.policies, self.relay_endpoint = policies, relay_endpoint
+        self.policies = {served.policy_id: served for served in request.policies}
+        self.relay_endpoint = request.relay_endpoint
         self._enter_versions()
+
+    def note_version(self, report: VersionReport) -> None:
+        """Note where one version stands on it."""
+        policy_id, version = report.policy_id, report.version
+        evicted = [each for each in self.evicted.get(policy_id, ()) if each != version]
+        match report.state:
+            case VersionState.LIVE:
+                self.go_live(policy_id, version)
+                self.set_failed(policy_id, None)
+            case VersionState.FAILED:
+                self.set_failed(policy_id, version)
+            case VersionState.EVICTED:
+                evicted.append(version)
+            case VersionState.PULLING | VersionState.STAGED:
+                pass
+        self.evicted[policy_id] = tuple(evicted[-_EVICTED_COUNT:])
+
+    def pin(self, versions: Mapping[PolicyId, int]) -> None:
+        """Note that tasks of an evaluation of versions were sent to it."""
+        self.pinned.update(versions.items())
+
+    def unpin(self, versions: Mapping[PolicyId, int]) -> None:
+        """Forget that tasks of an evaluation of versions were sent to it."""
+        self.pinned.difference_update(versions.items())
+
+    def refuse(self, versions: Set[tuple[PolicyId, int]]) -> None:
+        """Note that it cannot serve pinned versions."""
+        self.refused |= versions
+        self.pinned -= versions
 
     def give_credit(
         self, max_outstanding: int, max_eval_outstanding: int | None = None, *, extra: int = 0
@@ -152,6 +197,14 @@ class LiveRaas(LiveMember):
                 index.forget(self.member_id)
         self._leave_versions()
         self.capacity_index = self.eval_capacity_index = self.version_index = None
+
+    def count_accepted(self) -> None:
+        """Count a rollout that was accepted."""
+        self.accepted_count += 1
+
+    def count_reissued(self) -> None:
+        """Count a task of which some was issued again, for its session ended."""
+        self.reissued_count += 1
 
     def measure(self, *, seconds: float, token_count: int) -> None:
         """Count an accepted rollout in its speed; its credit was given back before."""
@@ -289,6 +342,10 @@ class LiveTrainer(LiveMember):
 
     policy_id: PolicyId
     weight_endpoints: tuple[WeightEndpoint, ...] = ()
+
+    def serve(self, endpoints: tuple[WeightEndpoint, ...]) -> None:
+        """Note where it serves its versions."""
+        self.weight_endpoints = endpoints
 
 
 # A member that missed two of its three KeepAlives per ttl gets nothing new.
@@ -432,8 +489,7 @@ class Sessions:
 
     def drain(self, member: LiveRaas | LiveTrainer, until: datetime | None) -> None:
         """Give a member nothing new; its session ends at a time, None: when it leaves."""
-        member.is_draining = True
-        member.drain_time = until
+        member.drain(until)
         self._enter_end(member)
 
     def end_of(self, member: LiveMember) -> datetime:

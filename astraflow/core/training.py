@@ -87,18 +87,15 @@ class Training:
         rollout = entry.rollout
         for policy_id in group.policies:
             policy = self._policies[policy_id]
-            policy.accept(group, index, entry)
+            policy.samples.accept(group, index, entry)
             if rollout.reward is not None:
                 policy.window.add_reward(rollout.reward)
-        group.has_reward |= rollout.reward is not None
-        if rollout.failure is not None:
-            group.failures.append(rollout.failure)
+        group.note(rollout)
         self._finish(group, index, now)
 
     def queue(self, group: TrainGroup) -> None:
         """Have what is unissued of a group issued again."""
-        if not group.is_queued:
-            group.is_queued = True
+        if group.enqueue():
             # Oldest first: what the trainer needs next.
             insort(self._again, group, key=lambda other: other.number)
 
@@ -124,7 +121,7 @@ class Training:
     def give_up(self, group: TrainGroup, index: int, reason: Reason, now: datetime) -> None:
         """Drop a sample that failed too often."""
         for policy_id in group.policies:
-            self._policies[policy_id].give_up(reason)
+            self._policies[policy_id].samples.give_up(reason)
         self._finish(group, index, now)
 
     def retire(self, policy: PolicyState) -> None:
@@ -132,8 +129,7 @@ class Training:
         for group in list(self._tasks.groups.values()):
             if not isinstance(group, TrainGroup) or policy.policy_id not in group.policies:
                 continue
-            policy.withdraw(group, Reason.RUN_ENDED)
-            group.policies.remove(policy.policy_id)
+            policy.samples.withdraw(group, Reason.RUN_ENDED)
             if not group.policies:
                 self._tasks.withdraw_group(group, CancelReason.STOP)
         self._again = [group for group in self._again if group.policies]
@@ -147,7 +143,7 @@ class Training:
         """
         for group in list(self._tasks.groups.values()):
             if isinstance(group, TrainGroup) and group.policies == [policy.policy_id]:
-                policy.lose(group)
+                policy.samples.lose(group)
                 self._tasks.withdraw_group(group, CancelReason.STALE)
         self._again = [each for each in self._again if each.group_id in self._tasks.groups]
 
@@ -175,7 +171,7 @@ class Training:
         )
         self._tasks.open(group)
         for policy in policies:
-            policy.admit(group)
+            policy.samples.admit(group)
         self._send(group, place, versions, now)
         if group.unissued and not self._issue_again(group, now):
             self.queue(group)
@@ -211,7 +207,7 @@ class Training:
             if place is None:
                 return False
             self._send(group, place, versions, now)
-        group.is_queued = False
+        group.dequeue()
         return True
 
     def _send(
@@ -224,7 +220,7 @@ class Training:
         indexes = tuple(group.unissued[: min(place.free, self._unit)])
         repeats = self._tasks.send(group, place.member, indexes=indexes, versions=versions, now=now)
         for policy_id in group.policies:
-            self._policies[policy_id].books.reissued += repeats
+            self._policies[policy_id].samples.books.note(reissued=repeats)
 
     def _versions(
         self, policies: Iterable[PolicyState], *, is_open: bool
@@ -242,7 +238,7 @@ class Training:
         self._tasks.close(group)
         self.prompts.curator.note(group.number, _outcome(group))
         for policy_id in group.policies:
-            self._policies[policy_id].complete(group, now - self._lifecycle.start_time)
+            self._policies[policy_id].samples.complete(group, now - self._lifecycle.start_time)
         is_failed = bool(group.failures) and not group.has_reward
         if is_failed or group.loss_count >= self._settings.max_lost:
             self._bury(group, now)
@@ -278,7 +274,7 @@ class Training:
 
     def _fail_when_filtered(self) -> None:
         """Let filters that leave nothing to anybody for too long end the run."""
-        live = [policy.completion for policy in self._pacing.live_policies]
+        live = [policy.samples.completion for policy in self._pacing.live_policies]
         count = min((each.filtered_in_a_row for each in live), default=0)
         if count >= self._settings.max_filtered_groups:
             self._lifecycle.fail(

@@ -101,12 +101,12 @@ class WaitGraph:
         yield _link(
             WaitCause.TOO_FEW_GROUPS,
             waiter,
-            f"{policy.fresh_groups} of {wanted} groups are whole",
+            f"{policy.samples.fresh_count} of {wanted} groups are whole",
             subject_id="" if group is None else group.group_id,
         )
-        dropped = policy.completion.filtered_in_a_row
+        dropped = policy.samples.completion.filtered_in_a_row
         if dropped >= wanted:
-            by = policy.completion.last_filter
+            by = policy.samples.completion.last_filter
             bound = self._settings.rollouts.max_filtered_groups
             message = (
                 f"filters dropped the last {dropped} groups, the last one {by}; {bound} end the run"
@@ -117,7 +117,7 @@ class WaitGraph:
             return
         if group is not None:
             yield from self._incomplete(group, now)
-        if group is None or group.unissued or policy.open.has_slot:
+        if group is None or group.unissued or policy.samples.has_slot:
             yield from self._not_issued(waiter, now)
 
     def _incomplete(self, group: TrainGroup, now: datetime) -> Iterator[WaitReason]:
@@ -172,7 +172,8 @@ class WaitGraph:
             yield _link(
                 WaitCause.STALENESS_LIMIT,
                 waiter,
-                f"{full.open.count} groups of {full.policy_id} are open, {full.open.limit} may be",
+                f"{full.samples.open_count} groups of {full.policy_id} are open, "
+                f"{full.samples.open_limit} may be",
                 subject_id=full.policy_id,
             )
         elif self._training.needs_capacity and not any(member.free_count for member in ready):

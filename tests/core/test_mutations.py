@@ -15,7 +15,6 @@ import pytest
 
 from astraflow.core import admission, advantages, scheduler
 from astraflow.core.accounting import Books
-from astraflow.core.admission import OpenGroups
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.batching import Batching
 from astraflow.core.buffer import FreshBuffer
@@ -30,6 +29,7 @@ from astraflow.core.leases import Lease, LeaseTable
 from astraflow.core.replay import ReplayBuffer, ReplaySettings
 from astraflow.core.rollouts import Outcome
 from astraflow.core.run import Run
+from astraflow.core.sample_flow import SampleFlow
 from astraflow.core.versions import VersionLedger, VersionState
 from astraflow.dataflow.recovery import replay
 from astraflow.storage.snapshot import SnapshotFile
@@ -296,8 +296,8 @@ MUTATIONS = {
         lambda self, source, target, count=1: MOVE(self, source, target, count - 1),
     ),
     "accounting: open groups off by one": (
-        OpenGroups.has_slot,
-        lambda self: self.count + 1 < self.limit,
+        SampleFlow.has_slot,
+        lambda self: self.open_count + 1 < self.open_limit,
     ),
     "accounting: samples handed out the other way": (
         SampleGroup.unissued,
