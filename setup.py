@@ -8,7 +8,7 @@ import sys
 from setuptools import Extension, setup
 
 flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11"]
-parts = ("body", "classes", "common", "fast", "planes", "rans", "ranks", "tokens")
+parts = ("body", "classes", "common", "fast", "levels", "planes", "rans", "ranks", "tokens")
 
 setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

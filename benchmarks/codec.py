@@ -16,6 +16,10 @@ digests: their rows are measured as they are, and `verified` with BLAKE3 of all 
 both ends, which is less than what the codec verifies (it knows the state that results, too).
 
 `--rates` adds real versions (see `corpus.py`; about a minute): the last step of a run of 20.
+
+`--sizes` measures no time: bytes of compact patches for one of fast ones, at shares of changed
+elements from 10^-4 to 1 (all of them drawn anew), and of versions that are 1 to 16 steps of Adam,
+SGD and Muon apart (`corpus.py`, some minutes; `--optimizers` names fewer).
 """
 
 import argparse
@@ -30,6 +34,7 @@ import numpy as np
 from blake3 import blake3
 
 from astraflow.codec import kernels
+from astraflow.codec.chunks import Profile
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.launch.bench.codec import (
     Coding,
@@ -39,8 +44,16 @@ from astraflow.launch.bench.codec import (
     best_cpu_s,
     codings,
     make_corpus,
+    patch_coding,
 )
 from codec_baselines import BASELINES, Baseline, Parts
+
+SIZE_SHARES = (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.45, 0.5, 0.52, 0.6, 0.75, 0.85, 1.0)
+MOST_BY_STEPS = 0.85
+"""More do not change by small steps."""
+
+SPANS = (1, 2, 4, 8, 16)
+OPTIMIZER_RATES = {"adam": 1e-5, "sgd": 1e-2, "muon": 1e-3}
 
 
 class Bench:
@@ -153,8 +166,7 @@ def real_corpora(rates: Sequence[float], seed: int) -> Iterator[tuple[float, Cor
     for rate in rates:
         made = [*real.versions(model, size, rate=rate, count=20, seed=seed)][-2:]
         old, new = (np.concatenate([each[name].ravel() for name in each]) for each in made)
-        changed_count = int(np.count_nonzero(old != new))
-        yield rate, Corpus(old=old, new=new, changed_count=changed_count)
+        yield rate, corpus_of(old, new)
 
 
 def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -168,11 +180,70 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
+def size_row(corpus: Corpus, **about: Any) -> dict[str, Any]:
+    """Return the bytes of both profiles, and print them."""
+    bench = Bench(corpus, 1)
+    fast, compact = (patch_coding(bench.versions, profile).nbytes for profile in Profile)
+    changed = corpus.changed_count / len(corpus.old)
+    words = " ".join(f"{name} {value}" for name, value in about.items())
+    print(
+        f"  {words:28} {changed:8.3%} changed  fast {fast:12,}  compact {compact:12,}"
+        f"  {compact / fast:.3f}",
+        flush=True,
+    )
+    return about | {
+        "changed": changed,
+        "fast_nbytes": fast,
+        "compact_nbytes": compact,
+        "ratio": compact / fast,
+    }
+
+
+def corpus_of(old: np.ndarray, new: np.ndarray) -> Corpus:
+    return Corpus(old=old, new=new, changed_count=int(np.count_nonzero(old != new)))
+
+
+def measure_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each share, and for each optimizer and number of steps."""
+    rows: list[dict[str, Any]] = []
+    for share in SIZE_SHARES:
+        made = make_corpus(options.elements, min(share, MOST_BY_STEPS), options.seed)
+        if share > MOST_BY_STEPS:
+            made = corpus_of(made.old, make_corpus(options.elements, share, options.seed + 1).new)
+        rows.append(size_row(made, share=share))
+    if not options.optimizers:
+        return rows
+    # It needs torch, which nothing else here does.
+    import corpus as real  # noqa: PLC0415
+
+    size = real.Size()
+    model = real.pretrained(size, options.seed)
+    for name in options.optimizers:
+        made = real.versions(
+            model,
+            size,
+            rate=OPTIMIZER_RATES[name],
+            count=SPANS[-1] + 1,
+            seed=options.seed,
+            optimizer=name,
+        )
+        flats = [np.concatenate([each[key].ravel() for key in each]) for each in made]
+        rows += [
+            size_row(corpus_of(flats[-1 - span], flats[-1]), optimizer=name, steps=span)
+            for span in SPANS
+        ]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--elements", type=int, default=64 << 20)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.005, 0.01, 0.024])
     parser.add_argument("--rates", type=float, nargs="*", default=[])
+    parser.add_argument("--sizes", action="store_true")
+    parser.add_argument(
+        "--optimizers", nargs="*", choices=OPTIMIZER_RATES, default=[*OPTIMIZER_RATES]
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -183,7 +254,8 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "load": os.getloadavg(),
         "elements": options.elements,
-        "corpora": measure_all(options),
+        "corpora": [] if options.sizes else measure_all(options),
+        "sizes": measure_sizes(options) if options.sizes else [],
     }
     if options.json:
         options.json.write_text(json.dumps(result, indent=2))

@@ -4,15 +4,15 @@
 
 A decoder of about 11 M parameters reads bytes. 260 steps of pretraining on the project's own text
 make its weights ordinary ones. Policy-gradient steps follow: pieces of the text are scored, the
-advantage is the score against the mean of the batch, and Adam (.9, .999) moves fp32 masters. A
-version is the master weights, rounded to bf16, after one step.
+advantage is the score against the mean of the batch, and Adam (.9, .999) moves fp32 masters, or
+what `--optimizer` says. A version is the master weights, rounded to bf16, after one step.
 
-Everything is seeded; `--width`, `--depth` and the counts make it smaller.
+Everything is seeded; `--width`, `--depth` and the counts make it smaller. Muon needs torch 2.9.
 """
 
 import argparse
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
 REPOSITORY = Path(__file__).parent.parent
 VOCABULARY = 256
@@ -108,12 +109,37 @@ def pretrained(size: Size, seed: int) -> Decoder:
     for step in range(size.pretraining_steps):
         optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, (step + 1) / 20)
         loss = -log_likelihoods(model, sequences(text, size)).mean()
-        update(model, optimizer, loss)
+        update(model, [optimizer], loss)
     return model
 
 
+def adam(model: nn.Module, rate: float) -> Sequence[Optimizer]:
+    return [torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)]
+
+
+def sgd(model: nn.Module, rate: float) -> Sequence[Optimizer]:
+    return [torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)]
+
+
+def muon(model: nn.Module, rate: float) -> Sequence[Optimizer]:
+    """Matrices of blocks move by Muon, everything else by Adam at the same rate."""
+    blocks = [each for name, each in model.named_parameters() if is_of_blocks(name, each)]
+    rest = [each for name, each in model.named_parameters() if not is_of_blocks(name, each)]
+    return [
+        torch.optim.Muon(blocks, lr=rate, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=rate, weight_decay=0.0),
+    ]
+
+
+def is_of_blocks(name: str, value: Tensor) -> bool:
+    return name.startswith("blocks.") and value.ndim == 2
+
+
+OPTIMIZERS = {"adam": adam, "sgd": sgd, "muon": muon}
+
+
 def versions(
-    model: Decoder, size: Size, *, rate: float, count: int, seed: int
+    model: Decoder, size: Size, *, rate: float, count: int, seed: int, optimizer: str = "adam"
 ) -> Iterator[Version]:
     """Yield versions of a copy of the model that is trained by reward.
 
@@ -123,17 +149,18 @@ def versions(
         rate: Of learning.
         count: Versions; every step makes one.
         seed: Of the prompts.
+        optimizer: One of `OPTIMIZERS`.
     """
     torch.manual_seed(seed)
     model, text = copy.deepcopy(model), project_text()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    optimizers = OPTIMIZERS[optimizer](model, rate)
     for step in range(size.warm_up_steps + count - 1):
         if step >= size.warm_up_steps - 1:
             yield exported(model)
         tokens = sequences(text, size)
         advantages = scores(tokens)
         loss = -(advantages[:, None] * log_likelihoods(model, tokens)).mean()
-        update(model, optimizer, loss)
+        update(model, optimizers, loss)
     yield exported(model)
 
 
@@ -157,12 +184,13 @@ def scores(tokens: Tensor) -> Tensor:
     return (counts - counts.mean()) / (counts.std() + 1e-6)
 
 
-def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+def update(model: nn.Module, optimizers: Iterable[Optimizer], loss: Tensor) -> None:
     """Take one step."""
-    optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    for each in optimizers:
+        each.step()
 
 
 def exported(model: nn.Module) -> Version:
@@ -190,6 +218,7 @@ def main() -> None:
     """Write versions into one file: arrays named version/tensor."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rate", type=float, default=1e-6)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -197,7 +226,14 @@ def main() -> None:
     given = parser.parse_args()
     size = size_of(given)
     model = pretrained(size, given.seed)
-    made = versions(model, size, rate=given.rate, count=given.count, seed=given.seed)
+    made = versions(
+        model,
+        size,
+        rate=given.rate,
+        count=given.count,
+        seed=given.seed,
+        optimizer=given.optimizer,
+    )
     arrays = {f"{n}/{name}": bits for n, each in enumerate(made) for name, bits in each.items()}
     np.savez(given.out, **arrays)
 

@@ -1,14 +1,32 @@
 /* The loops, compiled once per level of the processor: FN names a function of this level.
- * LEVEL: 0 portable, 1 AVX2 + BMI2, 2 AVX-512 (F, BW, DQ, VL, VBMI, VBMI2, VPOPCNTDQ) + BMI2 + GFNI. */
+ * LEVEL: 0 portable, 1 AVX2 + BMI2, 2 AVX-512 (F, BW, DQ, VL, VBMI, VBMI2, VPOPCNTDQ) + BMI2 + GFNI, 3 NEON. */
 
 static ALWAYS_INLINE uint64_t FN(select_bit)(uint64_t mask, uint64_t rank) {
-#if LEVEL >= 1
+#if LEVEL == 1 || LEVEL == 2
     return (uint64_t)__builtin_ctzll(_pdep_u64((uint64_t)1 << rank, mask));
 #else
     while (rank--) mask &= mask - 1;
     return first_bit(mask);
 #endif
 }
+
+#if LEVEL == 3
+/* Bit t: byte t of 64 that are all ones or all zeros. */
+static ALWAYS_INLINE uint64_t FN(mask_of)(const uint8x16_t part[4]) {
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201u));
+    uint8x16_t low = vpaddq_u8(vandq_u8(part[0], bit), vandq_u8(part[1], bit));
+    uint8x16_t high = vpaddq_u8(vandq_u8(part[2], bit), vandq_u8(part[3], bit));
+    low = vpaddq_u8(low, high);
+    return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(low, low)), 0);
+}
+
+/* The lower halves of elements of so many bytes, of which two vectors are full. */
+static ALWAYS_INLINE uint8x16_t FN(narrowed)(uint8x16_t low, uint8x16_t high, int size) {
+    if (size == 2) return vuzp1q_u8(low, high);
+    if (size == 4) return vreinterpretq_u8_u16(vuzp1q_u16(vreinterpretq_u16_u8(low), vreinterpretq_u16_u8(high)));
+    return vreinterpretq_u8_u32(vuzp1q_u32(vreinterpretq_u32_u8(low), vreinterpretq_u32_u8(high)));
+}
+#endif
 
 /* Bit t: element i + t differs. */
 static ALWAYS_INLINE uint64_t FN(changed)(const uint8_t *old, const uint8_t *new_, size_t i, int size) {
@@ -46,6 +64,22 @@ static ALWAYS_INLINE uint64_t FN(changed)(const uint8_t *old, const uint8_t *new
             mask |= (uint64_t)(0xfu & (unsigned)~_mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(x, y)))) << (4 * part);
     }
     return mask;
+#elif LEVEL == 3
+    uint8x16_t part[32], differs = vdupq_n_u8(0);
+    for (int p = 0; p < 4 * size; p++) {
+        part[p] = veorq_u8(vld1q_u8(a + 16 * p), vld1q_u8(b + 16 * p));
+        differs = vorrq_u8(differs, part[p]);
+    }
+    if (!vmaxvq_u8(differs)) return 0;
+    for (int p = 0; p < 4 * size; p++) {
+        if (size == 1) part[p] = vtstq_u8(part[p], part[p]);
+        else if (size == 2) part[p] = vreinterpretq_u8_u16(vtstq_u16(vreinterpretq_u16_u8(part[p]), vreinterpretq_u16_u8(part[p])));
+        else if (size == 4) part[p] = vreinterpretq_u8_u32(vtstq_u32(vreinterpretq_u32_u8(part[p]), vreinterpretq_u32_u8(part[p])));
+        else part[p] = vreinterpretq_u8_u64(vtstq_u64(vreinterpretq_u64_u8(part[p]), vreinterpretq_u64_u8(part[p])));
+    }
+    for (int wide = size; wide > 1; wide /= 2)
+        for (int p = 0; p < 2 * wide; p++) part[p] = FN(narrowed)(part[2 * p], part[2 * p + 1], wide);
+    return FN(mask_of)(part);
 #else
     uint64_t mask = 0;
     if (!memcmp(a, b, 64 * (size_t)size)) return 0;

@@ -4,6 +4,8 @@
 typedef struct {
 #if LEVEL == 2
     __m512i all;
+#elif LEVEL == 1
+    __m256i half[2];
 #else
     uint16_t each[2 * CLASSES];
 #endif
@@ -18,6 +20,10 @@ static ALWAYS_INLINE uint64_t FN(members)(const uint8_t *class_of, size_t c) {
 #elif LEVEL == 1
     __m256i each = _mm256_set1_epi8((char)c), low = _mm256_loadu_si256((const __m256i *)class_of), high = _mm256_loadu_si256((const __m256i *)(class_of + 32));
     return (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(low, each)) | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(high, each)) << 32;
+#elif LEVEL == 3
+    uint8x16_t each = vdupq_n_u8((uint8_t)c), part[4];
+    for (int p = 0; p < 4; p++) part[p] = vceqq_u8(vld1q_u8(class_of + 16 * p), each);
+    return FN(mask_of)(part);
 #else
     uint64_t mask = 0;
     for (size_t t = 0; t < 64; t++) mask |= (uint64_t)(class_of[t] == c) << t;
@@ -61,6 +67,59 @@ static ALWAYS_INLINE void FN(members_by_lane)(__m512i classes, uint64_t valid, _
 }
 #endif
 
+#if LEVEL == 1
+/* The classes of 32 elements of two bytes. */
+static ALWAYS_INLINE __m256i FN(classes_of_words)(const uint8_t *old, rule_t rule) {
+    const __m128i shift = _mm_cvtsi32_si128(rule.shift);
+    const __m256i field = _mm256_set1_epi16((short)rule.field), low = _mm256_set1_epi16((short)rule.low), top = _mm256_set1_epi16((short)rule.top);
+    __m256i each[2];
+    for (int half = 0; half < 2; half++) {
+        each[half] = _mm256_and_si256(_mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)(old + 32 * half)), shift), field);
+        each[half] = _mm256_min_epu16(_mm256_subs_epu16(each[half], low), top);
+    }
+    return _mm256_permute4x64_epi64(_mm256_packus_epi16(each[0], each[1]), 0xd8);
+}
+
+/* How many bits are set in each 64. */
+static ALWAYS_INLINE __m256i FN(popcounts)(__m256i bits) {
+    const __m256i low = _mm256_set1_epi8(15), counts = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
+    __m256i bytes = _mm256_shuffle_epi8(counts, _mm256_and_si256(bits, low));
+    bytes = _mm256_add_epi8(bytes, _mm256_shuffle_epi8(counts, _mm256_and_si256(_mm256_srli_epi64(bits, 4), low)));
+    return _mm256_sad_epu8(bytes, _mm256_setzero_si256());
+}
+
+/* Lane l of half h: how many of 64 elements are of class 4 h + l, and above 16 bits of that class plus 8. */
+static ALWAYS_INLINE void FN(count_classes)(const uint8_t *class_of, uint64_t valid, __m256i counts[2]) {
+    __m256i low = _mm256_loadu_si256((const __m256i *)class_of), high = _mm256_loadu_si256((const __m256i *)(class_of + 32));
+    uint64_t bits[4];
+    for (int p = 3; p >= 0; p--) {
+        /* Bit p of each class on top of its byte. */
+        __m256i first = _mm256_slli_epi64(low, 7 - p), second = _mm256_slli_epi64(high, 7 - p);
+        bits[p] = (uint64_t)(uint32_t)_mm256_movemask_epi8(first) | (uint64_t)(uint32_t)_mm256_movemask_epi8(second) << 32;
+    }
+    __m256i lowest = _mm256_xor_si256(_mm256_set1_epi64x((long long)bits[0]), _mm256_setr_epi64x(-1, 0, -1, 0));
+    __m256i of_four = _mm256_and_si256(lowest, _mm256_xor_si256(_mm256_set1_epi64x((long long)bits[1]), _mm256_setr_epi64x(-1, -1, 0, 0)));
+    for (int half = 0; half < 2; half++) {
+        uint64_t on = valid & (half ? bits[2] : ~bits[2]);
+        __m256i below_8 = FN(popcounts)(_mm256_and_si256(of_four, _mm256_set1_epi64x((long long)(on & ~bits[3]))));
+        __m256i from_8 = FN(popcounts)(_mm256_and_si256(of_four, _mm256_set1_epi64x((long long)(on & bits[3]))));
+        counts[half] = _mm256_or_si256(below_8, _mm256_slli_epi64(from_8, 16));
+    }
+}
+#elif LEVEL == 3
+/* The classes of 16 elements of two bytes. */
+static ALWAYS_INLINE uint8x16_t FN(classes_of_words)(const uint8_t *old, rule_t rule) {
+    const int16x8_t shift = vdupq_n_s16((int16_t)-rule.shift);
+    const uint16x8_t field = vdupq_n_u16((uint16_t)rule.field), low = vdupq_n_u16((uint16_t)rule.low), top = vdupq_n_u16((uint16_t)rule.top);
+    uint16x8_t each[2];
+    for (int half = 0; half < 2; half++) {
+        each[half] = vandq_u16(vshlq_u16(vreinterpretq_u16_u8(vld1q_u8(old + 16 * half)), shift), field);
+        each[half] = vminq_u16(vqsubq_u16(each[half], low), top);
+    }
+    return vcombine_u8(vmovn_u16(each[0]), vmovn_u16(each[1]));
+}
+#endif
+
 /* The classes of 64 elements; those that are `valid` are counted. */
 static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, rule_t rule, uint64_t valid, uint8_t *class_of, FN(by_class_t) *seen) {
 #if LEVEL == 2
@@ -75,13 +134,22 @@ static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, rule_t rule
     FN(members_by_lane)(classes, valid, members);
     __m512i high = _mm512_slli_epi64(_mm512_popcnt_epi64(members[1]), 16);
     seen->all = _mm512_add_epi16(seen->all, _mm512_or_si512(high, _mm512_popcnt_epi64(members[0])));
+#elif LEVEL == 1
+    __m256i counts[2];
+    if (size == 2)
+        for (int half = 0; half < 2; half++) _mm256_storeu_si256((__m256i *)(class_of + 32 * half), FN(classes_of_words)(old + 64 * half, rule));
+    else
+        for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
+    FN(count_classes)(class_of, valid, counts);
+    for (int half = 0; half < 2; half++) seen->half[half] = _mm256_add_epi16(seen->half[half], counts[half]);
 #else
-    for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
-#if LEVEL == 1
-    for (unsigned c = 0; c < CLASSES; c++) seen->each[SLOT(c)] += (uint16_t)__builtin_popcountll(valid & FN(members)(class_of, c));
-#else
-    for (int t = 0; t < 64 && valid >> t; t++) seen->each[SLOT(class_of[t])]++;
+#if LEVEL == 3
+    if (size == 2)
+        for (int p = 0; p < 4; p++) vst1q_u8(class_of + 16 * p, FN(classes_of_words)(old + 32 * p, rule));
+    else
 #endif
+        for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
+    for (int t = 0; t < 64 && valid >> t; t++) seen->each[SLOT(class_of[t])]++;
 #endif
 }
 

@@ -1,4 +1,4 @@
-/* What the loops of all levels share: sizes, streams, elements, bits; included by _kernels.c. */
+/* What the loops of all levels share: sizes, streams, elements, bits; included by _kernels_levels.h. */
 
 #if defined(__GNUC__)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -15,6 +15,12 @@
 #include <immintrin.h>
 #else
 #define HAS_X86 0
+#endif
+#if defined(__GNUC__) && defined(__aarch64__)
+#define HAS_NEON 1
+#include <arm_neon.h>
+#else
+#define HAS_NEON 0
 #endif
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>

@@ -134,6 +134,7 @@ static ALWAYS_INLINE void FN(move_part_of_words)(const uint8_t *old, uint64_t fi
 #endif
 
 static ALWAYS_INLINE void FN(move_parts_of)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t count, changes_t *out) {
+    (void)count;
     for (; at < end; at += PART) {
 #if LEVEL == 2
         /* The last element is read alone: four bytes of it may not be there. */

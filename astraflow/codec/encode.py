@@ -11,7 +11,7 @@ cores have. Results come in the order of the items, so bytes do not depend on th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -77,28 +77,68 @@ class EncodedRange:
 
 def encode_fast(where: ChunkRange, new: np.ndarray, old: np.ndarray) -> EncodedRange:
     """Encode what changed, uN[n] each, for the profile FAST."""
-    scan = _scan_with_numpy if kernels.level() < 0 else sparse_fast.scan
-    found = scan(old, new, first=where.first, limit_nbytes=fast_limit(where))
-    return fast_range(where, found, new.tobytes)
-
-
-def is_sparse(where: ChunkRange, changed_count: int) -> bool:
-    """Whether the profile COMPACT tries to code a range by its changes."""
-    return 2 * changed_count <= where.element_count
+    return fast_range(where, _fast_scan(where, new, old), new.tobytes)
 
 
 def encode_compact(
-    where: ChunkRange, new: np.ndarray, scanned: sparse_compact.CompactScan, tables: ClassTables
+    where: ChunkRange,
+    new: np.ndarray,
+    old: np.ndarray,
+    scanned: sparse_compact.CompactScan,
+    tables: ClassTables,
 ) -> Chunk:
-    """Encode what changed, for the profile COMPACT."""
+    """Encode what changed by the smallest encoding, for the profile COMPACT."""
     if not scanned.changed_count:
         return make_chunk(where, Encoding.UNCHANGED)
-    if is_sparse(where, scanned.changed_count):
-        payload = sparse_compact.encode(scanned, tables)
-        if payload is not None and 2 * len(payload) <= where.nbytes:
+    payload = sparse_compact.encode(scanned, tables) if len(scanned.tokens) else None
+    if payload is not None and 2 * len(payload) <= where.nbytes:
+        count = scanned.changed_count
+        best = make_chunk(where, Encoding.SPARSE_COMPACT, payload, changed_count=count)
+    else:
+        best = encode_dense(where, new, Profile.COMPACT)
+        if payload is not None and len(payload) <= len(best.payload):
             count = scanned.changed_count
-            return make_chunk(where, Encoding.SPARSE_COMPACT, payload, changed_count=count)
-    return encode_dense(where, new, Profile.COMPACT)
+            best = make_chunk(where, Encoding.SPARSE_COMPACT, payload, changed_count=count)
+    if _may_be_fast(where, new, old, scanned.changed_count, len(best.payload)):
+        fast = encode_fast(where, new, old).chunk
+        return fast if len(fast.payload) < len(best.payload) else best
+    return best
+
+
+def _compact_scan(
+    where: ChunkRange, new: np.ndarray, old: np.ndarray, rule: ClassRule
+) -> sparse_compact.CompactScan:
+    """Compare a range with the base; noise, which is mostly low bits, has no place in tables."""
+    found = sparse_compact.scan(rule, old, new, first=where.first)
+    return found if 2 * len(found.low_bits) <= where.nbytes else found.without_tokens()
+
+
+_TRIED_SHARE: Final = 32
+_TRIED_PARTS: Final = 8
+_LEAST_CHANGES: Final = 64
+
+
+def _may_be_fast(
+    where: ChunkRange, new: np.ndarray, old: np.ndarray, changed_count: int, nbytes: int
+) -> bool:
+    """Whether SPARSE_FAST may take fewer bytes than the best encoding, by its size for some parts.
+
+    It does where changes repeat, or are distributed as in no other range: what Zstandard finds in
+    one range, tables of all ranges do not have.
+    """
+    count = max(where.element_count // _TRIED_SHARE, _LEAST_SAMPLE) // _TRIED_PARTS
+    if count * _TRIED_PARTS >= where.element_count:
+        return True
+    starts = (part * where.element_count // _TRIED_PARTS for part in range(_TRIED_PARTS))
+    parts = [slice(start, start + count) for start in starts]
+    sample = replace(where, nbytes=count * _TRIED_PARTS * where.dtype.itemsize)
+    tried = _fast_scan(sample, *(np.concatenate([bits[at] for at in parts]) for bits in (new, old)))
+    if tried.changed_count < _LEAST_CHANGES:
+        return True
+    if tried.streams is None:
+        return False
+    scaled = len(tried.streams.payload(where.dtype.itemsize)) * changed_count
+    return 8 * scaled < 9 * nbytes * tried.changed_count
 
 
 def encode_dense(where: ChunkRange, new: np.ndarray, profile: Profile) -> Chunk:
@@ -141,6 +181,11 @@ def _fast_chunk(
     return make_chunk(where, Encoding.DENSE, whole())
 
 
+def _fast_scan(where: ChunkRange, new: np.ndarray, old: np.ndarray) -> sparse_fast.FastScan:
+    scan = _scan_with_numpy if kernels.level() < 0 else sparse_fast.scan
+    return scan(old, new, first=where.first, limit_nbytes=fast_limit(where))
+
+
 def _scan_with_numpy(
     old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int
 ) -> sparse_fast.FastScan:
@@ -169,9 +214,7 @@ def encode_compact_ranges(
         rule = rules.get(where.dtype)
         if rule is None:
             return None
-        found = sparse_compact.scan(rule, base(where), target(where), first=where.first)
-        # The tokens of a range that is coded whole belong in no table.
-        return found if is_sparse(where, found.changed_count) else found.without_tokens()
+        return _compact_scan(where, target(where), base(where), rule)
 
     scanned = [*in_order(scan, ranges, thread_count)]
     sections = _sections(rules, ranges, scanned)
@@ -180,7 +223,12 @@ def encode_compact_ranges(
         return _encode(ranges[at], target, base, scanned[at], sections)
 
     encoded = [*in_order(encode, range(len(ranges)), thread_count)]
-    return encoded, write_shared_tables(sections.values())
+    # Without its section a dtype is coded as for FAST: one that changes nothing is left out.
+    as_fast = (Encoding.UNCHANGED, Encoding.SPARSE_FAST)
+    used = {
+        each.chunk.header.dtype for each in encoded if each.chunk.header.encoding not in as_fast
+    }
+    return encoded, write_shared_tables(sections[dtype] for dtype in sections if dtype in used)
 
 
 def _sections(
@@ -204,7 +252,8 @@ def _encode(
 ) -> EncodedRange:
     if scanned is None:
         return encode_fast(where, target(where), base(where))
-    chunk = encode_compact(where, target(where), scanned, sections[where.dtype])
+    section = sections[where.dtype]
+    chunk = encode_compact(where, target(where), base(where), scanned, section)
     if isinstance(chunk.payload, memoryview):
         # A copy: a patch outlives the state that it was cut from.
         chunk = Chunk(header=chunk.header, payload=bytes(chunk.payload))
@@ -367,5 +416,5 @@ def encode_chunk(
     section = read_shared_tables(tables).get(where.dtype)
     if profile is Profile.FAST or section is None:
         return encode_fast(where, new, old).chunk
-    scanned = sparse_compact.scan(section.rule, old, new, first=where.first)
-    return encode_compact(where, new, scanned, section)
+    scanned = _compact_scan(where, new, old, section.rule)
+    return encode_compact(where, new, old, scanned, section)

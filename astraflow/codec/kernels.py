@@ -1,8 +1,8 @@
 """Kernels: the compiled loops of the codec at the level of this machine, or numpy.
 
-All levels give the same bytes. `ASTRAFLOW_KERNELS` chooses one: `numpy`, `portable`, `avx2` or
-`avx512`; without it the highest that the machine has is taken. Where the extension could not be
-built numpy does its work, about thirty times slower, and a warning says so.
+All levels give the same bytes. `ASTRAFLOW_KERNELS` chooses one: `numpy`, `portable`, `avx2`,
+`avx512` or `neon`; without it the last of these that the machine has is taken. Where the extension
+could not be built numpy does its work, about thirty times slower, and a warning says so.
 """
 
 import os
@@ -34,6 +34,7 @@ class KernelLevel(IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
+    NEON = 3
 
 
 _forced: list[KernelLevel] = []
@@ -50,6 +51,8 @@ def level() -> KernelLevel:
 
 def levels() -> tuple[KernelLevel, ...]:
     highest = KernelLevel.NUMPY if loops is None else loops.highest_level()
+    if highest == KernelLevel.NEON:
+        return (KernelLevel.NUMPY, KernelLevel.PORTABLE, KernelLevel.NEON)
     return tuple(each for each in KernelLevel if each <= highest)
 
 

@@ -123,7 +123,7 @@ class CompactScan:
         return int(self.counts.sum(dtype=np.int64))
 
     def without_tokens(self) -> "CompactScan":
-        """Leave what is needed of a range that is coded whole."""
+        """Leave what is needed of a range that is coded otherwise."""
         return replace(
             self, tokens=self.tokens[:0], low_bits=b"", histogram=np.zeros_like(self.histogram)
         )

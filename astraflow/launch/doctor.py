@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from astraflow import __version__
+from astraflow.codec import kernels
 from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
@@ -104,6 +105,20 @@ def _machine() -> Iterator[DoctorCheck]:
         works=writable,
         found=str(cache),
         advice="" if writable else "point XDG_CACHE_HOME at a folder that you can write",
+    )
+    yield _kernels()
+
+
+def _kernels() -> DoctorCheck:
+    level = kernels.level()
+    compiled = level is not kernels.KernelLevel.NUMPY
+    advice = "install a C compiler and astraflow again, or unset ASTRAFLOW_KERNELS"
+    return DoctorCheck(
+        area="machine",
+        name="weight codec",
+        works=True if compiled else None,
+        found=f"compiled, {level.name.lower()}" if compiled else "numpy, about 30 times slower",
+        advice="" if compiled else advice,
     )
 
 

@@ -80,8 +80,8 @@ def weights(count, share, seed=0):
     return old, new
 
 
-def encoded(old, new, profile):
-    layout = Layout.of([("w", Dtype.BF16, old.shape)])
+def encoded(old, new, profile, dtype=Dtype.BF16):
+    layout = Layout.of([("w", dtype, old.shape)])
     bits = [flat_bits(each.view(np.uint8)) for each in (new, old)]
     return encode_patch(Runs(layout), *bits, StateDigest(), profile=profile)
 
@@ -97,6 +97,54 @@ def test_a_patch_of_small_steps_is_smaller_than_a_fast_one_and_says_the_same(lev
     assert compact.digest == fast.digest
     change = decode_change(chunk, old, compact.shared_tables)
     assert (change.values == new[change.positions]).all()
+
+
+@pytest.mark.parametrize("share", [1e-4, 1e-3, 0.1, 0.5, 0.52, 0.7, 0.85])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.F32])
+def test_at_any_share_of_changes_a_compact_patch_is_no_larger_than_a_fast_one(dtype, share):
+    old, new = stepped(dtype, share)
+
+    assert nbytes(old, new, Profile.COMPACT, dtype) <= 1.02 * nbytes(old, new, Profile.FAST, dtype)
+
+
+def stepped(dtype, share):
+    """Weights of which a share moves by a unit or some: a matrix, and rows of an embedding."""
+    rng, count = np.random.default_rng(7), 1 << 18
+    old = rng.normal(0, 0.02, 2 * count).astype(np.float32).view(np.uint32)
+    old = (old >> 16).astype(dtype.bits) if dtype is Dtype.BF16 else old
+    steps = rng.geometric(0.7, 2 * count).astype(dtype.bits)
+    is_moved = rng.random(2 * count) < share
+    is_moved[count:] = np.repeat(rng.random(count // 256) < share, 256)
+    return old, np.where(is_moved, old + steps, old).astype(dtype.bits)
+
+
+def nbytes(old, new, profile, dtype):
+    patch = encoded(old, new, profile, dtype)
+    return sum(len(chunk.payload) for chunk in patch.chunks) + len(patch.shared_tables)
+
+
+def test_what_repeats_is_coded_fast_in_a_compact_patch_too(level):
+    """One column of a matrix: Zstandard finds the period, tables do not."""
+    old, new = weights(1 << 20, 0.01)
+    new[1 << 19 :] = old[1 << 19 :]
+    new[1 << 19 :: 64] += 1
+    halves = Layout.of(
+        [("a", Dtype.BF16, (1 << 19,)), ("b", Dtype.F32, ()), ("c", Dtype.BF16, (1 << 19,))]
+    )
+    flats = [np.zeros(halves.nbytes, np.uint8) for _ in range(2)]
+    for flat, bits in zip(flats, (new, old), strict=True):
+        halves.view(flat, "a")[:], halves.view(flat, "c")[:] = np.split(bits, 2)
+
+    patch = encode_patch(
+        Runs(halves), *map(flat_bits, flats), StateDigest(), profile=Profile.COMPACT
+    )
+
+    assert [chunk.header.encoding for chunk in patch.chunks] == [
+        Encoding.SPARSE_COMPACT,
+        Encoding.UNCHANGED,
+        Encoding.SPARSE_FAST,
+    ]
+    assert len(patch.chunks[2].payload) < 2000
 
 
 def test_few_changes_are_coded_as_the_fast_profile_does_because_tables_would_cost_more(level):
