@@ -24,25 +24,24 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-all test-e2e test-slow test-long-runs test-long-rest unit unit-models unit-weights unit-rest check format proto clean
+.PHONY: demo test test-all test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
 
+# Three parts at once for two cores: tests wait for sockets and processes, whole runs for each
+# other. Every part imports what it needs only: torch and transformers take seconds.
+PARTS := $(MAKE) --no-print-directory --jobs 3 --output-sync=target
+
 test: $(VENV)/.dev
-	$(MAKE) unit
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-e2e test-slow
+	$(PARTS) unit-models unit-weights unit-rest test-e2e slow-models slow-rest
 
 test-all: test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest
 
-# Whole runs, whose processes wait for each other, leave the rest of two cores to slow tests.
 test-e2e: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "e2e and not long"
-
-test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow and not e2e and not long"
+	$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long-runs: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "long and e2e"
@@ -50,14 +49,13 @@ test-long-runs: $(VENV)/.dev
 test-long-rest: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "long and not e2e"
 
-# Three parts at once for two cores, for some tests wait for sockets and processes. Every part
-# imports what it needs only: torch and transformers take seconds.
 UNIT := $(BIN)/python -m pytest -m "not e2e and not slow and not long"
+SLOW := $(BIN)/python -m pytest -m "slow and not e2e and not long"
 MODELS := $(addprefix tests/,cli docs engines gateway raas testing tinker trainers workflows)
 WEIGHTS := $(addprefix tests/,codec launch transport weights)
 
 unit: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-models unit-weights unit-rest
+	$(PARTS) unit-models unit-weights unit-rest
 
 unit-models: $(VENV)/.dev
 	$(UNIT) $(MODELS)
@@ -67,6 +65,12 @@ unit-weights: $(VENV)/.dev
 
 unit-rest: $(VENV)/.dev
 	$(UNIT) tests $(addprefix --ignore ,$(MODELS) $(WEIGHTS))
+
+slow-models: $(VENV)/.dev
+	$(SLOW) $(MODELS)
+
+slow-rest: $(VENV)/.dev
+	$(SLOW) tests $(addprefix --ignore ,$(MODELS) tests/e2e)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

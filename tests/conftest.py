@@ -402,11 +402,14 @@ def fake_hub_class():
 
 
 @pytest.fixture(autouse=True)
-def _own_logging():
-    """Undo what a test, or a main function that it calls, sets about this process's logs."""
+def _own_process():
+    """Undo what a test, or a main function that it calls, sets about logs and new files here."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    mask = os.umask(0o077)
+    os.umask(mask)
     yield
+    os.umask(mask)
     for handler in root.handlers[:]:
         if handler not in handlers:
             root.removeHandler(handler)

@@ -2,8 +2,12 @@
 
 import logging
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -20,6 +24,7 @@ _CONTEXT.set_forkserver_preload(
 @contextmanager
 def process(target: Callable[..., None], *args: Any) -> Generator[tuple[BaseProcess, Connection]]:
     """Run a target with one end of a pipe, then these arguments; kill it at the end."""
+    _start_server()
     near, far = _CONTEXT.Pipe()
     child = _CONTEXT.Process(target=_quietly, args=(target, far, *args), daemon=True)
     child.start()
@@ -31,6 +36,18 @@ def process(target: Callable[..., None], *args: Any) -> Generator[tuple[BaseProc
         child.join()
         near.close()
         child.close()
+
+
+@cache
+def _start_server() -> None:
+    """Start the server with the path of this process, without which it finds no `fault_ends`."""
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def quiet() -> None:

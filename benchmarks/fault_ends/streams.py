@@ -24,6 +24,8 @@ from fault_ends.world import POLICY, TOKEN, World, sources
 # Patches of some 100 KB, so that a lane has several connections.
 _SCALE: Final = 700
 _STALL_S: Final = 0.3
+# Of versions; most of them bring an injection.
+_MOST_BARREN: Final = 200
 
 Spoil = Callable[[Random, bytes], bytes | None]
 """Returns other bytes than came; None: the connection is cut."""
@@ -158,8 +160,12 @@ async def _pump(
 
 
 async def damage_streams(*, quota: int, seed: int) -> dict[str, Counts]:
-    """Spoil so many transfers over a TCP lane; return the counts."""
-    counts, rng = Counts(), Random(seed)
+    """Spoil so many transfers over a TCP lane; return the counts.
+
+    Raises:
+        RuntimeError: The lane is not used any more.
+    """
+    counts, rng, barren_count = Counts(), Random(seed), 0
     world = World(seed=seed, scale=_SCALE)
     async with _ends(world, rng) as (spoiled, proxy, honest):
         receiver = _receiver(world)
@@ -170,6 +176,9 @@ async def damage_streams(*, quota: int, seed: int) -> dict[str, Counts]:
             # The first reads have what both ends prove to each other, the next ones weights.
             proxy.arm(None if is_calm else spoil, after=rng.choice([0, 1, 4, 8, 9, 12]))
             outcome = await receiver.pull(info)
+            barren_count = 0 if proxy.is_hit else barren_count + 1
+            if barren_count == _MOST_BARREN:
+                raise RuntimeError(f"{barren_count} versions in a row did not come by the lane")
             if proxy.is_hit:
                 count(counts, spoil.__name__, outcome, spoiled)
             is_plain = not is_calm and not proxy.is_hit

@@ -157,7 +157,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Run,
     """A run of sort.yaml that went to its end, and what its roles measured on the way."""
     scraped: dict[str, str] = {}
     runs = tmp_path_factory.mktemp("runs")
-    with started("sort.yaml", "tracing.exporter=file", runs=runs, cache=cache) as run:
+    sets = ("tracing.exporter=file", "raas.count=1")
+    with started("sort.yaml", *sets, runs=runs, cache=cache) as run:
         run.wait_for_steps(2)
         for log in (run.run_dir.root / "logs").iterdir():
             found = re.search(r"url=(http://\S+/metrics)", log.read_text())

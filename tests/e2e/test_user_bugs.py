@@ -18,7 +18,7 @@ SAID = {
     "missing file": "FileNotFoundError",
     "exit": "SystemExit",
     "no numbers": "not a name and a number",
-    "endless": "took longer than 3 s (timeout_s)",
+    "endless": "took longer than 5 s (timeout_s)",
     "bad template": "KeyError: 'question'",
     "dead server": "ConnectionRefusedError",
     "nothing sampled": "ended without sampling a token",
@@ -41,7 +41,7 @@ def buggy(tmp_path_factory, cache):
             "sort.yaml",
             "workflows.sort={name: user_bugs:Buggy, scorer: user_bugs:score}",
             "rollouts.group_size=16",
-            "rollouts.timeout_s=3",
+            "rollouts.timeout_s=5",
             "rollouts.max_attempts=1",
             "rollouts.max_failed_share=1.0",
             "rollouts.max_failed_groups=1000",
@@ -76,7 +76,10 @@ def test_what_fails_is_in_the_line_in_the_log_and_in_the_summary(buggy):
     failures = buggy.summary["failures"]
     # A stray task is no rollout that failed.
     assert len(failures["causes"]) >= len(BUGS)
-    assert 0.5 < failures["failed_share"] < 0.8
+    # Of 16 samples 11 fail; others may time out, or not be finished when the run is over.
+    failed, finished = failures["failed_count"], failures["finished_count"]
+    assert finished / 2 < failed < finished
+    assert failures["failed_share"] == round(failed / finished, 4)
     assert all(cause["traceback"] for cause in failures["causes"])
     assert all(each["balanced"] for each in buggy.books)
     assert marked(buggy.run_dir.log("raas-0").read_text()) == set(BUGS)

@@ -195,7 +195,7 @@ async def test_an_error_of_the_server_is_told_as_one():
     assert "broken" in fields["error"]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 async def test_what_was_saved_outlives_a_kill(settings):
     """Weights, optimizer and sampling sessions; what is asked of a model that is gone says so."""
     data = to_data(made_data(3), "weights")
@@ -225,7 +225,7 @@ async def test_what_was_saved_outlives_a_kill(settings):
         assert answer.status_code == 410
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 async def test_the_process_ends_at_a_signal_whatever_is_under_way(settings):
     async with process(settings) as (server, address), Peer(address) as peer:
         model = await peer.create_model(rank=4)

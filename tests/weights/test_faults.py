@@ -12,7 +12,7 @@ from fault_ends.world import World
 
 pytestmark = pytest.mark.slow
 
-FEW = plan.Quotas(messages=400, states=40, streams=10, relays=10, kills=2, disks=2)
+FEW = plan.Quotas(messages=200, states=20, streams=10, relays=10, kills=2, disks=2)
 MANY = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5, disks=3)
 
 

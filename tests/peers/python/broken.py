@@ -26,6 +26,9 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceS
 from astraflow_proto.weights.v1 import version_pb2
 
 JOINS = {"trainer": "RegisterTrainer", "raas": "JoinPool"}
+# Some faults show when nothing comes for long: what goes on meanwhile goes on slowly.
+STEP_S = 0.1
+TOKEN_S = 0.02
 
 
 class Breaker(Tap):
@@ -605,10 +608,11 @@ async def play(role, name, hub, token):
     await tap.serve("127.0.0.1:0")
     tap.hub = tap.origin = hub
     if role == "trainer":
-        await asyncio.to_thread(train_counter, tap.address, token=token)
+        await asyncio.to_thread(train_counter, tap.address, token=token, step_s=STEP_S)
     else:
         # A task whose rollouts take no time is closed before anybody can cancel it.
-        await node_of(tap.address, token, token_s=0.1 * (name == "deaf_to_deadlines")).run()
+        token_s = 0.1 if name == "deaf_to_deadlines" else TOKEN_S
+        await node_of(tap.address, token, token_s=token_s).run()
     await tap.close()
     sys.exit(3 if name == "leaves_with_an_error" else 0)
 
