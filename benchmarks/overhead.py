@@ -29,7 +29,8 @@ import torch
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
-from astraflow.core.advantages import AdvantageSettings, advantages_of
+from astraflow.core.advantages import advantages_of
+from astraflow.core.settings import AdvantageSettings
 from astraflow.storage.cache import cache_dir
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
 from astraflow.trainers.learner import PolicyLearner

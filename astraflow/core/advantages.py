@@ -1,52 +1,13 @@
 """Advantages: how much better a row did than what it is compared with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from astraflow.core.samples import Row, rows_by_agent
+from astraflow.core.settings import AdvantageSettings, Baseline, OverlongSettings
 
 _EPSILON = 1e-6
-
-
-class Baseline(StrEnum):
-    """What a reward is compared with."""
-
-    GROUP = "group"
-    LEAVE_ONE_OUT = "leave_one_out"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlongSettings:
-    """Takes off the reward of long rows, softly.
-
-    Attributes:
-        max_tokens: Sampled tokens from which on all of `penalty` is taken off.
-        buffer_tokens: So many before that it begins.
-        penalty: At most.
-    """
-
-    max_tokens: int
-    buffer_tokens: int
-    penalty: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageSettings:
-    """How rewards become advantages.
-
-    Attributes:
-        baseline: What a reward is compared with.
-        scale_by_std: Divide by the group's standard deviation.
-        overlong: None: length costs nothing.
-    """
-
-    baseline: Baseline = Baseline.GROUP
-    scale_by_std: bool = False
-    overlong: OverlongSettings | None = None
 
 
 def advantages_of(rewards: np.ndarray, settings: AdvantageSettings) -> np.ndarray:

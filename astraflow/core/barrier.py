@@ -13,52 +13,9 @@ Example:
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from astraflow.core.ids import PolicyId
-
-
-class RelationKind(StrEnum):
-    """How the versions of several policies go together."""
-
-    INDEPENDENT = "independent"
-    BOUNDED_SKEW = "bounded_skew"
-    LOCKSTEP = "lockstep"
-
-
-class OnTimeout(StrEnum):
-    """What becomes of a run when a policy without a trainer was waited for long enough."""
-
-    GO_ON = "go_on"
-    STOP = "stop"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRelation:
-    """What the recipe says of versions of different policies.
-
-    Attributes:
-        kind: Independent policies never wait for each other.
-        max_skew: Versions that one may be ahead, at least 1; of BOUNDED_SKEW.
-        timeout: For how long a policy without a trainer is waited for.
-        on_timeout: What comes then.
-    """
-
-    kind: RelationKind = RelationKind.INDEPENDENT
-    max_skew: int = 1
-    timeout: timedelta = timedelta(seconds=60)
-    on_timeout: OnTimeout = OnTimeout.GO_ON
-
-    @property
-    def max_lead(self) -> int | None:
-        """Versions that one policy may be ahead of another; None: any."""
-        match self.kind:
-            case RelationKind.INDEPENDENT:
-                return None
-            case RelationKind.BOUNDED_SKEW:
-                return self.max_skew
-            case RelationKind.LOCKSTEP:
-                return 1
+from astraflow.core.settings import RelationKind, VersionRelation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 
@@ -39,6 +40,30 @@ class BatchGroup:
     epoch: int = 0
     sample_count: int
     traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedPrompt:
+    """A prompt as a group was issued for it.
+
+    Attributes:
+        number: Of the group.
+        data_set: Of the prompt.
+        epoch: Pass over it.
+        prompt_id: Which.
+    """
+
+    number: int
+    data_set: str
+    epoch: int
+    prompt_id: PromptId
+
+    @classmethod
+    def of(cls, head: BatchGroup, number: int) -> Self:
+        """Return that of a group."""
+        return cls(
+            number=number, data_set=head.data_set, epoch=head.epoch, prompt_id=head.prompt_id
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

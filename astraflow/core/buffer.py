@@ -1,34 +1,10 @@
 """The fresh buffer of a policy: whole groups in the order in which they are trained on."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from heapq import heapify, heappop, heappush, nsmallest
 
 from astraflow.core.samples import FreshGroup, Sample
-
-
-class BufferOrder(StrEnum):
-    """Which group comes first."""
-
-    EDF = "edf"
-    FIFO = "fifo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSettings:
-    """What a buffer holds, and in which order.
-
-    Attributes:
-        order: Earliest deadline first, which is what turns stale first, or first in, first out.
-        max_groups: Most groups; None: as many as may be open.
-        max_nbytes: Most bytes of tokens, log-probabilities and masks; None: no bound. Groups of
-            one batch are kept whatever they take.
-    """
-
-    order: BufferOrder = BufferOrder.EDF
-    max_groups: int | None = None
-    max_nbytes: int | None = None
+from astraflow.core.settings import BufferOrder, BufferSettings
 
 
 class FreshBuffer:

@@ -6,13 +6,12 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from astraflow.core.advantages import AdvantageSettings, stamp
+from astraflow.core.advantages import stamp
 from astraflow.core.algorithms.finding import Faults, batch_guard, rollout_filter, selector
 from astraflow.core.algorithms.points import (
     BatchGuard,
     Dice,
     GroupOutcome,
-    PlugInSpec,
     PromptSelector,
     RolloutFilter,
     WholeGroup,
@@ -21,20 +20,8 @@ from astraflow.core.errors import Reason
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import PolicyId
 from astraflow.core.samples import FreshGroup, Sample
+from astraflow.core.settings import AdvantageSettings, MixPhaseSettings, PlugInSpec
 from astraflow.core.tasks import Prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixPhaseSettings:
-    """How data sets are mixed from a version on.
-
-    Attributes:
-        weights: By data set; those that are left out give nothing.
-        from_version: First version of the workflow's first policy that it is for.
-    """
-
-    weights: Mapping[str, float]
-    from_version: int = 0
 
 
 class Mixing:

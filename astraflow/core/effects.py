@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any, Final, cast, get_args
 from zlib import crc32
 
-from astraflow.core.batches import BatchHeader, EndOfData
+from astraflow.core.batches import BatchHeader, EndOfData, IssuedPrompt
 from astraflow.core.evals import EvalRun
 from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
-from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.members import Directive
 from astraflow.core.packing import Share
 from astraflow.core.rollouts import ItemAck, Rollout

@@ -11,44 +11,14 @@ Example:
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Self
 
+from astraflow.core.batches import IssuedPrompt
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.groups import TrainGroup
-from astraflow.core.ids import BatchId, PolicyId, PromptId
+from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.leases import Lease
-from astraflow.core.samples import FreshGroup
 
 # Trained groups, the newest ones, whose prompts are drawn again when they are rolled back.
 _KEPT_PROMPTS = 32768
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedPrompt:
-    """A prompt as a group was issued for it.
-
-    Attributes:
-        number: Of the group.
-        data_set: Of the prompt.
-        epoch: Pass over it.
-        prompt_id: Which.
-    """
-
-    number: int
-    data_set: str
-    epoch: int
-    prompt_id: PromptId
-
-    @classmethod
-    def of(cls, group: FreshGroup | TrainGroup) -> Self:
-        """Return that of a group."""
-        head = group.head
-        return cls(
-            number=group.number,
-            data_set=head.data_set,
-            epoch=head.epoch,
-            prompt_id=head.prompt_id,
-        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,7 +76,7 @@ class Lineage:
                 replayed_count=len(lease.replayed_samples),
                 arrivals=tuple(group.arrival for group in lease.groups),
                 lease=lease,
-                prompts=tuple(map(IssuedPrompt.of, lease.groups)),
+                prompts=tuple(IssuedPrompt.of(group.head, group.number) for group in lease.groups),
             )
         )
         self._prompt_count += len(lease.groups)

@@ -12,7 +12,7 @@ Example:
 from collections.abc import Mapping
 from datetime import datetime
 
-from astraflow.core.barrier import Barrier, OnTimeout, PolicyStanding
+from astraflow.core.barrier import Barrier, PolicyStanding
 from astraflow.core.effects import AnnounceVersion, Effects, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import Assignment
@@ -20,7 +20,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.policies import PolicyState
 from astraflow.core.sessions import Sessions
-from astraflow.core.settings import RunSettings
+from astraflow.core.settings import OnTimeout, RunSettings
 from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.task_table import TaskTable
 from astraflow.core.versions import PublishAnswer, VersionInfo

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.core.algorithms.finding import Faults
+from astraflow.core.batches import IssuedPrompt
 from astraflow.core.curation import Curator, Mixing
 from astraflow.core.effects import DrawAgain, DrawPrompts, Effects
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.failures import DeadLetters
 from astraflow.core.ids import PromptId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import Prompt
 

@@ -11,33 +11,13 @@ Example:
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 
 from astraflow.core.algorithms.finding import Faults, replay_order
-from astraflow.core.algorithms.points import Dice, PlugInSpec, UsedGroup
+from astraflow.core.algorithms.points import Dice, UsedGroup
 from astraflow.core.samples import FreshGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySettings:
-    """What is replayed.
-
-    Attributes:
-        ratio: Of a batch's groups, at most; in [0, 1).
-        order: Which of those that may be.
-        max_uses: Batches that a group is in, the first one included.
-        max_staleness: Versions between sampling and the last use, at most.
-        max_groups: Groups that are kept.
-        max_nbytes: Bytes of tokens, log-probabilities and masks that they may take.
-    """
-
-    ratio: float = 0.0
-    order: PlugInSpec = field(default_factory=lambda: PlugInSpec(name="latest"))
-    max_uses: int = 2
-    max_staleness: int = 0
-    max_groups: int = 1024
-    max_nbytes: int = 256 << 20
+from astraflow.core.settings import ReplaySettings
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

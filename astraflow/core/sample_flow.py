@@ -11,13 +11,14 @@ from astraflow.core.accounting import SampleAccounting
 from astraflow.core.admission import PolicyProgress, open_limit
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.algorithms.points import Dice
+from astraflow.core.batches import IssuedPrompt
 from astraflow.core.buffer import FreshBuffer
 from astraflow.core.curation import BatchGuards, GroupCompletion
 from astraflow.core.errors import Reason
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId, RolloutId
 from astraflow.core.leases import Lease, LeaseTable
-from astraflow.core.lineage import IssuedPrompt, Lineage, TrainedBatch
+from astraflow.core.lineage import Lineage, TrainedBatch
 from astraflow.core.metrics import batch_metrics, drop_metrics, replay_metrics
 from astraflow.core.replay import ReplayBuffer
 from astraflow.core.samples import AcceptedRollout, FreshGroup
@@ -190,7 +191,7 @@ class SampleFlow:
     def lose(self, group: TrainGroup) -> None:
         """Drop an open group that is not whole; its prompt is drawn again."""
         self.withdraw(group, Reason.STALE)
-        self._lost.append(IssuedPrompt.of(group))
+        self._lost.append(IssuedPrompt.of(group.head, group.number))
 
     def prune(self) -> None:
         """Drop what is too old for the next batch."""
@@ -198,7 +199,9 @@ class SampleFlow:
         self._accounting.drop(stale, RolloutPlace.FRESH, Reason.STALE)
         self.open_count -= len(gone)
         self.replay.prune(self._progress.train_version)
-        self._lost += [IssuedPrompt.of(each) for each in gone if each.number <= self._spared]
+        self._lost += [
+            IssuedPrompt.of(each.head, each.number) for each in gone if each.number <= self._spared
+        ]
 
     def spare(self) -> None:
         """Count groups as lost that turn stale, for a version came with no batch behind it."""

@@ -3,18 +3,164 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any
 
-from astraflow.core.advantages import AdvantageSettings
-from astraflow.core.algorithms.points import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
-from astraflow.core.barrier import VersionRelation
-from astraflow.core.buffer import BufferSettings
-from astraflow.core.curation import MixPhaseSettings
 from astraflow.core.evals import EvalSuiteInfo
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
-from astraflow.core.replay import ReplaySettings
 from astraflow.core.tasks import SamplingParams, WorkflowSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlugInSpec:
+    """An algorithm as a recipe names it.
+
+    Attributes:
+        name: Built in, an entry point of an installed package, or module:Class.
+        options: Its fields.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Baseline(StrEnum):
+    """What a reward is compared with."""
+
+    GROUP = "group"
+    LEAVE_ONE_OUT = "leave_one_out"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongSettings:
+    """Takes off the reward of long rows, softly.
+
+    Attributes:
+        max_tokens: Sampled tokens from which on all of `penalty` is taken off.
+        buffer_tokens: So many before that it begins.
+        penalty: At most.
+    """
+
+    max_tokens: int
+    buffer_tokens: int
+    penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSettings:
+    """How rewards become advantages.
+
+    Attributes:
+        baseline: What a reward is compared with.
+        scale_by_std: Divide by the group's standard deviation.
+        overlong: None: length costs nothing.
+    """
+
+    baseline: Baseline = Baseline.GROUP
+    scale_by_std: bool = False
+    overlong: OverlongSettings | None = None
+
+
+class RelationKind(StrEnum):
+    """How the versions of several policies go together."""
+
+    INDEPENDENT = "independent"
+    BOUNDED_SKEW = "bounded_skew"
+    LOCKSTEP = "lockstep"
+
+
+class OnTimeout(StrEnum):
+    """What becomes of a run when a policy without a trainer was waited for long enough."""
+
+    GO_ON = "go_on"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRelation:
+    """What the recipe says of versions of different policies.
+
+    Attributes:
+        kind: Independent policies never wait for each other.
+        max_skew: Versions that one may be ahead, at least 1; of BOUNDED_SKEW.
+        timeout: For how long a policy without a trainer is waited for.
+        on_timeout: What comes then.
+    """
+
+    kind: RelationKind = RelationKind.INDEPENDENT
+    max_skew: int = 1
+    timeout: timedelta = timedelta(seconds=60)
+    on_timeout: OnTimeout = OnTimeout.GO_ON
+
+    @property
+    def max_lead(self) -> int | None:
+        """Versions that one policy may be ahead of another; None: any."""
+        match self.kind:
+            case RelationKind.INDEPENDENT:
+                return None
+            case RelationKind.BOUNDED_SKEW:
+                return self.max_skew
+            case RelationKind.LOCKSTEP:
+                return 1
+
+
+class BufferOrder(StrEnum):
+    """Which group comes first."""
+
+    EDF = "edf"
+    FIFO = "fifo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSettings:
+    """What a buffer holds, and in which order.
+
+    Attributes:
+        order: Earliest deadline first, which is what turns stale first, or first in, first out.
+        max_groups: Most groups; None: as many as may be open.
+        max_nbytes: Most bytes of tokens, log-probabilities and masks; None: no bound. Groups of
+            one batch are kept whatever they take.
+    """
+
+    order: BufferOrder = BufferOrder.EDF
+    max_groups: int | None = None
+    max_nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What is replayed.
+
+    Attributes:
+        ratio: Of a batch's groups, at most; in [0, 1).
+        order: Which of those that may be.
+        max_uses: Batches that a group is in, the first one included.
+        max_staleness: Versions between sampling and the last use, at most.
+        max_groups: Groups that are kept.
+        max_nbytes: Bytes of tokens, log-probabilities and masks that they may take.
+    """
+
+    ratio: float = 0.0
+    order: PlugInSpec = field(default_factory=lambda: PlugInSpec(name="latest"))
+    max_uses: int = 2
+    max_staleness: int = 0
+    max_groups: int = 1024
+    max_nbytes: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixPhaseSettings:
+    """How data sets are mixed from a version on.
+
+    Attributes:
+        weights: By data set; those that are left out give nothing.
+        from_version: First version of the workflow's first policy that it is for.
+    """
+
+    weights: Mapping[str, float]
+    from_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

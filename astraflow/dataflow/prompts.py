@@ -9,11 +9,11 @@ from pathlib import Path
 import structlog
 
 from astraflow.config.recipe import Recipe
+from astraflow.core.batches import IssuedPrompt
 from astraflow.core.effects import DrawAgain, DrawPrompts
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.events import EvalPromptsOffered, Event, PromptsOffered, RunBroken
 from astraflow.core.ids import PromptId
-from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.tasks import Prompt
 from astraflow.dataflow.effect_executor import PromptRequest
 from astraflow.workflows.data_sets import DataSetReader, open_data_set

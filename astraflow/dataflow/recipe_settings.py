@@ -4,17 +4,27 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from astraflow.config import recipe as config
-from astraflow.core.advantages import AdvantageSettings, Baseline, OverlongSettings
 from astraflow.core.algorithms.finding import Point, must_not_read_tokens
-from astraflow.core.algorithms.points import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
-from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
-from astraflow.core.buffer import BufferOrder, BufferSettings
-from astraflow.core.curation import MixPhaseSettings
 from astraflow.core.evals import EvalDataSet, EvalSuiteInfo
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
-from astraflow.core.replay import ReplaySettings
-from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
+from astraflow.core.settings import (
+    AdvantageSettings,
+    Baseline,
+    BufferOrder,
+    BufferSettings,
+    MixPhaseSettings,
+    OnTimeout,
+    OverlongSettings,
+    PlugInSpec,
+    PolicySettings,
+    RelationKind,
+    ReplaySettings,
+    RolloutSettings,
+    RunSettings,
+    SuiteSettings,
+    VersionRelation,
+)
 from astraflow.workflows.building import workflow_specs
 
 

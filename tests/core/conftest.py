@@ -11,7 +11,6 @@ import pytest
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
-from astraflow.core.barrier import VersionRelation
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import Failure, Reason
@@ -36,7 +35,13 @@ from astraflow.core.rollouts import (
 )
 from astraflow.core.run import Run
 from astraflow.core.sessions import LiveRaas
-from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
+from astraflow.core.settings import (
+    PolicySettings,
+    RolloutSettings,
+    RunSettings,
+    SuiteSettings,
+    VersionRelation,
+)
 from astraflow.core.tasks import Prompt, RegisteredCode, WorkflowSpec
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import (

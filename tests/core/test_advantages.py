@@ -5,15 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.core.advantages import (
-    AdvantageSettings,
-    Baseline,
-    OverlongSettings,
-    advantages_of,
-    overlong_penalty,
-    stamp,
-)
+from astraflow.core.advantages import advantages_of, overlong_penalty, stamp
 from astraflow.core.samples import Row
+from astraflow.core.settings import AdvantageSettings, Baseline, OverlongSettings
 
 rewards = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 

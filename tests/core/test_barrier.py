@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.barrier import Barrier, OnTimeout, PolicyStanding, RelationKind, VersionRelation
+from astraflow.core.barrier import Barrier, PolicyStanding
 from astraflow.core.errors import Failure, Reason
+from astraflow.core.settings import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.status import RunState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,18 +6,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from astraflow.core.algorithms.points import (
-    BatchGuard,
-    PlugInSpec,
-    PromptSelector,
-    ReplayOrder,
-    RolloutFilter,
-)
-from astraflow.core.buffer import BufferOrder, BufferSettings
-from astraflow.core.curation import MixPhaseSettings
+from astraflow.core.algorithms.points import BatchGuard, PromptSelector, ReplayOrder, RolloutFilter
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Outcome
+from astraflow.core.settings import (
+    BufferOrder,
+    BufferSettings,
+    MixPhaseSettings,
+    PlugInSpec,
+    ReplaySettings,
+)
 from astraflow.core.status import RunState, WaitCause
 
 HERE = __name__

@@ -19,16 +19,21 @@ from hypothesis.stateful import (
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
-from astraflow.core.algorithms.points import PlugInSpec, PromptSelector
-from astraflow.core.barrier import RelationKind, VersionRelation
+from astraflow.core.algorithms.points import PromptSelector
 from astraflow.core.batches import BatchOutcome
-from astraflow.core.buffer import BufferOrder, BufferSettings
-from astraflow.core.curation import MixPhaseSettings
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import MemberState
-from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Disposition, Outcome
 from astraflow.core.run import Run
+from astraflow.core.settings import (
+    BufferOrder,
+    BufferSettings,
+    MixPhaseSettings,
+    PlugInSpec,
+    RelationKind,
+    ReplaySettings,
+    VersionRelation,
+)
 from astraflow.core.status import RunState
 from astraflow.core.versions import VersionState
 from astraflow.wire.journal import read_record, record_bytes

@@ -4,7 +4,7 @@ import pytest
 
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.replay import ReplaySettings
+from astraflow.core.settings import ReplaySettings
 from astraflow.core.status import RolloutPlace
 
 

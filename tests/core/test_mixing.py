@@ -1,4 +1,5 @@
-from astraflow.core.curation import Mixing, MixPhaseSettings
+from astraflow.core.curation import Mixing
+from astraflow.core.settings import MixPhaseSettings
 
 
 def chosen(mixing, count, there=("easy", "hard")):

@@ -26,10 +26,11 @@ from astraflow.core.events import TaskNacked
 from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import IdGenerator
 from astraflow.core.leases import Lease, LeaseTable
-from astraflow.core.replay import ReplayBuffer, ReplaySettings
+from astraflow.core.replay import ReplayBuffer
 from astraflow.core.rollouts import Outcome
 from astraflow.core.run import Run
 from astraflow.core.sample_flow import SampleFlow
+from astraflow.core.settings import ReplaySettings
 from astraflow.core.versions import VersionLedger, VersionState
 from astraflow.dataflow.recovery import replay
 from astraflow.storage.snapshot import SnapshotFile

@@ -9,9 +9,9 @@ from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RunStopped
 from astraflow.core.packing import Share, unpacked
-from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis, Disposition
 from astraflow.core.samples import Row
+from astraflow.core.settings import ReplaySettings
 from astraflow.core.status import StopMode
 
 

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astraflow.core.algorithms.finding import Faults
-from astraflow.core.algorithms.points import GroupOutcome, PlugInSpec
+from astraflow.core.algorithms.points import GroupOutcome
 from astraflow.core.curation import Curator
+from astraflow.core.settings import PlugInSpec
 from astraflow.core.tasks import Prompt
 
 PROMPTS = 12

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from astraflow.core.algorithms import finding
-from astraflow.core.algorithms.points import PlugInSpec
+from astraflow.core.settings import PlugInSpec
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -25,13 +25,13 @@ from typing import (
 from astraflow.core.algorithms.points import (
     BatchGuard,
     PlugIn,
-    PlugInSpec,
     PromptSelector,
     ReplayOrder,
     RolloutFilter,
 )
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.settings import PlugInSpec
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ An algorithm is a dataclass, whose options are its fields.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Rollout
@@ -33,19 +33,6 @@ class PlugIn:
     def metrics(self) -> Mapping[str, float]:
         """Return numbers for the log, by short names."""
         return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlugInSpec:
-    """An algorithm as a recipe names it.
-
-    Attributes:
-        name: Built in, an entry point of an installed package, or module:Class.
-        options: Its fields.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ValidationError
 from astraflow.config.loader import problems_of
 from astraflow.config.recipe import Algorithm, TrainerConfig
 from astraflow.core.algorithms import finding
-from astraflow.core.algorithms.points import PlugIn, PlugInSpec
+from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
+from astraflow.core.settings import PlugInSpec
 from astraflow.dataflow.recipe_settings import must_be_able
 from astraflow.launch.check.guard import is_process_refused, message_of, user_lines
 from astraflow.launch.check.subject import (

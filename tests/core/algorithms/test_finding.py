@@ -3,9 +3,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from astraflow.core.algorithms import finding
-from astraflow.core.algorithms.points import Dice, PlugInSpec, PromptSelector
+from astraflow.core.algorithms.points import Dice, PromptSelector
 from astraflow.core.algorithms.selection import Greso
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.settings import PlugInSpec
 
 HERE = __name__
 
