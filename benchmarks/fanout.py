@@ -22,8 +22,9 @@ from typing import Any, Final
 
 from astraflow.core.ids import MemberId
 from astraflow.core.members import MemberRole, Resources, ServedPolicy
-from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
-from astraflow.core.sources import version_with_sources
+from astraflow.core.pool.live_members import LiveRaas, LiveTrainer
+from astraflow.core.pool.sessions import Sessions
+from astraflow.core.pool.sources import version_with_sources
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.wire.versions import decode_version_info, encode_version_info
 from astraflow_proto.weights.v1 import version_pb2

@@ -29,7 +29,7 @@ import torch
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
-from astraflow.core.advantages import advantages_of
+from astraflow.core.algorithms.advantages import advantages_of
 from astraflow.core.settings import AdvantageSettings
 from astraflow.storage.cache import cache_dir
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch

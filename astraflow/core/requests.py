@@ -10,33 +10,34 @@ from typing import Any, Final, cast
 
 from astraflow.core import events as ev
 from astraflow.core.algorithms.finding import Faults
-from astraflow.core.balance import Balance
-from astraflow.core.batching import Batching
-from astraflow.core.capacity import Measured
+from astraflow.core.control.balance import Balance
+from astraflow.core.control.ending import Loading, RunEnding
+from astraflow.core.control.joining import Joining
+from astraflow.core.control.membership import Membership
+from astraflow.core.control.wait_graph import WaitGraph
 from astraflow.core.effects import Effects
-from astraflow.core.ending import Loading, RunEnding
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.evaluation import EvalSchedule, Evaluation
-from astraflow.core.failures import DeadLetters, FailureLog
 from astraflow.core.ids import IdGenerator, PolicyId
-from astraflow.core.intake import Intake
-from astraflow.core.joining import Joining
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import MemberRole
-from astraflow.core.membership import Membership
-from astraflow.core.pacing import PolicyPacing
-from astraflow.core.payloads import PayloadLedger
-from astraflow.core.policies import PolicyState, find_policy
-from astraflow.core.prompt_queue import PromptQueue
+from astraflow.core.policy.state import PolicyState, find_policy
+from astraflow.core.pool.capacity import Measured
+from astraflow.core.pool.live_members import LiveRaas, LiveTrainer
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.samples import RolloutRecords
-from astraflow.core.saving import Saving
-from astraflow.core.scheduler import Scheduler
-from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
 from astraflow.core.settings import RunSettings
-from astraflow.core.task_table import TaskTable
-from astraflow.core.training import Training
-from astraflow.core.wait_graph import WaitGraph
+from astraflow.core.work.batching import Batching
+from astraflow.core.work.evaluation import EvalSchedule, Evaluation
+from astraflow.core.work.failures import DeadLetters, FailureLog
+from astraflow.core.work.intake import Intake
+from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.payloads import PayloadLedger
+from astraflow.core.work.prompt_queue import PromptQueue
+from astraflow.core.work.saving import Saving
+from astraflow.core.work.scheduler import Scheduler
+from astraflow.core.work.task_table import TaskTable
+from astraflow.core.work.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

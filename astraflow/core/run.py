@@ -21,11 +21,10 @@ from astraflow.core.effects import Decision
 from astraflow.core.errors import AstraflowError
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
-from astraflow.core.intake import Refusal
-from astraflow.core.policies import PolicyState, find_policy
+from astraflow.core.policy.state import PolicyState, find_policy
+from astraflow.core.pool.sources import sources_of, version_with_sources
 from astraflow.core.requests import Components, assemble, take
 from astraflow.core.settings import RunSettings
-from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.status import (
     DeadLetter,
     LedgerAccount,
@@ -37,6 +36,7 @@ from astraflow.core.status import (
     WaitReason,
 )
 from astraflow.core.versions import SourceInfo, VersionInfo
+from astraflow.core.work.intake import Refusal
 
 
 def run_status(run: Components, now: datetime) -> RunStatus:

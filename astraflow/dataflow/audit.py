@@ -8,11 +8,11 @@ from astraflow.core.batches import AckBatch, BatchOutcome, BatchPart
 from astraflow.core.effects import CloseSession, Decision, SendBatch, SendTask
 from astraflow.core.events import Event, RolloutArrived, TaskFinished, TaskNacked, TrainerRegistered
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
-from astraflow.core.intake import UNDONE
 from astraflow.core.members import TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.run import Run
 from astraflow.core.tasks import TaskPurpose
+from astraflow.core.work.intake import UNDONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

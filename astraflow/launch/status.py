@@ -18,7 +18,6 @@ from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import Reason
-from astraflow.core.failures import LEAST_COUNT
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import MemberRole, MemberStatus, RaasLoad
 from astraflow.core.status import (
@@ -29,6 +28,7 @@ from astraflow.core.status import (
     RunStatus,
     WaitReason,
 )
+from astraflow.core.work.failures import LEAST_COUNT
 
 
 async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from astraflow.core.members import (
     ServedPolicy,
     SessionResume,
 )
+from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.rollouts import (
     Outcome,
     Payload,
@@ -34,7 +35,6 @@ from astraflow.core.rollouts import (
     VersionSpan,
 )
 from astraflow.core.run import Run
-from astraflow.core.sessions import LiveRaas
 from astraflow.core.settings import (
     PolicySettings,
     RolloutSettings,

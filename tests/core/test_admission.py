@@ -1,4 +1,4 @@
-from astraflow.core.admission import min_version, open_limit, train_version
+from astraflow.core.policy.admission import min_version, open_limit, train_version
 
 
 def test_batch_in_the_trainers_hands_makes_the_next_version():

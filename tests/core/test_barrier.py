@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.barrier import Barrier, PolicyStanding
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.settings import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.status import RunState
+from astraflow.core.work.barrier import Barrier, PolicyStanding
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(seconds=60)

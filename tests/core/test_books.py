@@ -1,7 +1,7 @@
 import pytest
 
-from astraflow.core.accounting import Books
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.policy.accounting import Books
 from astraflow.core.status import DropCount, RolloutPlace
 
 

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.sessions import Sessions
+from astraflow.core.pool.sessions import Sessions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -1,6 +1,6 @@
 from datetime import UTC, datetime
 
-from astraflow.core.balance import CounterSnapshot, PolicyCounters, cost_of
+from astraflow.core.control.balance import CounterSnapshot, PolicyCounters, cost_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

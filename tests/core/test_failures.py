@@ -5,9 +5,9 @@ import pytest
 
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.failures import LEAST_COUNT, RECENT_COUNT, FailureLog
 from astraflow.core.rollouts import Outcome
 from astraflow.core.status import RunState
+from astraflow.core.work.failures import LEAST_COUNT, RECENT_COUNT, FailureLog
 
 from .conftest import START, make_rollout
 

@@ -1,4 +1,4 @@
-from astraflow.core.curation import Mixing
+from astraflow.core.algorithms.curation import Mixing
 from astraflow.core.settings import MixPhaseSettings
 
 

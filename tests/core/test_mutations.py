@@ -13,25 +13,27 @@ from random import Random
 
 import pytest
 
-from astraflow.core import admission, advantages, scheduler
-from astraflow.core.accounting import Books
+from astraflow.core.algorithms import advantages
 from astraflow.core.batches import BatchOutcome
-from astraflow.core.batching import Batching
-from astraflow.core.buffer import FreshBuffer
 from astraflow.core.effects import Decision, Effects
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.eval_work import EvalWork
 from astraflow.core.evals import EvalAccumulator
 from astraflow.core.events import TaskNacked
 from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import IdGenerator
-from astraflow.core.leases import Lease, LeaseTable
-from astraflow.core.replay import ReplayBuffer
+from astraflow.core.policy import admission
+from astraflow.core.policy.accounting import Books
+from astraflow.core.policy.buffer import FreshBuffer
+from astraflow.core.policy.leases import Lease, LeaseTable
+from astraflow.core.policy.replay import ReplayBuffer
+from astraflow.core.policy.sample_flow import SampleFlow
 from astraflow.core.rollouts import Outcome
 from astraflow.core.run import Run
-from astraflow.core.sample_flow import SampleFlow
 from astraflow.core.settings import ReplaySettings
 from astraflow.core.versions import VersionLedger, VersionState
+from astraflow.core.work import scheduler
+from astraflow.core.work.batching import Batching
+from astraflow.core.work.eval_work import EvalWork
 from astraflow.dataflow.recovery import replay
 from astraflow.storage.snapshot import SnapshotFile
 from astraflow.storage.sqlite import SqliteJournal

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.capacity import CapacityIndex, Speed
-from astraflow.core.scheduler import (
+from astraflow.core.pool.capacity import CapacityIndex, Speed
+from astraflow.core.work.scheduler import (
     PlacementRequest,
     PoolView,
     choose,

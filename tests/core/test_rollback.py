@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from astraflow.core.algorithms.curation import Curator
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.algorithms.points import GroupOutcome
-from astraflow.core.curation import Curator
 from astraflow.core.settings import PlugInSpec
 from astraflow.core.tasks import Prompt
 

@@ -1,6 +1,6 @@
 import pytest
 
-from astraflow.core.capacity import Measured, Speed, size_of
+from astraflow.core.pool.capacity import Measured, Speed, size_of
 from astraflow.core.tasks import Prompt
 
 

@@ -15,8 +15,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import IdGenerator
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
-from astraflow.core.scheduler import training_capacity
 from astraflow.core.status import RunState
+from astraflow.core.work.scheduler import training_capacity
 from astraflow.dataflow.compaction import compact, write_snapshot_of
 from astraflow.dataflow.servicers import Recovery
 from astraflow.launch.ledger import read_ledger
@@ -210,7 +210,7 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
     ("where", "mutated"),
     [
         (
-            "astraflow.core.scheduler.training_capacity",
+            "astraflow.core.work.scheduler.training_capacity",
             lambda old: lambda member: replace(old(member), free=1),
         ),
         (
@@ -247,7 +247,7 @@ async def test_another_release_goes_on_from_a_snapshot(start_hub, recipe_of, mon
     assert await compact(hub.run_dir)
     free, issue = training_capacity, IdGenerator.next
     monkeypatch.setattr(
-        "astraflow.core.scheduler.training_capacity",
+        "astraflow.core.work.scheduler.training_capacity",
         lambda member: replace(free(member), free=min(free(member).free, 2)),
     )
     monkeypatch.setattr(IdGenerator, "next", lambda self, kind: issue(self, kind) + "b")

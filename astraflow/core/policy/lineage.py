@@ -15,7 +15,7 @@ from itertools import islice
 from astraflow.core.batches import IssuedPrompt
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
-from astraflow.core.leases import Lease
+from astraflow.core.policy.leases import Lease
 
 # Trained groups, the newest ones, whose prompts are drawn again when they are rolled back.
 _KEPT_PROMPTS = 32768

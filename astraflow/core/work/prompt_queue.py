@@ -5,16 +5,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from astraflow.core.algorithms.curation import Curator, Mixing
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.batches import IssuedPrompt
-from astraflow.core.curation import Curator, Mixing
 from astraflow.core.effects import DrawAgain, DrawPrompts, Effects
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.failures import DeadLetters
 from astraflow.core.ids import PromptId
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import Prompt
+from astraflow.core.work.failures import DeadLetters
 
 _DEAD_IN_A_ROW = 64
 

@@ -1,26 +1,22 @@
-"""Sessions: who takes part, until when, and what each member holds."""
+"""Live members: what each may be given, what it holds, and which versions it has."""
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from heapq import heappop, heappush, heapreplace
+from datetime import datetime
 
-from astraflow.core.capacity import CapacityIndex, Speed
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.groups import Assignment
 from astraflow.core.ids import MemberId, PolicyId, TaskId
 from astraflow.core.members import (
     JoinPool,
     MemberRole,
-    MemberState,
-    MemberStatus,
     RaasLoad,
     Resources,
     ServedPolicy,
     TrainerLoad,
 )
-from astraflow.core.versions import SourceRecord, VersionReport, VersionState, WeightEndpoint
+from astraflow.core.pool.capacity import CapacityIndex, Speed
+from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 
 # Evicted versions of a policy that are remembered.
 _EVICTED_COUNT = 8
@@ -346,209 +342,3 @@ class LiveTrainer(LiveMember):
     def serve(self, endpoints: tuple[WeightEndpoint, ...]) -> None:
         """Note where it serves its versions."""
         self.weight_endpoints = endpoints
-
-
-# A member that missed two of its three KeepAlives per ttl gets nothing new.
-_SUSPECT_SHARE = 2 / 3
-
-# Ended sessions that can still be resumed under their member id.
-_DEPARTED_COUNT = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Departed:
-    """What is remembered of an ended session, so that it can be resumed."""
-
-    role: MemberRole
-    incarnation: int
-
-
-class Sessions:
-    """All live sessions, in the order in which they were opened.
-
-    Attributes:
-        ttl: A session that says nothing for so long ends.
-        source_record: What receivers said of sources of weights.
-        capacity_index: The pool by free credit for training.
-        eval_capacity_index: The same for evaluations; None: there are none.
-        version_index: The pool by what is live there.
-    """
-
-    eval_capacity_index: CapacityIndex[LiveRaas] | None = None
-
-    def __init__(self, *, ttl: timedelta, unit: int = 1, has_evals: bool = False) -> None:
-        """Begin with nobody.
-
-        Args:
-            ttl: Of a session.
-            unit: Samples that are mostly placed at once.
-            has_evals: Whether there may be evaluations.
-        """
-        self.ttl = ttl
-        self.source_record = SourceRecord()
-        self.capacity_index: CapacityIndex[LiveRaas] = CapacityIndex(unit=unit)
-        self.eval_capacity_index = CapacityIndex(unit=1, is_eval=True) if has_evals else None
-        self.version_index = VersionIndex()
-        self._members: dict[MemberId, LiveRaas | LiveTrainer] = {}
-        self._pool: dict[MemberId, LiveRaas] = {}
-        self._trainers: dict[PolicyId, LiveTrainer] = {}
-        self._number = 0
-        # When to look at which session for its end, never later than that is; the number tells
-        # entries of one time and member apart.
-        self._ends: list[tuple[datetime, MemberId, int, LiveRaas | LiveTrainer]] = []
-        self._entry_count = 0
-        self._departed: dict[MemberId, Departed] = {}
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[LiveRaas | LiveTrainer]:
-        return iter(self._members.values())
-
-    @property
-    def pool(self) -> Collection[LiveRaas]:
-        """The RaaS, in the order in which they joined."""
-        return self._pool.values()
-
-    def trainer_of(self, policy_id: PolicyId) -> LiveTrainer | None:
-        """Return who trains a policy."""
-        return self._trainers.get(policy_id)
-
-    def find(self, member_id: MemberId) -> LiveRaas | LiveTrainer | None:
-        """Return a live session."""
-        return self._members.get(member_id)
-
-    def get(self, member_id: MemberId) -> LiveRaas | LiveTrainer:
-        """Return a live session.
-
-        Raises:
-            AstraflowError: SESSION_ENDED.
-        """
-        member = self._members.get(member_id)
-        if member is None:
-            raise AstraflowError(
-                Reason.SESSION_ENDED, f"the session of {member_id} has ended; resume it"
-            )
-        return member
-
-    def raas(self, member_id: MemberId) -> LiveRaas:
-        """Return a live RaaS.
-
-        Raises:
-            AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
-        """
-        member = self.get(member_id)
-        if not isinstance(member, LiveRaas):
-            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a trainer, not a RaaS")
-        return member
-
-    def trainer(self, member_id: MemberId) -> LiveTrainer:
-        """Return a live trainer.
-
-        Raises:
-            AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
-        """
-        member = self.get(member_id)
-        if not isinstance(member, LiveTrainer):
-            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a RaaS, not a trainer")
-        return member
-
-    def departed(self, member_id: MemberId) -> Departed | None:
-        """Return what is remembered of an ended session."""
-        return self._departed.get(member_id)
-
-    def open(self, member: LiveRaas | LiveTrainer) -> None:
-        """Enter a session."""
-        self._members[member.member_id] = member
-        self._departed.pop(member.member_id, None)
-        if isinstance(member, LiveTrainer):
-            self._trainers[member.policy_id] = member
-        else:
-            self._number += 1
-            member.number = self._number
-            member.capacity_index, member.eval_capacity_index = (
-                self.capacity_index,
-                self.eval_capacity_index,
-            )
-            member.version_index = self.version_index
-            self.version_index.enter(member)
-            self._pool[member.member_id] = member
-        self._enter_end(member)
-
-    def close(self, member_id: MemberId) -> None:
-        """Take a session out."""
-        member = self._members.pop(member_id)
-        if isinstance(member, LiveTrainer):
-            self._trainers.pop(member.policy_id, None)
-        else:
-            del self._pool[member_id]
-            member.leave_indexes()
-        self._departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
-        while len(self._departed) > _DEPARTED_COUNT:
-            del self._departed[next(iter(self._departed))]
-
-    def drain(self, member: LiveRaas | LiveTrainer, until: datetime | None) -> None:
-        """Give a member nothing new; its session ends at a time, None: when it leaves."""
-        member.drain(until)
-        self._enter_end(member)
-
-    def end_of(self, member: LiveMember) -> datetime:
-        """Return when a session ends unless its member says something."""
-        expiry = member.keep_alive_time + self.ttl
-        return min(expiry, member.drain_time) if member.drain_time else expiry
-
-    def is_silent(self, member: LiveMember, now: datetime) -> bool:
-        """Whether it should have said something by now."""
-        return now - member.keep_alive_time > self.ttl * _SUSPECT_SHARE
-
-    @property
-    def next_end(self) -> datetime | None:
-        """When the first session ends unless its member says something."""
-        while self._ends:
-            time, member_id, number, member = self._ends[0]
-            if self._members.get(member_id) is not member:
-                heappop(self._ends)
-            elif (end := self.end_of(member)) > time:
-                heapreplace(self._ends, (end, member_id, number, member))
-            else:
-                return time
-        return None
-
-    def ended(self, now: datetime) -> LiveRaas | LiveTrainer | None:
-        """Return a member whose session is over, the first one to end; None: nobody's is."""
-        end = self.next_end
-        return None if end is None or end > now else self._ends[0][3]
-
-    def status(self, member: LiveRaas | LiveTrainer, now: datetime) -> MemberStatus:
-        """Return a session as its operator sees it."""
-        raas = member if isinstance(member, LiveRaas) else None
-        return MemberStatus(
-            member_id=member.member_id,
-            name=member.name,
-            role=member.role,
-            state=self._state(member, now),
-            region=member.region,
-            versions=dict(raas.live) if raas else {},
-            resources=member.resources,
-            load=member.load,
-            accepted_count=member.accepted_count,
-            reissued_count=member.reissued_count,
-            outstanding_count=raas.outstanding if raas else 0,
-            max_outstanding=raas.max_outstanding if raas else 0,
-            join_time=member.join_time,
-            keep_alive_time=member.keep_alive_time,
-        )
-
-    def _enter_end(self, member: LiveRaas | LiveTrainer) -> None:
-        self._entry_count += 1
-        entry = self.end_of(member), member.member_id, self._entry_count, member
-        heappush(self._ends, entry)
-
-    def _state(self, member: LiveRaas | LiveTrainer, now: datetime) -> MemberState:
-        if member.is_draining:
-            return MemberState.DRAINING
-        if self.is_silent(member, now):
-            return MemberState.SUSPECT
-        if isinstance(member, LiveRaas) and not member.live:
-            return MemberState.JOINING
-        return MemberState.LIVE

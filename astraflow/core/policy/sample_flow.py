@@ -7,20 +7,20 @@ how old a sample is when its turn comes, see `admission`.
 from collections.abc import Iterator, Sequence, Set
 from datetime import timedelta
 
-from astraflow.core.accounting import SampleAccounting
-from astraflow.core.admission import PolicyProgress, open_limit
+from astraflow.core.algorithms.curation import BatchGuards, GroupCompletion
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.algorithms.points import Dice
 from astraflow.core.batches import IssuedPrompt
-from astraflow.core.buffer import FreshBuffer
-from astraflow.core.curation import BatchGuards, GroupCompletion
 from astraflow.core.errors import Reason
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId, RolloutId
-from astraflow.core.leases import Lease, LeaseTable
-from astraflow.core.lineage import Lineage, TrainedBatch
-from astraflow.core.metrics import batch_metrics, drop_metrics, replay_metrics
-from astraflow.core.replay import ReplayBuffer
+from astraflow.core.policy.accounting import SampleAccounting
+from astraflow.core.policy.admission import PolicyProgress, open_limit
+from astraflow.core.policy.buffer import FreshBuffer
+from astraflow.core.policy.leases import Lease, LeaseTable
+from astraflow.core.policy.lineage import Lineage, TrainedBatch
+from astraflow.core.policy.metrics import batch_metrics, drop_metrics, replay_metrics
+from astraflow.core.policy.replay import ReplayBuffer
 from astraflow.core.samples import AcceptedRollout, FreshGroup
 from astraflow.core.settings import PolicySettings, RunSettings
 from astraflow.core.status import RolloutPlace

@@ -14,7 +14,7 @@ Example:
     four steps they are, and the new group may be sampled from version 5.
 """
 
-from astraflow.core.leases import LeaseTable
+from astraflow.core.policy.leases import LeaseTable
 from astraflow.core.settings import PolicySettings
 from astraflow.core.versions import VersionLedger
 

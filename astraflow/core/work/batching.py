@@ -13,13 +13,14 @@ from astraflow.core.effects import (
 )
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, IdGenerator, PolicyId
-from astraflow.core.leases import Lease, RankStream
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.pacing import PolicyPacing
-from astraflow.core.policies import PolicyState
-from astraflow.core.saving import Saving
-from astraflow.core.sessions import LiveTrainer, Sessions
-from astraflow.core.training import Training
+from astraflow.core.policy.leases import Lease, RankStream
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.live_members import LiveTrainer
+from astraflow.core.pool.sessions import Sessions
+from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.saving import Saving
+from astraflow.core.work.training import Training
 
 
 class Batching:

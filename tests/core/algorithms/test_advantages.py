@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.core.advantages import advantages_of, overlong_penalty, stamp
+from astraflow.core.algorithms.advantages import advantages_of, overlong_penalty, stamp
 from astraflow.core.samples import Row
 from astraflow.core.settings import AdvantageSettings, Baseline, OverlongSettings
 

@@ -6,20 +6,20 @@ from datetime import datetime
 
 from astraflow.core.algorithms.points import GroupOutcome
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.failures import DeadLetters, FailureLog
 from astraflow.core.groups import SampleSlot, TrainGroup
 from astraflow.core.ids import GroupId, IdGenerator, PolicyId, PromptId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.pacing import PolicyPacing
-from astraflow.core.policies import PolicyState
-from astraflow.core.prompt_queue import PromptQueue
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.samples import AcceptedRollout
-from astraflow.core.scheduler import MemberCapacity, Scheduler
-from astraflow.core.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import DeadLetter
-from astraflow.core.task_table import TaskTable
 from astraflow.core.tasks import CancelReason, TaskPurpose, VersionRange
+from astraflow.core.work.failures import DeadLetters, FailureLog
+from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.prompt_queue import PromptQueue
+from astraflow.core.work.scheduler import MemberCapacity, Scheduler
+from astraflow.core.work.task_table import TaskTable
 
 
 class Training:

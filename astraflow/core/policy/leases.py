@@ -12,8 +12,8 @@ from datetime import datetime
 from astraflow.core.batches import BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
-from astraflow.core.metrics import ConsumedBatch
 from astraflow.core.packing import Share, share_out
+from astraflow.core.policy.metrics import ConsumedBatch
 from astraflow.core.samples import FreshGroup, Row, Sample
 
 # Outcomes kept so that a repeated ack is answered as the first one.

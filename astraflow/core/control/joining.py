@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from astraflow.core.batching import Batching
+from astraflow.core.control.membership import Membership
 from astraflow.core.effects import AnnounceVersion, ClearOutbox, Effects, SendTask
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RaasJoined, SessionSecrets, TrainerRegistered
@@ -21,14 +21,15 @@ from astraflow.core.members import (
     SessionResume,
     TrainerRegistration,
 )
-from astraflow.core.membership import Membership
-from astraflow.core.policies import PolicyState, find_policy
+from astraflow.core.policy.state import PolicyState, find_policy
+from astraflow.core.pool.live_members import LiveMember, LiveRaas, LiveTrainer
+from astraflow.core.pool.sessions import Departed, Sessions
+from astraflow.core.pool.sources import version_with_sources
 from astraflow.core.samples import RolloutRecords
-from astraflow.core.sessions import Departed, LiveMember, LiveRaas, LiveTrainer, Sessions
 from astraflow.core.settings import RunSettings
-from astraflow.core.sources import version_with_sources
 from astraflow.core.tasks import RegisteredCode, WorkflowSpec
-from astraflow.core.training import Training
+from astraflow.core.work.batching import Batching
+from astraflow.core.work.training import Training
 
 
 def check_contract(contract: Contract) -> None:

@@ -17,7 +17,8 @@ from itertools import chain, islice
 from typing import Final
 
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions, place_of
+from astraflow.core.pool.live_members import LiveRaas, LiveTrainer, place_of
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 
 FANOUT: Final = 4

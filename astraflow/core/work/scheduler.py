@@ -11,14 +11,15 @@ from datetime import datetime
 from math import floor, inf
 from typing import Final
 
-from astraflow.core.capacity import CapacityIndex, Measured, size_of
 from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import PolicyId
-from astraflow.core.policies import PolicyState, newest_versions
-from astraflow.core.prompt_queue import PromptQueue
-from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.policy.state import PolicyState, newest_versions
+from astraflow.core.pool.capacity import CapacityIndex, Measured, size_of
+from astraflow.core.pool.live_members import LiveRaas
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import Prompt, VersionRange
+from astraflow.core.work.prompt_queue import PromptQueue
 
 # Prompts that a slow RaaS may choose from, and how often the first one is passed over.
 _LOOK_AHEAD: Final = 8

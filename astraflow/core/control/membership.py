@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from astraflow.core.batching import Batching
 from astraflow.core.effects import (
     CloseSession,
     Effects,
@@ -15,13 +14,15 @@ from astraflow.core.effects import (
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, MemberKeptAlive
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.intake import Intake
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
-from astraflow.core.policies import PolicyState, find_policy
-from astraflow.core.sessions import LiveMember, LiveRaas, LiveTrainer, Sessions
+from astraflow.core.policy.state import PolicyState, find_policy
+from astraflow.core.pool.live_members import LiveMember, LiveRaas, LiveTrainer
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.tasks import TaskCredit
 from astraflow.core.versions import VersionReport, VersionState
+from astraflow.core.work.batching import Batching
+from astraflow.core.work.intake import Intake
 
 CONTINUE = Directive(kind=DirectiveKind.CONTINUE)
 

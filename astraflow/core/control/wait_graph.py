@@ -3,17 +3,18 @@
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from astraflow.core.barrier import PolicyStanding
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.pacing import PolicyPacing
-from astraflow.core.policies import PolicyState, newest_versions
-from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
+from astraflow.core.policy.state import PolicyState, newest_versions
+from astraflow.core.pool.live_members import LiveRaas, LiveTrainer
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import WaitCause, WaitReason
-from astraflow.core.task_table import TaskTable
-from astraflow.core.training import Training
+from astraflow.core.work.barrier import PolicyStanding
+from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.task_table import TaskTable
+from astraflow.core.work.training import Training
 
 # So many members are named where any of them would do.
 _NAMED = 4

@@ -4,24 +4,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from astraflow.core.capacity import Measured
 from astraflow.core.effects import Effects, RecordRollout
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.evaluation import Evaluation
 from astraflow.core.events import RolloutArrived, RolloutRepeated
-from astraflow.core.failures import FailureLog
 from astraflow.core.groups import Assignment, EvalGroup, SampleGroup, TrainGroup
 from astraflow.core.ids import MemberId, PolicyId, RolloutId, TaskId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.pacing import PolicyPacing
-from astraflow.core.policies import PolicyState
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.capacity import Measured
+from astraflow.core.pool.live_members import LiveRaas
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout, TaskResult
 from astraflow.core.samples import AcceptedRollout, RolloutRecords
-from astraflow.core.sessions import LiveRaas, Sessions
 from astraflow.core.settings import RunSettings
-from astraflow.core.task_table import TaskTable
 from astraflow.core.tasks import CancelReason, TaskPurpose
-from astraflow.core.training import Training
+from astraflow.core.work.evaluation import Evaluation
+from astraflow.core.work.failures import FailureLog
+from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.task_table import TaskTable
+from astraflow.core.work.training import Training
 
 # No rollout of these is kept: another attempt is made.
 UNDONE = frozenset({Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.RETURNED})

@@ -9,18 +9,19 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from astraflow.core.batches import EndCause
-from astraflow.core.batching import Batching
 from astraflow.core.effects import CloseHub, Effects, RunStateChanged, SendDirective
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.evaluation import EvalSchedule, Evaluation
 from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import Directive, DirectiveKind
-from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.live_members import LiveRaas
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import RunState, StopMode
-from astraflow.core.training import Training
+from astraflow.core.work.batching import Batching
+from astraflow.core.work.evaluation import EvalSchedule, Evaluation
+from astraflow.core.work.training import Training
 
 
 class Loading:

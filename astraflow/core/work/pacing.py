@@ -12,18 +12,18 @@ Example:
 from collections.abc import Mapping
 from datetime import datetime
 
-from astraflow.core.barrier import Barrier, PolicyStanding
 from astraflow.core.effects import AnnounceVersion, Effects, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import Assignment
 from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import Sessions
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.sessions import Sessions
+from astraflow.core.pool.sources import sources_of, version_with_sources
 from astraflow.core.settings import OnTimeout, RunSettings
-from astraflow.core.sources import sources_of, version_with_sources
-from astraflow.core.task_table import TaskTable
 from astraflow.core.versions import PublishAnswer, VersionInfo
+from astraflow.core.work.barrier import Barrier, PolicyStanding
+from astraflow.core.work.task_table import TaskTable
 
 
 class PolicyPacing:

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from astraflow.core.advantages import stamp
+from astraflow.core.algorithms.advantages import stamp
 from astraflow.core.algorithms.finding import Faults, batch_guard, rollout_filter, selector
 from astraflow.core.algorithms.points import (
     BatchGuard,

@@ -12,10 +12,10 @@ from astraflow.core.effects import Effects, ReleasePayloads
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.policies import PolicyState
+from astraflow.core.policy.state import PolicyState
 from astraflow.core.rollouts import Rollout
 from astraflow.core.samples import Sample
-from astraflow.core.task_table import TaskTable
+from astraflow.core.work.task_table import TaskTable
 
 # The next look is due when a quarter more is known than was in use, or so many more.
 _SHARE = 4

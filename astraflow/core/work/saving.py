@@ -14,10 +14,10 @@ from astraflow.core.effects import Effects, RunSaved, SendSaveOrder
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.policies import PolicyState
-from astraflow.core.prompt_queue import PromptQueue
-from astraflow.core.sessions import Sessions
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.status import PolicyCheckpoint, SavedRun
+from astraflow.core.work.prompt_queue import PromptQueue
 
 # Trainers call those that nobody asked for step_000012.
 _NAME = re.compile(r"(?!step_\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -5,15 +5,19 @@ from datetime import datetime
 
 from astraflow.core.effects import DrawEvalPrompts, Effects, EvalChanged
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.eval_work import EvalWork
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.events import EvalCreated
 from astraflow.core.groups import EvalGroup
 from astraflow.core.ids import EvalRunId, IdGenerator, PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.policies import PolicyState, find_policy, newest_versions
+from astraflow.core.policy.state import PolicyState, find_policy, newest_versions
+from astraflow.core.pool.live_members import LiveRaas
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.rollouts import Rollout
-from astraflow.core.scheduler import (
+from astraflow.core.settings import RunSettings, SuiteSettings
+from astraflow.core.tasks import CancelReason, Prompt
+from astraflow.core.work.eval_work import EvalWork
+from astraflow.core.work.scheduler import (
     MemberCapacity,
     PlacementRequest,
     PoolView,
@@ -21,10 +25,7 @@ from astraflow.core.scheduler import (
     eval_capacity,
     may_serve_pinned,
 )
-from astraflow.core.sessions import LiveRaas, Sessions
-from astraflow.core.settings import RunSettings, SuiteSettings
-from astraflow.core.task_table import TaskTable
-from astraflow.core.tasks import CancelReason, Prompt
+from astraflow.core.work.task_table import TaskTable
 
 
 def not_served(versions: Mapping[PolicyId, int]) -> Failure:

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from astraflow.core.admission import PolicyProgress
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.batches import AckBatch, EndCause
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import BatchId, PolicyId
-from astraflow.core.leases import Lease, LeaseTable
-from astraflow.core.lineage import TrainedBatch
 from astraflow.core.members import ModelIdentity
-from astraflow.core.metrics import Window, time_metrics
-from astraflow.core.sample_flow import SampleFlow
+from astraflow.core.policy.admission import PolicyProgress
+from astraflow.core.policy.leases import Lease, LeaseTable
+from astraflow.core.policy.lineage import TrainedBatch
+from astraflow.core.policy.metrics import Window, time_metrics
+from astraflow.core.policy.sample_flow import SampleFlow
 from astraflow.core.settings import PolicySettings, RunSettings
 
 

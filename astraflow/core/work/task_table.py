@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from astraflow.core.effects import Effects, SendCancellation, SendTask
 from astraflow.core.groups import Assignment, EvalGroup, SampleGroup
 from astraflow.core.ids import GroupId, IdGenerator, PolicyId, TaskId, WorkflowId
-from astraflow.core.sessions import LiveRaas
+from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import (
     CancelReason,

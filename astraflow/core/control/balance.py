@@ -19,16 +19,17 @@ from astraflow.core.autoscale import (
     ScaleAdvice,
     advise,
 )
-from astraflow.core.capacity import Measured
 from astraflow.core.errors import Reason
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.pacing import PolicyPacing
-from astraflow.core.policies import PolicyState
-from astraflow.core.sessions import LiveRaas, Sessions
+from astraflow.core.policy.state import PolicyState
+from astraflow.core.pool.capacity import Measured
+from astraflow.core.pool.live_members import LiveRaas
+from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import RolloutPlace
-from astraflow.core.training import Training
+from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.training import Training
 
 
 @dataclass(slots=True, kw_only=True)

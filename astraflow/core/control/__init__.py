@@ -1,0 +1,1 @@
+"""Who may take part, how large the pool should be, what a run waits for, and its end."""
