@@ -28,9 +28,9 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch, make_patch, make_whole
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.patches.store import PatchStore
-from astraflow.weights.patches.stored import StoredPatch, make_patch, make_whole
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.wire.weights import SentChunk, encode_patch_index, encode_sent_chunk
 
@@ -119,7 +119,7 @@ def span_row(
     return row
 
 
-def sent_nbytes(store: PatchStore, patch: StoredPatch) -> int:
+def sent_nbytes(store: PatchStore, patch: Patch) -> int:
     """Return the bytes of a patch on the wire: its index and every chunk with its header."""
     store.offer([patch])
     chunks = [store.chunk(patch.info, index) for index in range(patch.info.chunk_count)]
@@ -130,7 +130,7 @@ def sent_nbytes(store: PatchStore, patch: StoredPatch) -> int:
 
 def check(
     store: PatchStore,
-    patch: StoredPatch,
+    patch: Patch,
     made: Sequence[corpus.Version],
     digests: dict[int, bytes],
 ) -> None:

@@ -31,10 +31,11 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
-from astraflow.wire.transfers import TransferPlan, TransferSpec, encode_transfer_plan
-from astraflow.wire.weights import LANES, PatchIndex, SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec, encode_transfer_plan
+from astraflow.wire.weights import LANES, PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -142,7 +143,8 @@ class _Transfer:
             payload_nbytes=nbytes,
         )
 
-    async def chunks(self) -> AsyncGenerator[SentChunk]:
+    async def items(self) -> AsyncGenerator[SentItem]:
+        yield self.plan
         for chunk in self._chunks:
             yield SentChunk(patch_index=0, chunk=chunk)
 
@@ -173,9 +175,8 @@ class _Source:
     ) -> AsyncGenerator[pb.PullResponse]:
         del request, context
         transfer = _Transfer(self._chunks)
-        yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
-        async for sent in transfer.chunks():
-            yield pb.PullResponse(chunk=encode_sent_chunk(sent))
+        async for item in transfer.items():
+            yield encode_response(item)
 
 
 def _chunks(nbytes: int, seed: int) -> list[Chunk]:

@@ -37,8 +37,8 @@ from astraflow.transport.sockets import (
     send_some,
     tune_for_long_way,
 )
-from astraflow.transport.transfers import StandingTransfer, Transfer
-from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
+from astraflow.transport.transfers import Transfer
+from astraflow.wire.transfers import TransferPlan, Waiting
 from astraflow.wire.weights import SentChunk
 
 # linux/tcp.h, struct tcp_info: total_retrans, segs_out, delivery_rate (bytes per second).
@@ -163,11 +163,11 @@ class Carrier(Protocol):
         """
         ...
 
-    async def begin(self, plan: TransferPlan | None) -> None:
-        """Return once chunks of the plan can be taken; None: it is not known yet.
+    async def begin(self) -> None:
+        """Return once chunks of the next transfer can be taken.
 
         Raises:
-            AstraflowError: LANE_UNAVAILABLE when it must be known.
+            AstraflowError: SOURCE_TIMEOUT when the puller does not make room for them.
         """
         ...
 
@@ -201,9 +201,8 @@ class InlineCarrier:
     async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
         return await receive(connection, nbytes)
 
-    async def begin(self, plan: TransferPlan | None) -> None:
+    async def begin(self) -> None:
         """Set the pace by what the transfer before met."""
-        del plan
         if self._paced:
             self._pacer.adjust(self._paced)
 
@@ -244,13 +243,14 @@ class ConnectionGroup:
         self._tasks.start(self._send(connection, channel, parts))
 
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
+        """Send a transfer, after the one before.
+
+        Args:
+            transfer: Closed at its end.
+            with_plan: Whether the puller does not have its plan yet.
+        """
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
-
-    def stand_ready(self, standing: StandingTransfer) -> None:
-        """Send a transfer as it is made, after the one before; its plan comes with it."""
-        before = self._feeding
-        self._feeding = self._tasks.start(self._feed_as_made(standing, before))
 
     def refuse(self, error: AstraflowError) -> None:
         self._feeding = self._tasks.start(self._put_first([failure_frame(error)]))
@@ -267,52 +267,31 @@ class ConnectionGroup:
     async def _feed(
         self, transfer: Transfer, before: "asyncio.Task[None] | None", *, with_plan: bool
     ) -> None:
+        has_begun = False
         try:
             if before is not None:
                 await asyncio.wait([before])
-            if with_plan:
-                for part in plan_parts(transfer.plan, _FAR_SEGMENT_NBYTES):
-                    await self._put(transfer.plan.payload_nbytes, list(part))
-            await self._feed_chunks(transfer)
+            async with aclosing(transfer.items()) as items:
+                async for item in items:
+                    if isinstance(item, Waiting):
+                        await self._put_first([waiting_frame()])
+                        continue
+                    nbytes = transfer.plan.payload_nbytes
+                    if isinstance(item, TransferPlan) and with_plan:
+                        for part in plan_parts(item, _FAR_SEGMENT_NBYTES):
+                            await self._put(nbytes, list(part))
+                    if not has_begun:
+                        await self.carrier.begin()
+                        has_begun = True
+                    if isinstance(item, SentChunk):
+                        for part in await self.carrier.parts(item):
+                            await self._put(nbytes, part)
             await self._parts.join()
             await self._first_parts.join()
         except AstraflowError as error:
             await self._put_first([failure_frame(error)])
         finally:
             transfer.close()
-
-    async def _feed_chunks(self, transfer: Transfer) -> None:
-        await self.carrier.begin(transfer.plan)
-        async with aclosing(transfer.chunks()) as chunks:
-            async for sent in chunks:
-                for part in await self.carrier.parts(sent):
-                    await self._put(transfer.plan.payload_nbytes, part)
-
-    async def _feed_as_made(
-        self, standing: StandingTransfer, before: "asyncio.Task[None] | None"
-    ) -> None:
-        try:
-            if before is not None:
-                await asyncio.wait([before])
-            await self.carrier.begin(None)
-            async with aclosing(standing.items()) as items:
-                async for item in items:
-                    await self._put_item(standing.likely_nbytes, item)
-        except AstraflowError as error:
-            await self._put_first([failure_frame(error)])
-        finally:
-            standing.close()
-
-    async def _put_item(self, nbytes: int, item: SentItem) -> None:
-        if isinstance(item, Waiting):
-            await self._put_first([waiting_frame()])
-            return
-        if isinstance(item, SentChunk):
-            for part in await self.carrier.parts(item):
-                await self._put(nbytes, part)
-            return
-        for part in plan_parts(item, _FAR_SEGMENT_NBYTES):
-            await self._put(nbytes, list(part))
 
     async def _put(self, nbytes: int, part: Part) -> None:
         is_small = nbytes <= _SMALL_NBYTES

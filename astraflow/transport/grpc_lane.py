@@ -22,9 +22,10 @@ from astraflow.wire.transfers import (
     TransferSpec,
     Waiting,
     decode_transfer_plan,
+    encode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import LANES, decode_layout, decode_sent_chunk
+from astraflow.wire.weights import LANES, decode_layout, decode_sent_chunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_pb2 import TransferPlan as TransferPlanMessage
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
@@ -176,6 +177,17 @@ def _parsed(response: Any) -> Any:
             Reason.CHUNK_INVALID, "the source sent bytes that are no message of the contract"
         )
     return response
+
+
+def encode_response(item: SentItem) -> pb.PullResponse:
+    """Return the message of `Pull` that carries an item."""
+    match item:
+        case TransferPlan():
+            return pb.PullResponse(plan=encode_transfer_plan(item))
+        case Waiting():
+            return pb.PullResponse(waiting=pb.Waiting())
+        case _:
+            return pb.PullResponse(chunk=encode_sent_chunk(item))
 
 
 def decode_response(response: pb.PullResponse | None) -> SentItem:

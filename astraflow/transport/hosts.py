@@ -16,8 +16,6 @@ from astraflow.transport.shm import ShmHost
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.tcp import TcpHost, direct_port
 from astraflow.transport.transfers import (
-    Awaited,
-    OpenStanding,
     OpenTransfer,
     Secrets,
     Transfer,
@@ -72,7 +70,6 @@ class LaneHosts:
         listen: str,
         advertised: str,
         lanes: Sequence[LaneKind] = DEFAULT_HOSTED,
-        stand_ready: OpenStanding | None = None,
         seals: bool = False,
     ) -> None:
         """Serve.
@@ -84,8 +81,6 @@ class LaneHosts:
                 the port above its own when that is free.
             advertised: host:port by which others know it.
             lanes: Which ones; a host that has no shared memory serves the others.
-            stand_ready: Opens a transfer of a version that is still to come, over TCP; None: none
-                is.
             seals: Whether what leaves the host is encrypted.
 
         Raises:
@@ -102,7 +97,6 @@ class LaneHosts:
                         claim=claim,
                         open_transfer=open_transfer,
                         secrets=secrets,
-                        stand_ready=stand_ready,
                         seals=seals,
                     )
                     self._hosts.push_async_callback(tcp.close)
@@ -130,7 +124,7 @@ class LaneHosts:
                     raise
                 log.warning("a lane cannot be served here", lane=lane, why=str(error))
 
-    def plan(self, transfer: Transfer | Awaited, lanes: Sequence[LaneKind]) -> TransferPlan:
+    def plan(self, transfer: Transfer, lanes: Sequence[LaneKind]) -> TransferPlan:
         """Keep a transfer for those of the lanes that are served here.
 
         Raises:

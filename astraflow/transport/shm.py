@@ -174,13 +174,12 @@ class ArenaCarrier:
             self._take(descriptors)
         return data
 
-    async def begin(self, plan: TransferPlan | None) -> None:
-        """Return once the arena for a plan is here.
+    async def begin(self) -> None:
+        """Return once the arena for the next transfer is here.
 
         Raises:
             AstraflowError: SOURCE_TIMEOUT when it does not come.
         """
-        del plan
         try:
             async with asyncio.timeout(_ARENA_TIMEOUT_S):
                 await self._arrived.wait()

@@ -22,10 +22,8 @@ from astraflow.transport.handshake import HELLO_NBYTES, Channel, SourceHandshake
 from astraflow.transport.sockets import Tasks, end, readable, receive, send_all, tune
 from astraflow.transport.transfers import (
     ClaimTransfer,
-    OpenStanding,
     OpenTransfer,
     Secrets,
-    StandingTransfer,
 )
 
 _HELLO_TIMEOUT_S: Final = 5.0
@@ -54,7 +52,6 @@ class StreamHost:
         open_transfer: OpenTransfer,
         secrets: Secrets,
         carrier: Callable[[], Carrier],
-        stand_ready: OpenStanding | None = None,
         seals: bool = False,
     ) -> None:
         """Prepare; `listen` starts it.
@@ -65,7 +62,6 @@ class StreamHost:
             open_transfer: Opens another one for a puller whose connections stand.
             secrets: Of the run: who proves one may ask.
             carrier: Makes what each group sends its chunks with.
-            stand_ready: Opens a transfer of a version that is still to come; None: none is.
             seals: Whether connections are encrypted.
         """
         self._lane = lane
@@ -74,7 +70,6 @@ class StreamHost:
         self._open_transfer = open_transfer
         self._secrets = secrets
         self._carrier = carrier
-        self._stand_ready = stand_ready
         self._tasks = Tasks()
         self._groups: dict[bytes, _Group] = {}
         self._listeners: list[socket.socket] = []
@@ -175,10 +170,8 @@ class StreamHost:
             secret, transfer = self._claim(is_proven)
         connections = ConnectionGroup(self._carrier())
         group = self._groups[name] = _Group(connections, secret)
-        if isinstance(transfer, StandingTransfer):
-            connections.stand_ready(transfer)
-        elif transfer is not None:
-            connections.begin(transfer, with_plan=False)
+        if transfer is not None:
+            connections.begin(transfer, with_plan=not transfer.plan.patches)
         return group
 
     async def _obey(
@@ -198,10 +191,6 @@ class StreamHost:
         try:
             known = self._secrets()
             spec = read_request(body, lambda proof, text: channel.is_proven(proof, text, known))
-            standing = None if self._stand_ready is None else self._stand_ready(spec)
-            if standing is None:
-                group.begin(self._open_transfer(spec), with_plan=True)
-            else:
-                group.stand_ready(standing)
+            group.begin(self._open_transfer(spec), with_plan=True)
         except AstraflowError as error:
             group.refuse(error)

@@ -14,7 +14,7 @@ from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, SocketSession
-from astraflow.transport.transfers import ClaimTransfer, OpenStanding, OpenTransfer, Secrets
+from astraflow.transport.transfers import ClaimTransfer, OpenTransfer, Secrets
 from astraflow.wire.transfers import TransferBound, TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
@@ -146,7 +146,6 @@ class TcpHost(StreamHost):
         claim: ClaimTransfer,
         open_transfer: OpenTransfer,
         secrets: Secrets,
-        stand_ready: OpenStanding | None = None,
         seals: bool = False,
     ) -> None:
         super().__init__(
@@ -155,7 +154,6 @@ class TcpHost(StreamHost):
             open_transfer=open_transfer,
             secrets=secrets,
             carrier=InlineCarrier,
-            stand_ready=stand_ready,
             seals=seals,
         )
 

@@ -6,43 +6,29 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.transfers import LaneEndpoint, SentItem, TransferPlan, TransferSpec
-from astraflow.wire.weights import SentChunk
 
 TRANSFER_TTL: Final = timedelta(minutes=5)
 _TOKEN_NBYTES: Final = 32
 
 
 class Transfer(Protocol):
-    """What one puller asked for. What it needs is kept until `close`."""
+    """What one puller asked for; some of it may still be on its way here, or not be made yet.
+
+    What it needs is kept until `close`.
+    """
 
     @property
-    def plan(self) -> TransferPlan: ...
-
-    def chunks(self) -> AsyncGenerator[SentChunk]:
-        """Yield the chunks of the plan, each when it is there."""
-        ...
-
-    def close(self) -> None:
-        """Let go; idempotent."""
-        ...
-
-
-@runtime_checkable
-class StandingTransfer(Protocol):
-    """A transfer that a puller stands ready for: what there is to send is not known yet."""
-
-    @property
-    def likely_nbytes(self) -> int:
-        """Payload that it will have, as far as one can tell."""
+    def plan(self) -> TransferPlan:
+        """What is sent; without patches that is not known yet, and its payload is a guess."""
         ...
 
     def items(self) -> AsyncGenerator[SentItem]:
-        """Yield the plan and its chunks, each when it is there; chunks may come before it.
+        """Yield the plan and its chunks, each when it is there; chunks may come before the plan.
 
         Waiting says that there is nothing yet.
         """
@@ -53,23 +39,11 @@ class StandingTransfer(Protocol):
         ...
 
 
-class Awaited(StandingTransfer, Protocol):
-    """A transfer that was planned before anything is known of it."""
-
-    @property
-    def plan(self) -> TransferPlan:
-        """Without patches."""
-        ...
-
-
-ClaimTransfer = Callable[[Callable[[bytes], bool]], tuple[bytes, Transfer | Awaited]]
+ClaimTransfer = Callable[[Callable[[bytes], bool]], tuple[bytes, Transfer]]
 """Hands over the transfer whose token is proven, with the token; raises TOKEN_INVALID."""
 
 OpenTransfer = Callable[[TransferSpec], Transfer]
 """Opens a transfer; raises what `Pull` answers."""
-
-OpenStanding = Callable[[TransferSpec], StandingTransfer | None]
-"""Opens a transfer of a version that is still to come; None: it is here, open a usual one."""
 
 Secrets = Callable[[], Sequence[bytes]]
 """Returns the run's transfer secret, and the one before."""
@@ -79,7 +53,7 @@ Secrets = Callable[[], Sequence[bytes]]
 class _Waiting:
     """A transfer that no connection has claimed yet."""
 
-    transfer: Transfer | Awaited
+    transfer: Transfer
     token: bytes
     timer: asyncio.TimerHandle
 
@@ -102,7 +76,7 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, transfer: Transfer | Awaited, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
+    def add(self, transfer: Transfer, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
         """Keep a transfer until a lane claims it; return its plan with token and endpoints."""
         transfer_id = f"lane-{next(self._numbers)}"
         token = secrets.token_bytes(_TOKEN_NBYTES)
@@ -117,7 +91,7 @@ class Transfers:
             expire_time=self._clock.now() + self._ttl,
         )
 
-    def claim(self, is_proven: Callable[[bytes], bool]) -> tuple[bytes, Transfer | Awaited]:
+    def claim(self, is_proven: Callable[[bytes], bool]) -> tuple[bytes, Transfer]:
         """Hand a transfer over to a lane, once, with its token; the lane closes it.
 
         Args:
@@ -158,7 +132,7 @@ class Transfers:
         for transfer_id in list(self._waiting):
             self.release(transfer_id)
 
-    def _take(self, transfer_id: str) -> Transfer | Awaited:
+    def _take(self, transfer_id: str) -> Transfer:
         waiting = self._waiting.pop(transfer_id)
         waiting.timer.cancel()
         return waiting.transfer

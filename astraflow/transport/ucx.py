@@ -7,7 +7,7 @@ where it is installed, else its predecessor `ucp`; both are extras.
 import asyncio
 import importlib
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing, closing, suppress
 from functools import cache, partial
 from threading import Thread
@@ -32,6 +32,7 @@ from astraflow.transport.frames import (
     read_request,
     request,
     unpack,
+    waiting_frame,
 )
 from astraflow.transport.handshake import (
     GREETING_NBYTES,
@@ -47,10 +48,15 @@ from astraflow.transport.transfers import (
     ClaimTransfer,
     OpenTransfer,
     Secrets,
-    StandingTransfer,
     Transfer,
 )
-from astraflow.wire.transfers import TransferBound, TransferPlan, TransferSpec
+from astraflow.wire.transfers import (
+    SentItem,
+    TransferBound,
+    TransferPlan,
+    TransferSpec,
+    Waiting,
+)
 from astraflow.wire.weights import SentChunk
 
 Result = TypeVar("Result")
@@ -264,7 +270,7 @@ async def open_ucx(
     handshake = PullerHandshake(LaneKind.UCX, new_group(), plan.token, must_seal=must_seal)
     endpoint = await thread.start(_connected(thread, *split_address(address), handshake))
     session = UcxSession(thread, endpoint, handshake.channel(), stall_timeout_s=stall_timeout_s)
-    session.begin(bound, plan)
+    session.begin(bound, plan if plan.patches else None)
     return session
 
 
@@ -365,7 +371,8 @@ class UcxHost:
         transfer, channel = await self._welcomed(endpoint)
         sending = Tasks()
         try:
-            before = sending.start(self._send(endpoint, channel, transfer, with_plan=False))
+            with_plan = not transfer.plan.patches
+            before = sending.start(self._send(endpoint, channel, transfer, with_plan=with_plan))
             while True:
                 # A read that is always open finds a puller that leaves in mid-transfer.
                 body = await ucx_thread().start(_read(endpoint, channel))
@@ -379,7 +386,7 @@ class UcxHost:
 
         Raises:
             AstraflowError: TOKEN_INVALID, SOURCE_UNREACHABLE, SOURCE_TIMEOUT; LANE_UNAVAILABLE
-                for a transfer of which nothing is known yet.
+                when too many others have proven nothing.
         """
         thread, handshake = ucx_thread(), SourceHandshake(LaneKind.UCX, seals=self._seals)
         if self._unproven_count >= _MAX_UNPROVEN:
@@ -394,8 +401,6 @@ class UcxHost:
         finally:
             self._unproven_count -= 1
         secret, transfer = self._claim(partial(handshake.is_proven, hello))
-        if isinstance(transfer, StandingTransfer):
-            raise AstraflowError(Reason.LANE_UNAVAILABLE, "UCX sends what is planned already")
         welcome, channel = handshake.welcome(hello, secret)
         await thread.start(send_records(endpoint, [welcome]))
         return transfer, channel
@@ -416,19 +421,18 @@ class UcxHost:
         """Send a transfer; what fails on this side is told."""
         with closing(transfer):
             try:
-                if with_plan:
-                    for frame in plan_parts(transfer.plan, CHUNK_NBYTES):
-                        await ucx_thread().start(send_records(endpoint, channel.sealed(frame)))
-                await self._send_chunks(endpoint, channel, transfer)
+                await self._send_items(endpoint, channel, transfer, with_plan=with_plan)
             except AstraflowError as error:
                 await self._fail(endpoint, channel, error)
 
-    async def _send_chunks(self, endpoint: Any, channel: Channel, transfer: Transfer) -> None:
+    async def _send_items(
+        self, endpoint: Any, channel: Channel, transfer: Transfer, *, with_plan: bool
+    ) -> None:
         under_way: deque[asyncio.Future[None]] = deque()
-        async with aclosing(transfer.chunks()) as chunks:
-            async for sent in chunks:
-                for frame, body in chunk_frames(sent, CHUNK_NBYTES):
-                    records = channel.sealed([pack(frame), body])
+        async with aclosing(transfer.items()) as items:
+            async for item in items:
+                for frame in _frames(item, with_plan=with_plan):
+                    records = channel.sealed(frame)
                     under_way.append(ucx_thread().start(send_records(endpoint, records)))
                 if len(under_way) >= _PIPELINE_COUNT:
                     await under_way.popleft()
@@ -438,6 +442,15 @@ class UcxHost:
         records = channel.sealed(_split(failure_frame(error)))
         with suppress(AstraflowError):  # Who has left need not know.
             await ucx_thread().start(send_records(endpoint, records))
+
+
+def _frames(item: SentItem, *, with_plan: bool) -> Iterator[Sequence[bytes | memoryview]]:
+    if isinstance(item, Waiting):
+        yield _split(waiting_frame())
+    elif isinstance(item, SentChunk):
+        yield from ([pack(frame), body] for frame, body in chunk_frames(item, CHUNK_NBYTES))
+    elif with_plan:
+        yield from plan_parts(item, CHUNK_NBYTES)
 
 
 async def _read(endpoint: Any, channel: Channel) -> bytes:

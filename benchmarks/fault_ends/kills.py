@@ -45,11 +45,6 @@ class SlowStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def is_at_hand(self, info: PatchInfo) -> bool:
-        """Return False: the event loop is not to wait for a chunk."""
-        del info
-        return False
-
     def chunk(self, info: PatchInfo, index: int) -> Chunk:
         """Return a chunk, slowly."""
         sleep(CHUNK_S)

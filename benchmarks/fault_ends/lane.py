@@ -15,10 +15,9 @@ from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
-    encode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import SentChunk, decode_layout, encode_layout, encode_sent_chunk
+from astraflow.wire.weights import SentChunk, decode_layout, encode_layout
 from astraflow_proto.weights.v1 import layout_pb2, transfer_pb2
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 from fault_ends.damage import DAMAGES, Damage, Transfer, Wires, flipped, set_any
@@ -142,11 +141,9 @@ async def _sent(world: World, asked: bytes) -> Sequence[bytes]:
     spec = decode_transfer_spec(transfer_pb2.TransferSpec.FromString(asked))
     served = world.servicer.open_transfer(spec)
     with closing(served):
-        wires = [PullResponse(plan=encode_transfer_plan(served.plan)).SerializeToString()]
-        async with aclosing(served.chunks()) as chunks:
-            sent = [PullResponse(chunk=encode_sent_chunk(each)) async for each in chunks]
-    wires.extend(each.SerializeToString() for each in sent)
-    return wires
+        async with aclosing(served.items()) as items:
+            sent = [grpc_lane.encode_response(each) async for each in items]
+    return [each.SerializeToString() for each in sent]
 
 
 def _read(wire: bytes) -> TransferPlan | SentChunk:

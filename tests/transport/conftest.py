@@ -12,6 +12,7 @@ from astraflow.core.tensors import Dtype
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts
 from astraflow.transport.lanes import Lanes
 from astraflow.wire.transfers import (
@@ -20,7 +21,7 @@ from astraflow.wire.transfers import (
     decode_transfer_spec,
     encode_transfer_plan,
 )
-from astraflow.wire.weights import LANES, PatchIndex, SentChunk, encode_sent_chunk
+from astraflow.wire.weights import LANES, PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -81,7 +82,8 @@ class ScriptedTransfer:
             )
         )
 
-    async def chunks(self):
+    async def items(self):
+        yield self.plan
         for number, chunk in enumerate(self.sent):
             await self.source.before(number)
             self.source.sent_count += 1
@@ -150,9 +152,8 @@ class Source:
         require_secret(context, TRANSFER_KEY, TOKEN)
         transfer = self._opened(decode_transfer_spec(request.spec))
         try:
-            yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
-            async for sent in transfer.chunks():
-                yield pb.PullResponse(chunk=encode_sent_chunk(sent))
+            async for item in transfer.items():
+                yield encode_response(item)
         finally:
             transfer.close()
 

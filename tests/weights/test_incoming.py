@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.stored import make_whole
+from astraflow.weights.patches.patch import make_whole
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import SentChunk, decode_sent_chunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import patch_pb2

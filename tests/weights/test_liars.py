@@ -19,6 +19,7 @@ from astraflow.transport.frames import (
     chunk_frame,
     chunk_frames,
     pack,
+    plan_parts,
 )
 from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.hosts import LaneHosts
@@ -28,7 +29,7 @@ from astraflow.transport.ucx import UcxHost, send_records, ucx_thread
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import TransferServicer
-from astraflow.wire.transfers import LaneEndpoint
+from astraflow.wire.transfers import LaneEndpoint, TransferPlan
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -178,8 +179,12 @@ class LyingArena(ArenaCarrier):
 class LyingUcx(UcxHost):
     lies = None
 
-    async def _send_chunks(self, endpoint, channel, transfer):
-        async for sent in transfer.chunks():
+    async def _send_items(self, endpoint, channel, transfer, *, with_plan):
+        async for sent in transfer.items():
+            if isinstance(sent, TransferPlan):
+                for part in plan_parts(sent, SEGMENT_NBYTES) if with_plan else ():
+                    await ucx_thread().start(send_records(endpoint, channel.sealed(part)))
+                continue
             for frame, body in self.lies.around([*chunk_frames(sent, SEGMENT_NBYTES)]):
                 records = channel.sealed([packed(frame), body])
                 await ucx_thread().start(send_records(endpoint, records))

@@ -12,7 +12,7 @@ from astraflow.core.versions import CodecProfile
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
-from astraflow.weights.patches.stored import make_whole
+from astraflow.weights.patches.patch import make_whole
 from astraflow.wire.weights import encode_patch_index
 
 # More changes per version than are written at once.

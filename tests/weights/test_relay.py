@@ -11,7 +11,7 @@ from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
-from astraflow.weights.patches.stored import make_whole
+from astraflow.weights.patches.patch import make_whole
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import TransferSpec
 
@@ -199,14 +199,14 @@ async def test_a_cold_receiver_gets_the_whole_from_what_a_relay_holds(training, 
 
 
 async def test_the_whole_goes_when_its_state_is_written_to(training, relayed):
-    await relayed.pull(relayed.first, info := training.publish())
+    await relayed.pull(relayed.first, training.publish())
     spec = TransferSpec(policy_id=training.policy_id, version=0)
     await relayed.relay.expect(spec)
     (whole,) = relayed.relay.plan(0, None)
-    assert relayed.relay.chunk(whole.info, 0).payload
+    assert (await relayed.relay.chunk(whole, 0)).payload
     await relayed.pull(relayed.first, training.publish())
     with pytest.raises(AstraflowError) as caught:
-        relayed.relay.chunk(info.patches[0], 0)
+        await relayed.relay.chunk(whole, 0)
     assert caught.value.reason is Reason.VERSION_EVICTED
 
 

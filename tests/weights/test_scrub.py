@@ -92,7 +92,7 @@ def test_a_patch_that_is_damaged_where_it_is_kept_is_found(training):
     training.publish()
     assert training.publisher.scrub()
     (patch,) = (each for each in training.store.patches if each.info.base_version == 0)
-    payload = next(chunk.payload for chunk in patch.chunks if chunk.payload)
+    payload = next(chunk.payload for chunk in patch.chunks.values() if chunk.payload)
     flip(payload)
     assert training.publisher.scrub() is False
     assert [each.base_version for each in training.publish().patches] == [None]

@@ -13,6 +13,7 @@ from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.patches.patch import PatchName, index_of
 from astraflow.weights.patches.routes import Link
 from astraflow.weights.serve.server import TransferServicer, WeightServer
 from astraflow.wire.transfers import TransferPlan, TransferSpec
@@ -49,7 +50,7 @@ def stand_ready(training):
         training.policy_id, training.store, transfer_tokens=list, clock=SystemClock()
     )
     spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0, is_ahead=True)
-    return lambda **fields: servicer.stand_ready(replace(spec, **fields)).items()
+    return lambda **fields: servicer.open_transfer(replace(spec, **fields)).items()
 
 
 @pytest.fixture
@@ -77,9 +78,9 @@ async def puller(training):
     await puller.close()
 
 
-async def until_listeners(count, in_progress):
+async def until_readers(count, patch):
     async with asyncio.timeout(60):
-        while in_progress.listener_count != count:  # noqa: ASYNC110 - it tells no one
+        while patch.reader_count != count:  # noqa: ASYNC110 - it tells no one
             await asyncio.sleep(0)
 
 
@@ -87,7 +88,7 @@ async def at_zero(training, puller, tools):
     """Pull version 0, and return once the origin knows that the next one is waited for."""
     info = replace(training.infos[0], sources=tools.sources(training.endpoints))
     pulled = await puller.pull(info, training.infos, training.token)
-    await until_listeners(1, training.store.in_progress)
+    await until_readers(1, training.store.next[1])
     return tools.live(pulled.update)
 
 
@@ -105,21 +106,21 @@ async def everything(items):
 async def test_chunks_go_out_before_all_are_made_and_the_plan_when_it_is_known(
     training, stand_ready, made
 ):
-    patch, in_progress = made(), training.store.in_progress
+    patch = made()
     items = stand_ready()
     first = asyncio.ensure_future(anext(items))
-    with in_progress.making(1):
-        in_progress.add(patch.chunks[0])
+    with training.store.making(1) as growing:
+        growing.add(patch.chunks[0])
         assert (await first).chunk is patch.chunks[0]
-        for chunk in patch.chunks[1:]:
-            in_progress.add(chunk)
-        in_progress.finish(patch)
+        for chunk in [*patch.chunks.values()][1:]:
+            growing.add(chunk)
+        growing.finish(patch.index)
 
         plan, *rest = await everything(items)
 
     assert isinstance(plan, TransferPlan)
     assert (plan.chunk_count, plan.payload_nbytes) == (6, patch.info.payload_nbytes)
-    assert [sent.chunk for sent in rest] == [*patch.chunks[1:]]
+    assert [sent.chunk for sent in rest] == [*patch.chunks.values()][1:]
 
 
 async def test_a_slow_reader_holds_up_nobody_and_gets_the_rest_from_the_store(
@@ -133,7 +134,9 @@ async def test_a_slow_reader_holds_up_nobody_and_gets_the_rest_from_the_store(
 
     assert isinstance(start[0], TransferPlan)
     chunks = [sent.chunk for sent in (*start[1:], *await everything(items))]
-    assert [bytes(each.payload) for each in chunks] == [bytes(c.payload) for c in made().chunks]
+    assert [bytes(each.payload) for each in chunks] == [
+        bytes(c.payload) for c in made().chunks.values()
+    ]
 
 
 async def test_a_reader_that_is_too_slow_is_told(tools, stand_ready, training):
@@ -150,24 +153,28 @@ async def test_a_reader_that_is_too_slow_is_told(tools, stand_ready, training):
 
 
 async def test_what_a_reader_holds_before_the_plan_is_bounded(training, stand_ready, made):
-    patch, in_progress = made(), training.store.in_progress
+    patch = made()
     half = memoryview(bytes(UNPLANNED_NBYTES // 2))
     items = stand_ready()
-    with in_progress.making(1):
-        for chunk in patch.chunks[:3]:
-            in_progress.add(Chunk(header=chunk.header, payload=half))
+    with training.store.making(1) as growing:
+        for chunk in [*patch.chunks.values()][:3]:
+            growing.add(Chunk(header=chunk.header, payload=half))
         sent = [await anext(items), await anext(items)]
         third = asyncio.ensure_future(anext(items))
-        in_progress.finish(patch)
+        growing.finish(patch.index)
 
         assert [isinstance(each, SentChunk) for each in (*sent, await third)] == [True, True, False]
     await items.aclose()
 
 
-def test_who_is_better_off_with_the_smaller_patch_waits_for_it(training):
+def test_who_is_better_off_with_the_smaller_patch_waits_for_it(training, made):
     """It is made after the other, of which nothing is sent."""
-    in_progress = training.store.in_progress
-    in_progress.nbytes = 1 << 20
+    store = training.store
+    with store.making(1) as growing:
+        header = replace(made().chunks[0].header, payload_nbytes=1 << 20)
+        growing.add(Chunk(header=header, payload=bytes(1 << 20)))
+        name = PatchName(version=1, base_version=0)
+        growing.finish(index_of(name, [bytes(32)], payload_nbytes=1 << 20))
 
     links = (
         Link(),
@@ -175,7 +182,7 @@ def test_who_is_better_off_with_the_smaller_patch_waits_for_it(training):
         Link(goodput_bytes_per_s=1e4),
         Link(profiles=(CodecProfile.COMPACT,)),
     )
-    assert [in_progress.is_for(link, 1 << 20) for link in links] == [True, True, False, False]
+    assert [store.is_sooner(link) for link in links] == [True, True, False, False]
 
 
 async def test_who_waits_gets_what_was_published(training, stand_ready):
@@ -253,13 +260,13 @@ async def test_a_version_that_was_withdrawn_is_not_taken_for_the_one_that_was_an
     """It failed after so many chunks were sent; no source is blamed, and no copy is whole."""
     serve()
     tensors = await at_zero(training, puller, tools)
-    other, in_progress = made(share=0.5), training.store.in_progress
-    with in_progress.making(1):
-        for chunk in other.chunks[:count]:
-            in_progress.add(chunk)
+    other = made(share=0.5)
+    with training.store.making(1) as growing:
+        for chunk in [*other.chunks.values()][:count]:
+            growing.add(chunk)
         if count == len(other.chunks):
-            in_progress.finish(other)
-            await until_listeners(0, in_progress)
+            growing.finish(other.index)
+            await until_readers(0, growing)
     training.publish()
 
     pulled = await pulled_live(training, puller, tools, tensors)
@@ -271,8 +278,8 @@ async def test_a_version_that_was_withdrawn_is_not_taken_for_the_one_that_was_an
 async def test_a_source_that_dies_midway_is_left_for_another(training, tools, serve, puller, made):
     server, _ = serve(), serve()
     tensors = await at_zero(training, puller, tools)
-    with training.store.in_progress.making(1):
-        training.store.in_progress.add(made().chunks[0])
+    with training.store.making(1) as growing:
+        growing.add(made().chunks[0])
         server.__exit__(None, None, None)
     training.publish()
 
@@ -282,16 +289,16 @@ async def test_a_source_that_dies_midway_is_left_for_another(training, tools, se
 async def test_a_source_that_lies_ahead_is_found_out_and_left(training, tools, serve, puller, made):
     serve(), serve()
     tensors = await at_zero(training, puller, tools)
-    patch, in_progress = made(), training.store.in_progress
+    patch = made()
     spoilt = bytearray(patch.chunks[2].payload)
     spoilt[7] ^= 1
-    chunks = [*patch.chunks]
-    chunks[2] = Chunk(header=chunks[2].header, payload=bytes(spoilt))
-    with in_progress.making(1):
+    chunks = [*patch.chunks.values()]
+    chunks[2] = Chunk(header=chunks[2].header, payload=spoilt)
+    with training.store.making(1) as growing:
         for chunk in chunks:
-            in_progress.add(chunk)
-        in_progress.finish(patch)
-        await until_listeners(0, in_progress)
+            growing.add(chunk)
+        growing.finish(patch.index)
+        await until_readers(0, growing)
     training.publish()
 
     pulled = await pulled_live(training, puller, tools, tensors)
@@ -311,7 +318,7 @@ async def test_what_came_another_way_is_let_go(training, tools, serve, puller):
     pulled = await puller.pull(only, training.infos, training.token)
     tensors = tools.live(pulled.update, tensors)
 
-    await until_listeners(1, training.store.in_progress)
+    await until_readers(1, training.store.next[1])
     training.publish()
     await pulled_live(training, puller, tools, tensors)
 

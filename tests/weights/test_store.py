@@ -6,8 +6,8 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
+from astraflow.weights.patches.patch import Patch, make_patch, make_whole
 from astraflow.weights.patches.routes import APPLIED_PER_S, Link
-from astraflow.weights.patches.stored import StoredPatch, make_patch, make_whole
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import digest_of
 
@@ -107,11 +107,7 @@ class TestLinks:
             payload_nbytes=forward.info.payload_nbytes // 2,
             root_digest=bytes(32),
         )
-        headers = tuple(
-            replace(each, payload_nbytes=each.payload_nbytes // 2) for each in forward.headers
-        )
-        index = replace(forward.index, patch=info)
-        store.offer([StoredPatch(index=index, headers=headers, chunks=None)])
+        store.offer([Patch(replace(forward.index, patch=info))])
         return store
 
     def profile(self, store, **told):

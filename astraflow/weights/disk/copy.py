@@ -175,15 +175,13 @@ class DiskCopy:
         self.note()
 
     def note(self) -> None:
-        arriving = () if self._incoming is None else self._incoming.planned_patches()
-        for index, chunks in arriving:
-            root = index.patch.root_digest
-            fresh = islice(chunks.values(), self._noted_counts.get(root, 0), None)
-            self._noted_counts[root] = len(chunks)
+        for patch in () if self._incoming is None else self._incoming.planned:
+            fresh = islice(patch.chunks.values(), self._noted_counts.get(patch.root, 0), None)
+            self._noted_counts[patch.root] = len(patch.chunks)
             for chunk in fresh:
                 # The file lacks what a slow disk has no room for: then the state is written.
                 if self._backlog.waiting_nbytes <= self._room_nbytes:
-                    write = partial(self._writer.write_chunk, index, chunk)
+                    write = partial(self._writer.write_chunk, patch.index, chunk)
                     self._backlog.do(write, len(chunk.payload))
 
     def commit(
@@ -225,7 +223,7 @@ class DiskCopy:
 
 
 def _steps(incoming: IncomingVersion, known: Mapping[int, VersionInfo]) -> Iterator[RecordStep]:
-    patches = (index.patch for index, _ in incoming.planned_patches())
+    patches = (patch.info for patch in incoming.planned)
     for version, group in groupby(patches, key=lambda each: each.version):
         infos = [*group]
         yield RecordStep(

@@ -19,6 +19,7 @@ from astraflow.codec.decode import decode_change
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import is_readable, itself, registered_bound, steps
 from astraflow.weights.patches.state import CompletePatch, HeldState, bits_in
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
@@ -64,7 +65,8 @@ class IncomingVersion:
         self.nbytes = self.chunk_count = self.bad_chunk_count = 0
         self.verify_s = 0.0
         self._known = known
-        self._indexes: tuple[PatchIndex, ...] = ()
+        self._planned: tuple[Patch, ...] = ()
+        self._patches: dict[bytes, Patch] = {}
         self._chunks: VerifiedChunks = leftover or {}
 
     @property
@@ -74,11 +76,12 @@ class IncomingVersion:
     @property
     def left_nbytes(self) -> int | None:
         """Payload of the plan that is not here, chunks counted as equal; None: no plan yet."""
-        if not self._indexes:
+        if not self._planned:
             return None
         return sum(
-            round(index.patch.payload_nbytes * (1 - len(chunks) / max(1, index.patch.chunk_count)))
-            for index, chunks in self.planned_patches()
+            round(info.payload_nbytes * (1 - len(patch.chunks) / max(1, info.chunk_count)))
+            for patch in self._planned
+            for info in [patch.info]
         )
 
     def spec(
@@ -110,24 +113,22 @@ class IncomingVersion:
             bound=bound,
         )
 
-    def planned_patches(self) -> Iterator[tuple[PatchIndex, dict[int, Chunk]]]:
-        """Yield the patches of the plan, each with its verified chunks, which grow."""
-        for index in self._indexes:
-            yield index, self._chunks[index.patch.root_digest]
+    @property
+    def planned(self) -> tuple[Patch, ...]:
+        """The patches of the plan, which grow by verified chunks; none before there is one."""
+        return self._planned
 
     @property
     def is_complete(self) -> bool:
-        return bool(self._indexes) and not any(
-            index.patch.chunk_count - len(chunks) for index, chunks in self.planned_patches()
-        )
+        return bool(self._planned) and all(patch.is_complete for patch in self._planned)
 
     def missing(self) -> list[tuple[bytes, int]]:
         """Return root and index of every chunk of the plan that is not here, in order."""
         return [
-            (index.patch.root_digest, number)
-            for index, chunks in self.planned_patches()
-            for number in range(index.patch.chunk_count)
-            if number not in chunks
+            (patch.root, number)
+            for patch in self._planned
+            for number in range(patch.info.chunk_count)
+            if number not in patch.chunks
         ]
 
     def is_missing(self, root: bytes, index: int) -> bool:
@@ -135,11 +136,17 @@ class IncomingVersion:
 
     def is_planned_as(self, plan: TransferPlan) -> bool:
         """Whether another source would send the same patches."""
-        return [each.patch for each in plan.patches] == [each.patch for each in self._indexes]
+        return [each.patch for each in plan.patches] == [each.info for each in self._planned]
 
     def begin(self) -> None:
         """Forget the plan, not the chunks: another source makes its own."""
-        self._indexes = ()
+        self._planned = ()
+
+    def fail(self, error: AstraflowError) -> None:
+        """Say to who passes on what is not complete that no more of it comes."""
+        for patch in self._patches.values():
+            if not patch.is_complete:
+                patch.fail(error)
 
     def take(self, item: TransferPlan | SentChunk, frame: LayoutFrame) -> None:
         """Take the plan or a chunk of it.
@@ -165,34 +172,40 @@ class IncomingVersion:
         Raises:
             AstraflowError: SOURCE_UNREACHABLE: the source ended before.
         """
-        if not self._indexes:
+        if not self._planned:
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
-        for index in self._indexes:
-            missing = index.patch.chunk_count - len(self._chunks[index.patch.root_digest])
+        for patch in self._planned:
+            missing = patch.info.chunk_count - len(patch.chunks)
             if missing:
                 raise AstraflowError(
                     Reason.SOURCE_UNREACHABLE,
                     f"the source ended {missing} chunks before the end of version"
-                    f" {index.patch.version}",
+                    f" {patch.info.version}",
                     retryable=True,
                 )
 
     def patches(self) -> Iterator[CompletePatch]:
         """Yield the patches in the order in which they are applied, chunks by index."""
-        for index in self._indexes:
-            chunks = self._chunks[index.patch.root_digest]
-            yield index, tuple(chunks[number] for number in range(index.patch.chunk_count))
+        for patch in self._planned:
+            count = patch.info.chunk_count
+            yield patch.index, tuple(patch.chunks[number] for number in range(count))
 
     def _take_plan(self, plan: TransferPlan) -> None:
-        if self._indexes:
+        if self._planned:
             raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
         for index in plan.patches:
             self._require_registered(index)
         self._require_way([index.patch for index in plan.patches])
-        self._indexes = plan.patches
-        roots = [index.patch.root_digest for index in plan.patches]
+        before, self._patches = self._patches, {}
+        for index in plan.patches:
+            root = index.patch.root_digest
+            self._patches[root] = before.pop(root, None) or Patch(index, self._chunks.get(root))
+        self._planned = tuple(self._patches[index.patch.root_digest] for index in plan.patches)
         # Chunks of patches that are not in the plan would never be used up.
-        self._chunks = {root: self._chunks.get(root, {}) for root in roots}
+        self._chunks = {root: patch.chunks for root, patch in self._patches.items()}
+        for patch in before.values():
+            if not patch.is_complete:
+                patch.fail(_another_way())
 
     def _require_way(self, infos: Sequence[PatchInfo]) -> None:
         """Check that patches lead from the base to the target, each with all its shards, once."""
@@ -242,33 +255,38 @@ class IncomingVersion:
     def _take_chunk(self, sent: SentChunk, frame: LayoutFrame) -> None:
         header, started = sent.chunk.header, perf_counter()
         try:
-            index = self._verified_index(sent)
+            patch = self._verified_patch(sent)
         except AstraflowError:
             self.bad_chunk_count += 1
             raise
         finally:
             self.verify_s += perf_counter() - started
         frame.runs.check(header)
-        chunks = self._chunks[index.patch.root_digest]
-        if header.index not in chunks:
-            chunks[header.index] = sent.chunk
+        if header.index not in patch.chunks:
+            patch.add(sent.chunk)
             self.chunk_count += 1
             self.nbytes += len(sent.chunk.payload)
 
-    def _verified_index(self, sent: SentChunk) -> PatchIndex:
+    def _verified_patch(self, sent: SentChunk) -> Patch:
         """Return the patch that a chunk is surely of."""
         number = sent.chunk.header.index
-        if not sent.patch_index < len(self._indexes):
+        if not sent.patch_index < len(self._planned):
             raise AstraflowError(Reason.CHUNK_INVALID, "a chunk of no patch of the plan")
-        index = self._indexes[sent.patch_index]
-        if not number < index.patch.chunk_count:
+        patch = self._planned[sent.patch_index]
+        if not number < patch.info.chunk_count:
             raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {number}")
-        if digest_of(sent.chunk) != index.chunk_digests[number]:
+        if digest_of(sent.chunk) != patch.index.chunk_digests[number]:
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH,
-                f"chunk {number} of version {index.patch.version} has other bytes than registered",
+                f"chunk {number} of version {patch.info.version} has other bytes than registered",
             )
-        return index
+        return patch
+
+
+def _another_way() -> AstraflowError:
+    return AstraflowError(
+        Reason.VERSION_EVICTED, "what led there comes another way now; ask for it again"
+    )
 
 
 _Decoded = tuple[Chunk, Future[Change | None]]
@@ -302,13 +320,12 @@ class PipelinedDecoder:
     def note(self) -> None:
         if self._held is None or self._incoming is None:
             return
-        for index, chunks in self._incoming.planned_patches():
-            if index.patch.base_version != self._held.version:
+        for patch in self._incoming.planned:
+            if patch.info.base_version != self._held.version:
                 return
-            root = index.patch.root_digest
-            for chunk in islice(chunks.values(), self._seen.get(root, 0), None):
-                self.submit(self._held, index, chunk)
-            self._seen[root] = len(chunks)
+            for chunk in islice(patch.chunks.values(), self._seen.get(patch.root, 0), None):
+                self.submit(self._held, patch.index, chunk)
+            self._seen[patch.root] = len(patch.chunks)
 
     def submit(self, held: HeldState, index: PatchIndex | None, chunk: Chunk) -> None:
         if id(chunk) in self._decoded:

@@ -5,11 +5,10 @@ Payloads are kept of the forward patches only, which undo versions as well. The 
 asked for, from the versions that they lead between: the encoding is canonical.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import Final
 
@@ -19,124 +18,9 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_way
 from astraflow.weights.patches.routes import Compact, Link
-from astraflow.weights.patches.stored import PatchName, StoredPatch, Way, cheapest_way
 from astraflow.wire.transfers import ChunkSet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionProgress:
-    """What can be had of a version just now.
-
-    Attributes:
-        chunk: The one that was asked for; None: it is not made yet, or there is none.
-        patch: The patch that the chunks are of; None: it is not known yet, or there is none.
-        is_over: Whether nothing more comes this way: the store has what there is.
-        attempt: Tells attempts to make the same version apart; 0: it is not being made.
-    """
-
-    attempt: int = 0
-    chunk: Chunk | None = None
-    patch: StoredPatch | None = None
-    is_over: bool = False
-
-
-class VersionInProgress:
-    """Shows a version while it is made: one thread makes versions, any event loop listens.
-
-    What it keeps is the newest forward patch, which its store keeps too. Listeners look when they
-    have time, so nobody who is slow holds up who makes.
-
-    Attributes:
-        nbytes: Payload of the last patch: about what the next one will have.
-        compact: What coding it compactly as well has cost.
-    """
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.compact = Compact()
-        self._version = -1
-        self._attempt = 0
-        self._chunks: list[Chunk] = []
-        self._patch: StoredPatch | None = None
-        self._is_over = True
-        self._is_sparse = True
-        self._lock = Lock()
-        self._listeners: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
-
-    @property
-    def listener_count(self) -> int:
-        with self._lock:
-            return len(self._listeners)
-
-    # What the publisher says, in its thread.
-
-    @contextmanager
-    def making(self, version: int) -> Generator[None]:
-        """Show a version from now on; what was not said of it by the end is in the store."""
-        with self._lock:
-            self._version, self._chunks, self._patch = version, [], None
-            self._is_over = False
-            self._attempt += 1
-        try:
-            yield
-        finally:
-            self._is_sparse = self._patch is not None or not self._chunks
-            self._is_over = True
-            self._notify()
-
-    def add(self, chunk: Chunk) -> None:
-        """Show the next chunk of the patch from the version before."""
-        self._chunks.append(chunk)
-        self._notify()
-
-    def finish(self, patch: StoredPatch) -> None:
-        self.nbytes, self._patch = patch.info.payload_nbytes, patch
-        self._notify()
-
-    # What those ask who stand ready, in their event loops.
-
-    def is_for(self, link: Link, model_nbytes: int) -> bool:
-        """Whether a reader has the next version sooner by what is made first.
-
-        A compact patch is made after it, and where nearly all changes nothing may come of it.
-        """
-        gained_s = 0.0
-        if link.goodput_bytes_per_s > 0:
-            gained_s = link.gained_s(self.nbytes, model_nbytes, self.compact)
-        return self._is_sparse and gained_s <= 0 and CodecProfile.FAST in link.choices()[0]
-
-    def progress_of(self, version: int, index: int) -> VersionProgress:
-        """Return what there is of a version, and its chunk with an index."""
-        with self._lock:
-            if self._version < version:
-                return VersionProgress()
-            if self._version > version:
-                return VersionProgress(is_over=True)
-            chunk = self._chunks[index] if index < len(self._chunks) else None
-            return VersionProgress(
-                attempt=self._attempt, chunk=chunk, patch=self._patch, is_over=self._is_over
-            )
-
-    @contextmanager
-    def listening(self) -> Generator[asyncio.Event]:
-        """Give an event that is set whenever there is more to see."""
-        news = asyncio.Event()
-        with self._lock:
-            self._listeners[news] = asyncio.get_running_loop()
-        try:
-            yield news
-        finally:
-            with self._lock:
-                del self._listeners[news]
-
-    def _notify(self) -> None:
-        with self._lock:
-            listeners = [*self._listeners.items()]
-        for news, loop in listeners:
-            with suppress(RuntimeError):  # The loop was closed with all its listeners.
-                loop.call_soon_threadsafe(news.set)
-
 
 SPARE_NBYTES: Final = 64 << 20
 _LINK_COUNT: Final = 16
@@ -149,7 +33,9 @@ class PatchStore:
         frame: Of all versions.
         history: Which patches are made again from.
         keep: A reader so many versions behind still finds its way.
-        upcoming: The version that is being made.
+        compact: What coding a patch compactly as well has cost.
+        next: The version that is being made, or will be; and the patch that leads there from the
+            one before, which grows while that is done.
     """
 
     def __init__(
@@ -171,10 +57,14 @@ class PatchStore:
         self.frame = frame
         self.history = history
         self.keep = keep
-        self.in_progress = VersionInProgress()
+        self.compact = Compact()
+        self.next = (0, Patch())
+        # Of the last forward patch: about what the next one will have.
+        self._likely_nbytes = 0
+        self._is_sparse = True
         self._room_nbytes = max(history.shard_layout.payload_nbytes, spare_nbytes)
         self._lock = Lock()
-        self._patches: dict[PatchName, StoredPatch] = {}
+        self._patches: dict[PatchName, Patch] = {}
         self._requested: dict[int, None] = {}
         self._links: deque[Link] = deque(maxlen=_LINK_COUNT)
 
@@ -186,11 +76,11 @@ class PatchStore:
     def nbytes(self) -> int:
         """Payload that is kept, and what else undoes old versions."""
         with self._lock:
-            kept = [patch for patch in self._patches.values() if patch.chunks is not None]
+            kept = [patch for patch in self._patches.values() if patch.is_kept]
         return max(sum(patch.info.payload_nbytes for patch in kept), self.history.undo_nbytes)
 
     @property
-    def patches(self) -> tuple[StoredPatch, ...]:
+    def patches(self) -> tuple[Patch, ...]:
         with self._lock:
             return (*self._patches.values(),)
 
@@ -210,7 +100,48 @@ class PatchStore:
         with self._lock:
             return (*self._links,)
 
-    def offer(self, patches: Sequence[StoredPatch]) -> None:
+    @contextmanager
+    def making(self, version: int) -> Generator[Patch]:
+        """Give the patch to the next version to be filled; readers may be waiting for it.
+
+        Args:
+            version: What it leads to.
+        """
+        if self.next[0] != version:
+            self.next = (version, Patch())
+        patch, following = self.next[1], version
+        error = AstraflowError(
+            Reason.SOURCE_UNREACHABLE,
+            f"version {version} failed and is made anew; ask for it again",
+            retryable=True,
+        )
+        try:
+            yield patch
+            following, error = version + 1, _evicted(version, version - 1)
+        finally:
+            self._is_sparse = patch.is_finished or not patch.chunks
+            if patch.is_finished:
+                self._likely_nbytes = patch.info.payload_nbytes
+            # Whoever finds it over looks what comes next.
+            self.next = (following, Patch())
+            patch.end() if patch.is_finished else patch.fail(error)
+
+    def is_sooner(self, link: Link) -> bool:
+        """Whether a reader has the next version sooner by what is made first.
+
+        A compact patch is made after it, and where nearly all changes nothing may come of it.
+        """
+        model_nbytes, gained_s = self.history.shard_layout.payload_nbytes, 0.0
+        if link.goodput_bytes_per_s > 0:
+            gained_s = link.gained_s(self._likely_nbytes, model_nbytes, self.compact)
+        return self._is_sparse and gained_s <= 0 and CodecProfile.FAST in link.choices()[0]
+
+    @property
+    def likely_nbytes(self) -> int:
+        """Payload that the next patch will have, as far as one can tell."""
+        return self._likely_nbytes
+
+    def offer(self, patches: Sequence[Patch]) -> None:
         """Offer patches; what has become too old goes."""
         with self._lock:
             self._patches |= {PatchName.of(patch.info): patch for patch in patches}
@@ -251,7 +182,7 @@ class PatchStore:
         had, told = have or {}, link or Link()
         model_nbytes = self.history.shard_layout.payload_nbytes
 
-        def cost(patch: StoredPatch) -> float:
+        def cost(patch: Patch) -> float:
             return told.cost(patch.info, patch.missing_nbytes(had.get(patch.root)), model_nbytes)
 
         patches = self.patches
@@ -267,7 +198,7 @@ class PatchStore:
             )
         raise _evicted(version, base_version)
 
-    def patch(self, root_digest: bytes) -> StoredPatch:
+    def patch(self, root_digest: bytes) -> Patch:
         """Return a patch by its root.
 
         Raises:
@@ -278,7 +209,7 @@ class PatchStore:
                 return patch
         raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
 
-    def find(self, name: PatchName) -> StoredPatch:
+    def find(self, name: PatchName) -> Patch:
         """Return a patch by its name.
 
         Raises:
@@ -297,15 +228,7 @@ class PatchStore:
             AstraflowError: VERSION_EVICTED when the patch went meanwhile.
         """
         patch = self.find(PatchName.of(info))
-        return self._made_again(patch, index) if patch.chunks is None else patch.chunks[index]
-
-    def is_at_hand(self, info: PatchInfo) -> bool:
-        """Whether no chunk of a patch has to be encoded again.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when the patch went meanwhile.
-        """
-        return self.find(PatchName.of(info)).chunks is not None
+        return patch.chunks[index] if patch.is_kept else self._made_again(patch, index)
 
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
@@ -317,7 +240,7 @@ class PatchStore:
         with self.history.reading(oldest):
             yield
 
-    def _made_again(self, patch: StoredPatch, index: int) -> Chunk:
+    def _made_again(self, patch: Patch, index: int) -> Chunk:
         header, info = patch.headers[index], patch.info
         if header.encoding is Encoding.UNCHANGED:
             return Chunk(header=header)

@@ -22,14 +22,14 @@ import structlog
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import CodecProfile, VersionInfo
-from astraflow.weights.patches.routes import PROFILES
-from astraflow.weights.patches.stored import (
+from astraflow.weights.patches.patch import (
+    Patch,
     PatchName,
-    StoredPatch,
     cheapest_way,
     make_patch,
     make_whole,
 )
+from astraflow.weights.patches.routes import PROFILES
 from astraflow.weights.publish.publisher import WeightPublisher
 
 _NICENESS: Final = 10
@@ -225,9 +225,7 @@ class ExtraPatches(BackgroundWorker):
         except AstraflowError as error:
             log.warning("a version gains no patches", version=version, why=str(error))
 
-    def _made(
-        self, version: int, spans: Sequence[int], deadline: float | None
-    ) -> Iterator[StoredPatch]:
+    def _made(self, version: int, spans: Sequence[int], deadline: float | None) -> Iterator[Patch]:
         """Yield what is worth it, until there is a newer version, or no time."""
         for make in candidate_patches(
             self._publisher, version, spans, worth_nbytes=self._worth_nbytes
@@ -239,7 +237,7 @@ class ExtraPatches(BackgroundWorker):
             if patch is not None:
                 yield patch
 
-    def _register(self, version: int, patches: Iterator[StoredPatch]) -> None:
+    def _register(self, version: int, patches: Iterator[Patch]) -> None:
         """Have patches registered, and only then offer them."""
         found = [*patches]
         if found:
@@ -250,7 +248,7 @@ class ExtraPatches(BackgroundWorker):
 
 def candidate_patches(
     publisher: WeightPublisher, version: int, spans: Sequence[int], *, worth_nbytes: int = 0
-) -> Iterator[Callable[[], StoredPatch | None]]:
+) -> Iterator[Callable[[], Patch | None]]:
     """Yield what may be made for a version, most useful first; a call returns None: not worth it.
 
     Args:
@@ -277,7 +275,7 @@ def candidate_patches(
 
 def _composite(
     publisher: WeightPublisher, base: int, version: int, worth_nbytes: int
-) -> StoredPatch | None:
+) -> Patch | None:
     """Return one patch over several versions, if it is smaller than those between."""
     known = cheapest_way(publisher.store.patches, base, version, _nbytes)
     if known is not None and known[0] < worth_nbytes:
@@ -302,5 +300,5 @@ def _is_due(publisher: WeightPublisher, version: int, profile: CodecProfile) -> 
     return found[0] >= 1.5 * found[1][0].info.payload_nbytes
 
 
-def _nbytes(patch: StoredPatch) -> float:
+def _nbytes(patch: Patch) -> float:
     return patch.info.payload_nbytes

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.grpc_lane import decode_response
-from astraflow.weights.patches.stored import PatchName, StoredPatch
+from astraflow.weights.patches.patch import Patch, PatchName
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.wire.transfers import SentItem, TransferPlan, encode_transfer_plan
 from astraflow.wire.weights import SentChunk, encode_sent_chunk
@@ -410,7 +410,7 @@ class Broadcaster:
                 for body in bodies(self._messages(patch)):
                     group.send(BroadcastFrame(body=body, number=version - 1))
 
-    def _patch(self, version: int) -> StoredPatch | None:
+    def _patch(self, version: int) -> Patch | None:
         """Return what leads to a version from the one before, or from nothing; None: it is old."""
         for base in (version - 1, None):
             name = PatchName(version=version, base_version=base)
@@ -418,7 +418,7 @@ class Broadcaster:
                 return self._publisher.store.find(name)
         return None
 
-    def _messages(self, patch: StoredPatch) -> Iterator[PullResponse]:
+    def _messages(self, patch: Patch) -> Iterator[PullResponse]:
         info = patch.info
         plan = TransferPlan(
             transfer_id="broadcast",

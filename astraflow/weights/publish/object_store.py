@@ -21,8 +21,8 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.storage.buckets import Bucket
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.shard_layout import Shard
-from astraflow.weights.patches.stored import StoredPatch
 from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest, write_manifest
@@ -164,7 +164,7 @@ class ObjectWriter(BackgroundWorker):
         self._bucket.write(layout_name(frame.digest), content)
         self._is_started = True
 
-    def _remove_old(self, offered: Mapping[int, Sequence[StoredPatch]]) -> None:
+    def _remove_old(self, offered: Mapping[int, Sequence[Patch]]) -> None:
         """Remove what the publisher no longer offers, one version after it stopped to."""
         gone = self._begun - offered.keys()
         removed = gone & self._leaving
@@ -186,7 +186,7 @@ class ObjectWriter(BackgroundWorker):
         self._announced.discard(version)
         self._written.pop(version, None)
 
-    def _write(self, version: int, offered: Mapping[int, Sequence[StoredPatch]]) -> None:
+    def _write(self, version: int, offered: Mapping[int, Sequence[Patch]]) -> None:
         """Write the patches of a version that are missing, then its manifest."""
         patches = offered[version]
         infos = tuple(patch.info for patch in patches)
@@ -214,7 +214,7 @@ class ObjectWriter(BackgroundWorker):
         self._bucket.write(name, write_manifest(manifest))
         self._written[version] = infos
 
-    def _payloads(self, patch: StoredPatch) -> Iterator[bytes | memoryview]:
+    def _payloads(self, patch: Patch) -> Iterator[bytes | memoryview]:
         store = self._publisher.store
         with store.reading([patch.info]):
             for index in range(patch.info.chunk_count):
@@ -254,9 +254,9 @@ class ObjectWriter(BackgroundWorker):
         return replace(combined(infos), patches=())
 
 
-def _offered(patches: Sequence[StoredPatch], newest: int) -> dict[int, list[StoredPatch]]:
+def _offered(patches: Sequence[Patch], newest: int) -> dict[int, list[Patch]]:
     """Return by version what is worth its room: of each base the smallest patch."""
-    smallest: dict[tuple[int, int | None], StoredPatch] = {}
+    smallest: dict[tuple[int, int | None], Patch] = {}
     for patch in patches:
         info = patch.info
         span = 1 if info.base_version is None else info.version - info.base_version
@@ -266,7 +266,7 @@ def _offered(patches: Sequence[StoredPatch], newest: int) -> dict[int, list[Stor
         known = smallest.get(place)
         if known is None or info.payload_nbytes < known.info.payload_nbytes:
             smallest[place] = patch
-    found: dict[int, list[StoredPatch]] = {}
+    found: dict[int, list[Patch]] = {}
     for (version, _), patch in smallest.items():
         found.setdefault(version, []).append(patch)
     return found

@@ -16,11 +16,12 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch, PatchName, index_of, make_patch, make_whole
 from astraflow.weights.patches.routes import Compact
 from astraflow.weights.patches.shard_layout import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
-from astraflow.weights.patches.stored import PatchName, StoredPatch, make_patch, make_whole
 from astraflow.weights.publish.tensors import Exported, Reads
+from astraflow.wire.weights import digest_of
 
 
 class Stages:
@@ -114,7 +115,6 @@ class WeightPublisher:
         self._damage_count = 0
         # Odd while a version is made.
         self._edition = 0
-        self._compact = Compact()
         self._infos: dict[int, VersionInfo] = {}
 
     @property
@@ -164,8 +164,8 @@ class WeightPublisher:
         self._require_memory()
         self._edition += 1
         try:
-            with self.store.in_progress.making(version):
-                return self._publish(version, tensors, step, restored_from)
+            with self.store.making(version) as patch:
+                return self._publish(version, tensors, step, restored_from, patch)
         finally:
             self._edition += 1
 
@@ -200,16 +200,21 @@ class WeightPublisher:
         return not self.is_damaged
 
     def _publish(
-        self, version: int, tensors: Mapping[str, Any], step: int, restored_from: int | None
+        self,
+        version: int,
+        tensors: Mapping[str, Any],
+        step: int,
+        restored_from: int | None,
+        patch: Patch,
     ) -> VersionInfo:
         exported, stages = Exported(self.history.shard_layout, self._reads.of(tensors)), Stages()
         if self.history.newest is None or self.is_damaged:
             self.is_damaged = False
             self._digest = self.history.start(version, exported.bits)
             stages.end("copy")
-            patches: list[StoredPatch] = []
+            patches: list[Patch] = []
         else:
-            patches = self._forward(version, exported, stages)
+            patches = self._forward(version, exported, stages, patch)
         self.store.offer(patches)
         if not self.store.is_reachable(version):
             patches.append(make_whole(self.history, version))
@@ -225,7 +230,9 @@ class WeightPublisher:
         )
         return self._enter(version, patches, step, restored_from)
 
-    def _forward(self, version: int, exported: Exported, stages: Stages) -> list[StoredPatch]:
+    def _forward(
+        self, version: int, exported: Exported, stages: Stages, patch: Patch
+    ) -> list[Patch]:
         """Return the patch from the version before; none when raw bytes are as good."""
         part, base = self.history.shard_layout, self.history.newest
         encoded = encode_patch(
@@ -234,34 +241,35 @@ class WeightPublisher:
             self.history.newest_bits,
             self._digest,
             thread_count=self._thread_count,
-            made=self.store.in_progress.add,
+            made=patch.add,
         )
         stages.end("encode")
-        name = PatchName(version=version, base_version=base, shard=part.shard)
-        patch = StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables)
-        stages.end("digest")
-        nbytes, whole_nbytes = patch.info.payload_nbytes, part.payload_nbytes
+        whole_nbytes = part.payload_nbytes
+        nbytes = sum(chunk.header.payload_nbytes for chunk in encoded.chunks)
         is_of_use = base is not None and (nbytes < whole_nbytes or not whole_nbytes)
         if is_of_use:
-            self.store.in_progress.finish(patch)
+            name = PatchName(version=version, base_version=base, shard=part.shard)
+            digests = [*map(digest_of, encoded.chunks)]
+            patch.finish(index_of(name, digests, nbytes, encoded.shared_tables))
+        stages.end("digest")
         self.history.advance(version, encoded.chunks)
         self._digest = encoded.digest
         stages.end("advance")
         if base is None or not is_of_use:
             return []
-        if not self._compact.is_worth(self.store.links, nbytes, whole_nbytes):
+        if not self.store.compact.is_worth(self.store.links, nbytes, whole_nbytes):
             return [patch]
         profile = CodecProfile.COMPACT
         compact = make_patch(self.history, base, version, profile=profile, is_kept=True)
         stages.end("compact")
-        self._compact = self.store.in_progress.compact = Compact(
+        self.store.compact = Compact(
             share=compact.info.payload_nbytes / nbytes,
             encoded_per_s=whole_nbytes / max(stages.seconds["compact_s"], 1e-9),
         )
         return [patch, compact]
 
     def _enter(
-        self, version: int, patches: list[StoredPatch], step: int, restored_from: int | None
+        self, version: int, patches: list[Patch], step: int, restored_from: int | None
     ) -> VersionInfo:
         info = VersionInfo(
             policy_id=self.policy_id,

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from astraflow.codec.chunks import Chunk
@@ -13,70 +13,20 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import Link, steps
 from astraflow.weights.patches.state import HeldState
-from astraflow.weights.patches.stored import touches
 from astraflow.wire.transfers import ChunkSet, TransferSpec
 from astraflow.wire.weights import PatchIndex, digest_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RelayPatch:
-    """A patch of which some chunks may still be on their way.
-
-    Attributes:
-        index: Its digests.
-        chunks: Those that are here; grows.
-    """
-
-    index: PatchIndex
-    chunks: Mapping[int, Chunk]
-
-    @property
-    def info(self) -> PatchInfo:
-        return self.index.patch
-
-    @property
-    def root(self) -> bytes:
-        return self.index.patch.root_digest
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all chunks are here."""
-        return len(self.chunks) == self.info.chunk_count
-
-    @property
-    def nbytes(self) -> int:
-        """Payload that is here."""
-        return sum(len(chunk.payload) for chunk in self.chunks.values())
-
-    def payload_nbytes(self, indexes: Sequence[int]) -> int:
-        """Return what some chunks have at most: those on their way are counted by the whole."""
-        if all(index in self.chunks for index in indexes):
-            return sum(len(self.chunks[index].payload) for index in indexes)
-        return self.info.payload_nbytes
-
-    def touches(self, index: int, ranges: Sequence[range]) -> bool:
-        """Whether a chunk may lie in one of some ranges, in bytes; none: it does."""
-        chunk = self.chunks.get(index)
-        return chunk is None or touches(chunk.header, ranges)
-
-
-def relay_patches(incoming: IncomingVersion) -> dict[bytes, RelayPatch]:
-    """Return the patches of a pull by their root digests; their chunks grow as they come."""
-    return {
-        index.patch.root_digest: RelayPatch(index=index, chunks=chunks)
-        for index, chunks in incoming.planned_patches()
-    }
-
-
-def whole_patch(held: HeldState, info: PatchInfo) -> RelayPatch | None:
+def whole_patch(held: HeldState, info: PatchInfo) -> Patch | None:
     """Return the whole patch of a state; None: its bytes are not those that were registered."""
     chunks = encode_whole(held.frame.runs, flat_bits(held.flat)).chunks
     index = PatchIndex(patch=info, chunk_digests=tuple(map(digest_of, chunks)))
     if index.root_digest != info.root_digest:
         return None
-    return RelayPatch(index=index, chunks=dict(enumerate(chunks)))
+    return Patch(index, dict(enumerate(chunks)))
 
 
 KEPT_NBYTES: Final = 64 << 20
@@ -95,12 +45,13 @@ class WeightRelay:
         """
         self._kept_nbytes = kept_nbytes
         self._wait_s = wait_s
-        self._patches: dict[bytes, RelayPatch] = {}
+        self._patches: dict[bytes, Patch] = {}
         self._incoming: IncomingVersion | None = None
+        self._planned: tuple[Patch, ...] = ()
         self._failed_version: int | None = None
         self._frame: LayoutFrame | None = None
         self._held: HeldState | None = None
-        self._whole: RelayPatch | None = None
+        self._whole: Patch | None = None
         self._whole_info: PatchInfo | None = None
         self._readers: Counter[bytes] = Counter()
         self._encoding = asyncio.Lock()
@@ -125,25 +76,33 @@ class WeightRelay:
             self.release()
             self._patches.clear()
         self._incoming, self._frame, self._failed_version = incoming, frame, None
-        self.note()
+        self._planned = ()
+        self._wake()
 
     def note(self) -> None:
-        """Look at what the pull has brought; who waits for it is woken."""
-        coming = {} if self._incoming is None else relay_patches(self._incoming)
-        if coming:
-            self._forget_cut(coming)
-        self._patches |= coming
+        """Look whether the pull has a plan now; its patches grow by themselves."""
+        planned = () if self._incoming is None else self._incoming.planned
+        if not planned or planned is self._planned:
+            return
+        self._planned = planned
+        kept = {root: each for root, each in self._patches.items() if each.failure is None}
+        self._patches = kept | {each.root: each for each in planned}
         self._wake()
 
     def fail(self) -> None:
         """Give up the version that is being pulled: who waits for it is told."""
-        self._failed_version = self._incoming and self._incoming.target.version
+        if self._incoming is not None:
+            target = self._incoming.target
+            self._failed_version = target.version
+            self._incoming.fail(_unavailable(target.version, self._incoming.base_version))
         self._incoming = None
-        self._forget_cut({})
+        self._patches = {root: p for root, p in self._patches.items() if p.failure is None}
         self._wake()
 
     def release(self) -> None:
         """Stop to serve the whole version, because its state is about to be written to."""
+        if self._whole is not None:
+            self._whole.fail(_unavailable(self._whole.info.version, None))
         self._held = self._whole = self._whole_info = None
 
     def hold(self, held: HeldState, whole: PatchInfo | None) -> None:
@@ -179,15 +138,6 @@ class WeightRelay:
                 retryable=True,
             ) from None
 
-    async def ready(self, info: PatchInfo, index: int) -> None:
-        """Return once a chunk is here.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when its patch is no longer to be had here.
-        """
-        while index not in self._find(info).chunks:
-            await self._changed.wait()
-
     def plan(
         self,
         version: int,
@@ -195,7 +145,7 @@ class WeightRelay:
         have: Mapping[bytes, ChunkSet] | None = None,
         *,
         link: Link | None = None,
-    ) -> tuple[RelayPatch, ...]:
+    ) -> tuple[Patch, ...]:
         """Return the patches that lead from the base to the version; see PatchStore.plan.
 
         Raises:
@@ -207,7 +157,7 @@ class WeightRelay:
             raise _unavailable(version, base_version)
         return way
 
-    def patch(self, root_digest: bytes) -> RelayPatch:
+    def patch(self, root_digest: bytes) -> Patch:
         """Return a patch by its root.
 
         Raises:
@@ -221,24 +171,17 @@ class WeightRelay:
             raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is here")
         return patch
 
-    def chunk(self, info: PatchInfo, index: int) -> Chunk:
-        """Return a chunk that is here.
+    async def chunk(self, patch: Patch, index: int) -> Chunk:
+        """Return a chunk once it is here.
 
         Raises:
-            AstraflowError: VERSION_EVICTED.
+            AstraflowError: VERSION_EVICTED when it cannot be had any more.
         """
-        chunk = self._find(info).chunks.get(index)
-        if chunk is None:
-            raise _unavailable(info.version, info.base_version)
-        if self._whole is not None and info.root_digest == self._whole.root:
+        chunk = await patch.chunk(index)
+        if patch is self._whole:
             # Its payload lies in the held state, which the next version is written into.
             return replace(chunk, payload=bytes(chunk.payload))
         return chunk
-
-    def is_at_hand(self, info: PatchInfo) -> bool:
-        """Return True: what is here is never encoded again."""
-        del info
-        return True
 
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
@@ -260,7 +203,8 @@ class WeightRelay:
         newest_first = sorted(self._patches.values(), key=lambda each: -each.info.version)
         for number, patch in enumerate(newest_first):
             # Many small ones cost time with every chunk that comes.
-            room = room - patch.nbytes if number < _KEPT_COUNT else -1
+            nbytes = sum(len(chunk.payload) for chunk in patch.chunks.values())
+            room = room - nbytes if number < _KEPT_COUNT else -1
             is_whole = patch.info.base_version is None
             is_old = patch.info.version < self._held.version
             is_done = patch.info.version <= self._held.version and not self._readers[patch.root]
@@ -271,34 +215,20 @@ class WeightRelay:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _forget_cut(self, coming: Mapping[bytes, RelayPatch]) -> None:
-        """Forget the patches of which no more chunks come."""
-        self._patches = {
-            root: patch
-            for root, patch in self._patches.items()
-            if patch.is_complete or root in coming
-        }
-
-    def _find(self, info: PatchInfo) -> RelayPatch:
-        try:
-            return self.patch(info.root_digest)
-        except AstraflowError:
-            raise _unavailable(info.version, info.base_version) from None
-
     def _is_to_come(self, spec: TransferSpec) -> bool:
         if spec.version == self._failed_version or self._way(spec.version, spec.base_version):
             return False
         if self._incoming is not None and self._incoming.target.version == spec.version:
             # The plan tells whether it starts where the asker does.
-            return not list(self._incoming.planned_patches())
+            return not self._incoming.planned
         return self._held is None or self._held.version < spec.version
 
-    def _way(self, version: int, base_version: int | None) -> tuple[RelayPatch, ...]:
+    def _way(self, version: int, base_version: int | None) -> tuple[Patch, ...]:
         """Return a chain of patches; empty: there is none."""
         whole = self._whole
         if whole is not None and base_version is None and whole.info.version == version:
             return (whole,)
-        ways: dict[int | None, tuple[RelayPatch, ...]] = {base_version: ()}
+        ways: dict[int | None, tuple[Patch, ...]] = {base_version: ()}
         for step in steps(self._patches.values(), lambda each: each.info):
             start = ways.get(step.base_version)
             if start is not None:

@@ -15,7 +15,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts, is_encrypted
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.weights.serve.server import TransferServicer
-from astraflow.weights.serve.transfers import IncomingTransfer, ServedTransfer, SpeculativeTransfer
+from astraflow.weights.serve.transfers import WeightTransfer
 from astraflow.wire.transfers import TransferSpec
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
@@ -85,7 +85,6 @@ class RelayServer:
             listen=listen,
             advertised=self._server.address,
             lanes=[lane for lane in self._lane_kinds if lane is LaneKind.TCP],
-            stand_ready=servicer.stand_ready,
             seals=is_encrypted(self._encrypts, tls),
         )
 
@@ -111,12 +110,8 @@ class _Switch:
     def __init__(self, servicers: dict[PolicyId, TransferServicer]) -> None:
         self._servicers = servicers
 
-    def open_transfer(self, spec: TransferSpec) -> ServedTransfer:
+    def open_transfer(self, spec: TransferSpec) -> WeightTransfer:
         return self._of(spec.policy_id).open_transfer(spec)
-
-    def stand_ready(self, spec: TransferSpec) -> SpeculativeTransfer | IncomingTransfer | None:
-        """Open a transfer of what is still to come, over connections that stand."""
-        return self._of(spec.policy_id).stand_ready(spec)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         servicer = self._of(request.spec.policy_id)

@@ -15,30 +15,17 @@ from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
+from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts, is_encrypted
-from astraflow.weights.heartbeat import with_heartbeats
-from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.weights.serve.relay import WeightRelay
-from astraflow.weights.serve.transfers import (
-    ChunkPlace,
-    IncomingTransfer,
-    PlannedPatch,
-    ServedTransfer,
-    SpeculativeTransfer,
-    WeightSource,
-    link_of,
-    wanted_chunks,
-)
+from astraflow.weights.serve.transfers import WeightSource, WeightTransfer
 from astraflow.wire.fields import set_time
 from astraflow.wire.transfers import (
-    TransferPlan,
     TransferSpec,
-    Waiting,
     decode_transfer_spec,
     encode_transfer_plan,
 )
-from astraflow.wire.weights import LANES, encode_layout, encode_patch_index, encode_sent_chunk
+from astraflow.wire.weights import LANES, encode_layout, encode_patch_index
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -70,7 +57,6 @@ class TransferServicer:
         """
         self._policy_id = policy_id
         self._store = store
-        self._incoming_source = store if isinstance(store, WeightRelay) else None
         self._transfer_tokens = transfer_tokens
         self._clock = clock
         self._lanes = lanes or LaneHosts(clock=clock)
@@ -78,23 +64,17 @@ class TransferServicer:
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        async with aclosing(self._responses(decode_transfer_spec(request.spec))) as responses:
-            if self._incoming_source is None:
-                async for response in responses:
-                    yield response
-                return
-            async with aclosing(with_heartbeats(responses)) as signed:
-                async for each in signed:
-                    is_sign = isinstance(each, Waiting)
-                    yield pb.PullResponse(waiting=pb.Waiting()) if is_sign else each
+        with closing(self._open_whole(decode_transfer_spec(request.spec))) as transfer:
+            async with aclosing(transfer.items()) as items:
+                async for item in items:
+                    yield encode_response(item)
 
     async def PlanTransfer(
         self, request: pb.PlanTransferRequest, context: Any
     ) -> pb.PlanTransferResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         lanes = [*map(LANES.decode, request.lanes)]
-        spec = decode_transfer_spec(request.spec)
-        plan = self._lanes.plan(self._incoming(spec) or self.open_transfer(spec), lanes)
+        plan = self._lanes.plan(self._open_whole(decode_transfer_spec(request.spec)), lanes)
         return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
 
     async def RenewTransfer(
@@ -123,91 +103,30 @@ class TransferServicer:
             raise AstraflowError(Reason.LAYOUT_UNKNOWN, "another layout is served here")
         return pb.GetLayoutResponse(layout=encode_layout(self._store.frame.layout))
 
-    def open_transfer(self, spec: TransferSpec) -> ServedTransfer:
+    def open_transfer(self, spec: TransferSpec) -> WeightTransfer:
         """Open a transfer for who has proven that he knows the secret of the run.
 
         Raises:
             AstraflowError: What `Pull` answers.
         """
-        return ServedTransfer(self._store, *self._plan(spec), incoming=self._incoming_source)
-
-    def stand_ready(self, spec: TransferSpec) -> SpeculativeTransfer | IncomingTransfer | None:
-        """Open a transfer of what is still to come for who has proven that he knows the secret.
-
-        Returns:
-            None: all of it is here, `open_transfer` is for that.
-
-        Raises:
-            AstraflowError: LANE_UNAVAILABLE where versions are not made; see SpeculativeTransfer.
-        """
-        if not spec.is_ahead:
-            return self._incoming(spec)
-        if not isinstance(self._store, PatchStore):
-            raise _no_speculation()
-        self._require_ours(spec)
-        return SpeculativeTransfer(
-            self._store, spec, plan_for=self._plan_for, open_published=self.open_transfer
-        )
-
-    def _incoming(self, spec: TransferSpec) -> IncomingTransfer | None:
-        if self._incoming_source is None:
-            return None
-        return IncomingTransfer(self._incoming_source, spec, self.open_transfer)
-
-    async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
-        if self._incoming_source is not None:
-            await self._incoming_source.expect(spec)
-        with closing(self.open_transfer(spec)) as transfer:
-            yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
-            async with aclosing(transfer.chunks()) as chunks:
-                async for sent in chunks:
-                    yield pb.PullResponse(chunk=encode_sent_chunk(sent))
-
-    def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
-        if spec.is_ahead:
-            raise _no_speculation()
-        self._require_ours(spec)
-        have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-        patches = self._store.plan(spec.version, spec.base_version, have, link=link_of(spec))
-        places = wanted_chunks(patches, spec)
-        plan = self._plan_for(patches, places)
-        if 0 < spec.max_memory_nbytes < plan.payload_nbytes:
-            raise AstraflowError(
-                Reason.MEMORY_EXCEEDED,
-                f"the transfer has {plan.payload_nbytes} bytes, the puller takes"
-                f" {spec.max_memory_nbytes}",
-            )
-        return plan, places
-
-    def _plan_for(
-        self, patches: Sequence[PlannedPatch], places: Sequence[ChunkPlace]
-    ) -> TransferPlan:
-        nbytes = sum(
-            patch.payload_nbytes([index for at, index in places if at == number])
-            for number, patch in enumerate(patches)
-        )
-        return TransferPlan(
-            transfer_id=f"transfer-{next(self._numbers)}",
-            patches=tuple(patch.index for patch in patches),
-            chunk_count=len(places),
-            payload_nbytes=nbytes,
-            expire_time=self._clock.now() + _TRANSFER_TTL,
-        )
-
-    def _require_ours(self, spec: TransferSpec) -> None:
         if spec.policy_id != self._policy_id:
             raise AstraflowError(
                 Reason.VERSION_UNKNOWN, f"{self._policy_id} is served here, not {spec.policy_id}"
             )
-        if spec.layout_digest and spec.layout_digest != self._store.frame.digest:
-            raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
+        return WeightTransfer(
+            self._store,
+            spec,
+            transfer_id=f"transfer-{next(self._numbers)}",
+            expire_time=self._clock.now() + _TRANSFER_TTL,
+        )
 
-
-def _no_speculation() -> AstraflowError:
-    return AstraflowError(
-        Reason.LANE_UNAVAILABLE,
-        "versions are sent ahead by trainers alone, over TCP; ask for one that there is",
-    )
+    def _open_whole(self, spec: TransferSpec) -> WeightTransfer:
+        """Open a transfer over other connections than those that stand."""
+        if spec.is_ahead:
+            raise AstraflowError(
+                Reason.LANE_UNAVAILABLE, "over connections that stand alone is anything sent ahead"
+            )
+        return self.open_transfer(spec)
 
 
 class WeightServer:
@@ -300,7 +219,6 @@ class WeightServer:
             listen=self._listen,
             advertised=server.address,
             lanes=self._lane_kinds,
-            stand_ready=servicer.stand_ready,
             seals=self._seals,
         )
         return server

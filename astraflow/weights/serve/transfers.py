@@ -1,331 +1,266 @@
-"""Transfers: of a version that is here, of one that arrives, of one that is still being made.
+"""WeightTransfer: what one reader asked for, whether it is here, arrives, or is being made.
 
-A speculative transfer begins while the next version is being made. Its chunks go out as they are
-encoded, and the plan when the last one is: by then most of them have arrived. The reader verifies
-them by the plan, and the plan by the root that the run registered.
+A version may be asked for before it is made. Then its chunks go out as they are encoded, and the
+plan when the last one is: by then most of them have arrived. The reader verifies them by the plan,
+and the plan by the root that the run registered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, aclosing, closing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.assembly import UNPLANNED_COUNT, UNPLANNED_NBYTES
 from astraflow.weights.heartbeat import with_heartbeats
+from astraflow.weights.patches.patch import Patch, PatchName
 from astraflow.weights.patches.routes import Link
-from astraflow.weights.patches.store import PatchStore, VersionProgress
-from astraflow.weights.patches.stored import PatchName, StoredPatch
-from astraflow.weights.serve.relay import RelayPatch, WeightRelay
+from astraflow.weights.patches.store import PatchStore
+from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
-# A source may have to encode a chunk again: that is done beside the event loop, some at a time.
+# A store may have to encode a chunk again: that is done beside the event loop, some at a time.
 _BATCH_COUNT: Final = 4
-
-ChunkPlace = tuple[int, int]
-"""Number of the patch in the plan, index of the chunk."""
-
-
-PlannedPatch = StoredPatch | RelayPatch
-"""A patch of a source, of which chunks may still be coming in."""
 
 WeightSource = PatchStore | WeightRelay
 """What can be served: a publisher's store, or a relay."""
 
 
-class ServedTransfer:
-    """Sends the chunks of a plan; what they need is kept until it is closed.
+class WeightTransfer:
+    """Sends what leads to a version; what that needs is kept until it is closed.
 
     Attributes:
-        plan: What will be sent.
+        plan: What is sent; without patches it is not known yet, and its payload is a guess.
     """
 
     def __init__(
-        self,
-        store: WeightSource,
-        plan: TransferPlan,
-        places: Sequence[ChunkPlace],
-        *,
-        incoming: WeightRelay | None,
+        self, source: WeightSource, spec: TransferSpec, *, transfer_id: str, expire_time: datetime
     ) -> None:
-        """Begin to keep what is needed.
+        """Look for what is wanted; where it may still come, `items` does.
 
         Args:
-            store: Of the chunks.
-            plan: What will be sent.
-            places: Of the chunks, in order.
-            incoming: The store, if chunks may still be coming in.
-        """
-        self.plan = plan
-        self._store = store
-        self._incoming = incoming
-        self._places = places
-        self._infos = [index.patch for index in plan.patches]
-        self._held = ExitStack()
-        self._held.enter_context(store.reading(self._infos))
-
-    async def chunks(self) -> AsyncGenerator[SentChunk]:
-        """Yield the chunks in order, each when it is there.
+            source: Of the chunks.
+            spec: What is wanted.
+            transfer_id: Of the plan.
+            expire_time: Of the plan.
 
         Raises:
-            AstraflowError: VERSION_EVICTED when a patch went meanwhile.
+            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, PATCH_UNKNOWN, MEMORY_EXCEEDED;
+                LAYOUT_MISMATCH;
+                INVALID_FIELD for what is not sent ahead, LANE_UNAVAILABLE where nothing is.
         """
-        if self._incoming is not None:
-            for each in self._places:
-                await self._incoming.ready(self._infos[each[0]], each[1])
-                yield self._take(each)
-        elif all(map(self._store.is_at_hand, self._infos)):
-            for each in self._places:
-                yield self._take(each)
+        self.plan = TransferPlan(
+            transfer_id=transfer_id,
+            patches=(),
+            chunk_count=0,
+            payload_nbytes=0,
+            expire_time=expire_time,
+        )
+        self._source = source
+        self._spec = spec
+        self._link = Link(
+            profiles=spec.profiles,
+            goodput_bytes_per_s=spec.goodput_bytes_per_s,
+            core_count=spec.core_count,
+        )
+        self._patches: Sequence[Patch] = ()
+        # Number of the patch in the plan, index of the chunk.
+        self._left: list[tuple[int, int]] = []
+        self._held = ExitStack()
+        # The version that was being made, and the patch to it; of what is ahead.
+        self._next = (-1, Patch())
+        if spec.is_ahead:
+            store = _require_next(source, spec)
+            self._next = store.next
+            self.plan = replace(self.plan, payload_nbytes=store.likely_nbytes)
+        elif not isinstance(source, WeightRelay):
+            self._find()
+
+    async def items(self) -> AsyncGenerator[SentItem]:
+        """Yield the plan and its chunks, each when it is there; of what is ahead, chunks first.
+
+        A relay to which nothing comes sends Waiting.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED when a patch went meanwhile; SOURCE_UNREACHABLE when
+                it did not come, or was made anew; what else the constructor raises.
+        """
+        if isinstance(self._source, WeightRelay):
+            sent = with_heartbeats(self._relayed(self._source))
         else:
-            for at in range(0, len(self._places), _BATCH_COUNT):
-                batch = self._places[at : at + _BATCH_COUNT]
-                for sent in await asyncio.to_thread(list, map(self._take, batch)):
-                    yield sent
+            sent = self._ahead(self._source) if self._spec.is_ahead else self._kept(self._source)
+        async with aclosing(sent) as items:
+            async for item in items:
+                yield item
 
     def close(self) -> None:
         """Let go of what was kept; idempotent."""
         self._held.close()
 
-    def _take(self, place: ChunkPlace) -> SentChunk:
-        number, index = place
-        return SentChunk(patch_index=number, chunk=self._store.chunk(self._infos[number], index))
+    async def _relayed(self, relay: WeightRelay) -> AsyncGenerator[TransferPlan | SentChunk]:
+        await relay.expect(self._spec)
+        self._find()
+        yield self.plan
+        for number, index in self._left:
+            chunk = await relay.chunk(self._patches[number], index)
+            yield SentChunk(patch_index=number, chunk=chunk)
 
-
-def link_of(spec: TransferSpec) -> Link:
-    return Link(
-        profiles=spec.profiles,
-        goodput_bytes_per_s=spec.goodput_bytes_per_s,
-        core_count=spec.core_count,
-    )
-
-
-def wanted_chunks(patches: Sequence[PlannedPatch], spec: TransferSpec) -> list[ChunkPlace]:
-    """Return the chunks that a puller wants and does not have, in order."""
-    want = {chunks.root_digest: chunks for chunks in spec.want_chunks}
-    have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-    return [
-        (number, index)
-        for number, patch in enumerate(patches)
-        for index in range(patch.info.chunk_count)
-        if (not want or index in want.get(patch.root, ()))
-        and index not in have.get(patch.root, ())
-        and patch.touches(index, spec.ranges)
-    ]
-
-
-PlanFor = Callable[[Sequence[StoredPatch], Sequence[ChunkPlace]], TransferPlan]
-"""Makes the plan of a transfer: its patches, and what is sent of them."""
-
-OpenPublished = Callable[[TransferSpec], ServedTransfer]
-"""Opens a transfer of a version that there is."""
-
-
-class SpeculativeTransfer:
-    """Sends the version after the newest one to a reader that holds the newest one."""
-
-    def __init__(
-        self,
-        store: PatchStore,
-        spec: TransferSpec,
-        *,
-        plan_for: PlanFor,
-        open_published: OpenPublished,
-    ) -> None:
-        """Check what is wanted.
-
-        Args:
-            store: Of the versions.
-            spec: What is wanted.
-            plan_for: Makes plans.
-            open_published: Goes on where nothing is sent ahead.
-
-        Raises:
-            AstraflowError: INVALID_FIELD; VERSION_UNKNOWN when it is not the next version.
-        """
-        _require_sound(spec)
-        newest = store.history.newest
-        if newest is None or spec.version > newest + 1:
-            raise AstraflowError(
-                Reason.VERSION_UNKNOWN,
-                f"version {spec.version} does not come next here; the newest is {newest}",
-                metadata={"version": str(spec.version)},
-            )
-        self._store = store
-        self._in_progress = store.in_progress
-        self._spec = spec
-        self._plan_for = plan_for
-        self._open_published = open_published
-        self._sent_count = self._sent_nbytes = self._attempt = 0
-        self._plan: TransferPlan | None = None
-
-    @property
-    def likely_nbytes(self) -> int:
-        """Payload that it will have, as far as one can tell."""
-        return self._in_progress.nbytes
-
-    async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield chunks as they are made, the plan as soon as it is known, then the other chunks.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when nothing leads from the base to the version, or no
-                longer.
-        """
-        async with aclosing(self._made()) as made:
-            async for item in made:
-                yield item
-        if self._is_done:
-            return
-        is_planned = self._plan is not None
-        with closing(self._rest()) as rest:
-            if not is_planned:
-                yield rest.plan
-            async with aclosing(rest.chunks()) as chunks:
-                async for sent in chunks:
-                    yield sent
-
-    def close(self) -> None:
-        """Return: what is held is held while `items` runs."""
-
-    @property
-    def _is_done(self) -> bool:
-        return self._plan is not None and self._sent_count == self._plan.chunk_count
-
-    async def _made(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield what is to be had while it is made, until the store has the version."""
-        model_nbytes = self._store.history.shard_layout.payload_nbytes
-        is_speculative = self._in_progress.is_for(self._link, model_nbytes)
-        with self._in_progress.listening() as news:
-            while not self._is_done:
+    async def _ahead(self, store: PatchStore) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield what is encoded while it is, and from the store what is left of it then."""
+        version, (at, patch) = self._spec.version, self._next
+        while at < version:
+            await patch.ended()
+            at, patch = store.next
+        sent_count = sent_nbytes = 0
+        is_sooner = store.is_sooner(self._link)
+        with patch.reading() as news:
+            while at == version and not self._has_all(sent_count):
                 news.clear()
-                look = self._progress()
-                if is_speculative and look.patch is not None and self._plan is None:
-                    yield self._planned(look.patch)
-                elif (
-                    is_speculative and look.chunk is not None and self._is_within_bounds(look.chunk)
-                ):
-                    self._sent_count += 1
-                    self._sent_nbytes += len(look.chunk.payload)
-                    yield SentChunk(patch_index=0, chunk=look.chunk)
-                elif look.is_over:
-                    return
+                chunk = patch.chunks.get(sent_count) if is_sooner else None
+                if is_sooner and patch.is_finished and not self.plan.patches:
+                    store.note(version, self._spec.base_version, self._link)
+                    yield self._planned((patch,))
+                elif store.next[0] > version + 1:
+                    # A slow reader keeps nothing in memory: what it lacks is the store's to have.
+                    break
+                elif chunk is not None and self._takes(chunk, sent_nbytes, sent_count):
+                    sent_count, sent_nbytes = sent_count + 1, sent_nbytes + len(chunk.payload)
+                    yield SentChunk(patch_index=0, chunk=chunk)
+                elif patch.is_over:
+                    break
                 else:
                     await news.wait()
+        if self._has_all(sent_count):
+            return
+        with_plan = not self.plan.patches
+        if not sent_count and with_plan:
+            self._find()
+        else:
+            _require_same(store, patch)
+            self._planned((patch,))
+            self._left = self._left[sent_count:]
+            self._keep()
+        async with aclosing(self._kept(store, with_plan=with_plan)) as items:
+            async for item in items:
+                yield item
 
-    def _progress(self) -> VersionProgress:
-        look = self._in_progress.progress_of(self._spec.version, self._sent_count)
-        if self._attempt and look.attempt and look.attempt != self._attempt:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE,
-                f"version {self._spec.version} failed and is made anew; ask for it again",
-                retryable=True,
-            )
-        self._attempt = look.attempt or self._attempt
-        return look
+    async def _kept(
+        self, store: PatchStore, *, with_plan: bool = True
+    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield what a store has, or makes again."""
+        if with_plan:
+            yield self.plan
 
-    def _is_within_bounds(self, chunk: Chunk) -> bool:
-        """Whether a reader takes one more chunk: before the plan that is bounded."""
-        nbytes, count = self._sent_nbytes + len(chunk.payload), self._sent_count + 1
-        most = self._spec.max_memory_nbytes or UNPLANNED_NBYTES
-        is_bounded = nbytes <= min(UNPLANNED_NBYTES, most) and count <= UNPLANNED_COUNT
-        return self._plan is not None or is_bounded
+        def take(place: tuple[int, int]) -> SentChunk:
+            chunk = store.chunk(self._patches[place[0]].info, place[1])
+            return SentChunk(patch_index=place[0], chunk=chunk)
 
-    def _rest(self) -> ServedTransfer:
-        """Open what was not sent: all of it, where nothing was."""
-        if self._plan is None and not self._sent_count:
-            return self._open_published(replace(self._spec, is_ahead=False))
-        patch = self._store.find(self._name)
-        plan = self._plan or self._planned(patch)
-        return ServedTransfer(self._store, plan, _places(patch)[self._sent_count :], incoming=None)
+        if all(patch.is_kept for patch in self._patches):
+            for place in self._left:
+                yield take(place)
+            return
+        for first in range(0, len(self._left), _BATCH_COUNT):
+            batch = map(take, self._left[first : first + _BATCH_COUNT])
+            for sent in await asyncio.to_thread(list, batch):
+                yield sent
 
-    def _planned(self, patch: StoredPatch) -> TransferPlan:
-        self._store.note(self._spec.version, self._spec.base_version, self._link)
-        plan = self._plan_for((patch,), _places(patch))
-        if 0 < self._spec.max_memory_nbytes < plan.payload_nbytes:
+    def _find(self) -> None:
+        """Plan the cheapest way, and keep it."""
+        spec = self._spec
+        _require_layout(self._source, spec)
+        have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
+        patches = self._source.plan(spec.version, spec.base_version, have, link=self._link)
+        self._planned(patches)
+        self._keep()
+
+    def _planned(self, patches: Sequence[Patch]) -> TransferPlan:
+        """Plan the chunks of some patches that the reader wants and does not have, in order."""
+        spec = self._spec
+        have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
+        want = {chunks.root_digest: chunks for chunks in spec.want_chunks}
+        self._patches = patches
+        self._left = [
+            (number, index)
+            for number, patch in enumerate(patches)
+            for index in range(patch.info.chunk_count)
+            if (not want or index in want.get(patch.root, ()))
+            and index not in have.get(patch.root, ())
+            and patch.touches(index, spec.ranges)
+        ]
+        nbytes = sum(
+            patch.payload_nbytes([index for at, index in self._left if at == number])
+            for number, patch in enumerate(patches)
+        )
+        if 0 < spec.max_memory_nbytes < nbytes:
             raise AstraflowError(
                 Reason.MEMORY_EXCEEDED,
-                f"version {plan.patches[0].patch.version} has {plan.payload_nbytes} bytes, which"
-                " are too many to send before it is announced",
+                f"the transfer has {nbytes} bytes, the puller takes {spec.max_memory_nbytes}",
             )
-        self._plan = plan
-        return plan
-
-    @property
-    def _link(self) -> Link:
-        return link_of(self._spec)
-
-    @property
-    def _name(self) -> PatchName:
-        return PatchName(
-            version=self._spec.version,
-            base_version=self._spec.base_version,
-            shard=self._store.history.shard_layout.shard,
+        self.plan = replace(
+            self.plan,
+            patches=tuple(patch.index for patch in patches),
+            chunk_count=len(self._left),
+            payload_nbytes=nbytes,
         )
+        return self.plan
+
+    def _keep(self) -> None:
+        self._held.enter_context(self._source.reading([patch.info for patch in self._patches]))
+
+    def _has_all(self, sent_count: int) -> bool:
+        return bool(self.plan.patches) and sent_count == self.plan.chunk_count
+
+    def _takes(self, chunk: Chunk, sent_nbytes: int, sent_count: int) -> bool:
+        """Whether a reader takes one more chunk: before the plan that is bounded."""
+        most = min(UNPLANNED_NBYTES, self._spec.max_memory_nbytes or UNPLANNED_NBYTES)
+        is_bounded = sent_nbytes + len(chunk.payload) <= most and sent_count < UNPLANNED_COUNT
+        return bool(self.plan.patches) or is_bounded
 
 
-def _places(patch: StoredPatch) -> list[ChunkPlace]:
-    return [(0, index) for index in range(patch.info.chunk_count)]
+def _require_next(source: WeightSource, spec: TransferSpec) -> PatchStore:
+    """Return the store that makes what is asked for ahead.
 
-
-def _require_sound(spec: TransferSpec) -> None:
+    Raises:
+        AstraflowError: LANE_UNAVAILABLE, INVALID_FIELD, VERSION_UNKNOWN.
+    """
+    if isinstance(source, WeightRelay):
+        raise AstraflowError(
+            Reason.LANE_UNAVAILABLE,
+            "versions are sent ahead by trainers alone, over TCP; ask for one that there is",
+        )
+    _require_layout(source, spec)
     if spec.base_version is None or spec.version != spec.base_version + 1:
         raise AstraflowError(
             Reason.INVALID_FIELD, "ahead leads from a version to the next one, no further"
         )
     if spec.ranges or spec.want_chunks or spec.have_chunks:
         raise AstraflowError(Reason.INVALID_FIELD, "ahead comes whole: name no ranges and chunks")
+    newest = source.history.newest
+    if newest is None or spec.version > newest + 1:
+        raise AstraflowError(
+            Reason.VERSION_UNKNOWN,
+            f"version {spec.version} does not come next here; the newest is {newest}",
+            metadata={"version": str(spec.version)},
+        )
+    return source
 
 
-_UNKNOWN: Final = TransferPlan(transfer_id="", patches=(), chunk_count=0, payload_nbytes=0)
+def _require_layout(source: WeightSource, spec: TransferSpec) -> None:
+    if spec.layout_digest and spec.layout_digest != source.frame.digest:
+        raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
 
 
-class IncomingTransfer:
-    """Sends a version as it arrives; while nothing does, it says that it is there.
-
-    Attributes:
-        plan: Without patches: they are known once the version begins to arrive.
-    """
-
-    def __init__(
-        self,
-        store: WeightRelay,
-        spec: TransferSpec,
-        open_transfer: Callable[[TransferSpec], ServedTransfer],
-    ) -> None:
-        """Send nothing yet.
-
-        Args:
-            store: Where the version arrives.
-            spec: What is wanted.
-            open_transfer: Opens the transfer once there can be one.
-        """
-        self.plan = _UNKNOWN
-        self.likely_nbytes = 0
-        self._store = store
-        self._spec = spec
-        self._open_transfer = open_transfer
-
-    async def items(self) -> AsyncGenerator[SentItem]:
-        """Yield the plan and its chunks, each when it is there; Waiting between them.
-
-        Raises:
-            AstraflowError: What `Pull` answers.
-        """
-        async with aclosing(with_heartbeats(self._relayed())) as items:
-            async for item in items:
-                yield item
-
-    def close(self) -> None:
-        """Return: what is held is held while `items` runs."""
-
-    async def _relayed(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        await self._store.expect(self._spec)
-        with closing(self._open_transfer(self._spec)) as transfer:
-            self.likely_nbytes = transfer.plan.payload_nbytes
-            yield transfer.plan
-            async with aclosing(transfer.chunks()) as chunks:
-                async for sent in chunks:
-                    yield sent
+def _require_same(store: PatchStore, patch: Patch) -> None:
+    """Refuse to go on with a patch that failed, or was made anew."""
+    if patch.failure is not None:
+        raise patch.failure
+    if store.find(PatchName.of(patch.info)) is not patch:
+        raise AstraflowError(
+            Reason.SOURCE_UNREACHABLE,
+            f"version {patch.info.version} was made anew; ask for it again",
+            retryable=True,
+        )

@@ -1,0 +1,351 @@
+"""Patches: their names, and how they grow, chunk by chunk as they are encoded or pulled.
+
+A chunk that is not kept is made again from the versions that its patch leads between.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Final, Self
+
+from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader
+from astraflow.codec.encode import encode_chunk, encode_patch
+from astraflow.codec.state_digest import StateDigest
+from astraflow.core.errors import AstraflowError
+from astraflow.core.versions import CodecProfile, PatchInfo
+from astraflow.weights.patches.history import History
+from astraflow.weights.patches.shard_layout import WHOLE, Shard
+from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.weights import PatchIndex, digest_of, root_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchName:
+    """What a patch is, before its bytes are known."""
+
+    version: int
+    base_version: int | None
+    profile: CodecProfile = CodecProfile.FAST
+    shard: Shard = WHOLE
+
+    @classmethod
+    def of(cls, info: PatchInfo) -> Self:
+        shard = Shard(rank=info.shard_rank, count=info.shard_count)
+        return cls(
+            version=info.version, base_version=info.base_version, profile=info.profile, shard=shard
+        )
+
+
+class Patch:
+    """A patch that grows: one thread or event loop adds to it, any event loop reads.
+
+    An encoder adds chunks in order and finishes it, which makes the index; a pull knows the index
+    and adds chunks as they come. Readers look when they have time, so nobody who is slow holds up
+    who adds.
+
+    Attributes:
+        chunks: Those that are here, by index.
+        failure: Why nothing of it can be had; None: nothing is wrong.
+        is_over: Whether who encodes it adds no more.
+    """
+
+    def __init__(
+        self, index: PatchIndex | None = None, chunks: dict[int, Chunk] | None = None
+    ) -> None:
+        """Begin with what is there.
+
+        Args:
+            index: Its digests and tables; None: it is being encoded.
+            chunks: Added to, not copied.
+        """
+        self.chunks: dict[int, Chunk] = {} if chunks is None else chunks
+        self.failure: AstraflowError | None = None
+        self.is_over = False
+        self._index = index
+        self._left_out: dict[int, ChunkHeader] = {}
+        self._lock = Lock()
+        self._readers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    @classmethod
+    def of(
+        cls,
+        name: PatchName,
+        chunks: Iterable[Chunk],
+        *,
+        tables: bytes = b"",
+        is_kept: bool = True,
+    ) -> Self:
+        """Return a patch of some chunks, by index.
+
+        Args:
+            name: What it is.
+            chunks: Taken one by one.
+            tables: Shared by the chunks.
+            is_kept: Whether their payloads are kept; else only headers and digests are.
+        """
+        patch, digests, nbytes = cls(), list[bytes](), 0
+        for chunk in chunks:
+            digests.append(digest_of(chunk))
+            nbytes += chunk.header.payload_nbytes
+            if is_kept:
+                patch.add(chunk)
+            else:
+                patch._left_out[chunk.header.index] = chunk.header
+        patch.finish(index_of(name, digests, nbytes, tables))
+        return patch
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its index is known; chunks may still be on their way."""
+        return self._index is not None
+
+    @property
+    def index(self) -> PatchIndex:
+        if self._index is None:
+            raise AssertionError("the patch is still being encoded")
+        return self._index
+
+    @property
+    def info(self) -> PatchInfo:
+        return self.index.patch
+
+    @property
+    def root(self) -> bytes:
+        return self.index.patch.root_digest
+
+    @property
+    def headers(self) -> tuple[ChunkHeader, ...]:
+        """Of all chunks, by index; the patch has to be complete."""
+        known = {**self._left_out, **{n: each.header for n, each in self.chunks.items()}}
+        return tuple(known[number] for number in range(self.info.chunk_count))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its chunks are here, or will be; else they are made again."""
+        return not self._left_out
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_finished and len(self.chunks) == self.info.chunk_count
+
+    @property
+    def oldest_version(self) -> int:
+        """The older of the versions that it leads between."""
+        base = self.info.base_version
+        return self.info.version if base is None else base
+
+    @property
+    def reader_count(self) -> int:
+        """How many wait for more of it."""
+        with self._lock:
+            return len(self._readers)
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk; while it is encoded, the next one."""
+        self.chunks[chunk.header.index] = chunk
+        self._notify()
+
+    def finish(self, index: PatchIndex) -> None:
+        """Take the digests and tables, once all chunks were added."""
+        self._index = index
+        self._notify()
+
+    def fail(self, error: AstraflowError) -> None:
+        """Say that nothing of it can be had any more."""
+        self.failure = self.failure or error
+        self.end()
+
+    def end(self) -> None:
+        """Say that no more is added."""
+        self.is_over = True
+        self._notify()
+
+    async def ended(self) -> None:
+        """Return once no more is added."""
+        with self.reading() as news:
+            while not self.is_over:
+                await news.wait()
+                news.clear()
+
+    async def chunk(self, index: int) -> Chunk:
+        """Return a chunk once it is here.
+
+        Raises:
+            AstraflowError: What it failed with.
+        """
+        with self.reading() as news:
+            while True:
+                news.clear()
+                if self.failure is not None:
+                    raise self.failure
+                if index in self.chunks:
+                    return self.chunks[index]
+                await news.wait()
+
+    @contextmanager
+    def reading(self) -> Generator[asyncio.Event]:
+        """Give an event that is set whenever there is more to see."""
+        news = asyncio.Event()
+        with self._lock:
+            self._readers[news] = asyncio.get_running_loop()
+        try:
+            yield news
+        finally:
+            with self._lock:
+                del self._readers[news]
+
+    def is_sound(self) -> bool:
+        """Whether the payloads that are here are what their digests say; reads all of them."""
+        digests = self.index.chunk_digests
+        return all(digest_of(chunk) == digests[number] for number, chunk in self.chunks.items())
+
+    def payload_nbytes(self, indexes: Sequence[int]) -> int:
+        """Return what some chunks have; where one is on its way, what all of them have."""
+        found = [self._header(index) for index in indexes]
+        known = [each.payload_nbytes for each in found if each is not None]
+        return sum(known) if len(known) == len(found) else self.info.payload_nbytes
+
+    def touches(self, index: int, ranges: Sequence[range]) -> bool:
+        """Whether a chunk lies in one of some ranges, in bytes, or may; none: it does."""
+        header = self._header(index)
+        return (
+            not ranges
+            or header is None
+            or any(each.start < header.end and header.offset < each.stop for each in ranges)
+        )
+
+    def missing_nbytes(self, have: ChunkSet | None) -> int:
+        """Return the payload of the chunks that a reader does not have."""
+        if have is None:
+            return self.info.payload_nbytes
+        return sum(h.payload_nbytes for n, h in enumerate(self.headers) if n not in have)
+
+    def _header(self, index: int) -> ChunkHeader | None:
+        chunk = self.chunks.get(index)
+        return self._left_out.get(index) if chunk is None else chunk.header
+
+    def _notify(self) -> None:
+        with self._lock:
+            readers = [*self._readers.items()]
+        for news, loop in readers:
+            with suppress(RuntimeError):  # The loop was closed with all its readers.
+                loop.call_soon_threadsafe(news.set)
+
+
+def index_of(
+    name: PatchName, digests: Sequence[bytes], payload_nbytes: int, tables: bytes = b""
+) -> PatchIndex:
+    """Return what a patch is known by.
+
+    Args:
+        name: What it is.
+        digests: Of its chunks.
+        payload_nbytes: Of them.
+        tables: Shared by them.
+    """
+    info = PatchInfo(
+        base_version=name.base_version,
+        version=name.version,
+        profile=name.profile,
+        codec_version=CODEC_VERSION,
+        root_digest=root_digest(digests, tables),
+        chunk_count=len(digests),
+        payload_nbytes=payload_nbytes,
+        shard_rank=name.shard.rank,
+        shard_count=name.shard.count,
+    )
+    return PatchIndex(patch=info, chunk_digests=tuple(digests), shared_tables=tables)
+
+
+Way = tuple[Patch, ...]
+"""Patches that are applied one after the other."""
+
+
+def cheapest_way(
+    patches: Iterable[Patch],
+    base: int | None,
+    version: int,
+    cost: Callable[[Patch], float],
+) -> tuple[float, Way] | None:
+    """Return the way of the least cost from a base, or from nothing, to a version.
+
+    With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7) the way from 0 to 2
+    is the last one alone.
+
+    Returns:
+        None: there is no way.
+    """
+    ways: dict[int | None, tuple[float, Way]] = {base: (0.0, ())}
+    # Patches lead to later versions only, so what leads to a base is known before it is used.
+    for patch in sorted(patches, key=lambda each: each.info.version):
+        info = patch.info
+        start = ways.get(info.base_version)
+        if start is None or info.version == base:
+            continue
+        total = start[0] + cost(patch)
+        known = ways.get(info.version)
+        if known is None or total < known[0]:
+            ways[info.version] = (total, (*start[1], patch))
+    return ways.get(version)
+
+
+# Nobody asks for the digest of a state that a history has already: what counts are changes.
+_UNUSED: Final = StateDigest()
+
+
+def make_patch(
+    history: History,
+    base: int,
+    version: int,
+    *,
+    profile: CodecProfile = CodecProfile.FAST,
+    is_kept: bool = False,
+) -> Patch:
+    """Return ONE patch over several versions.
+
+    An element that changed twice is in it once, and one that changed back is not.
+
+    Args:
+        history: Reaches both versions.
+        base: The older one.
+        version: The newer one.
+        profile: How it is coded.
+        is_kept: Whether its payloads are kept; else they are made again when they are asked for.
+
+    Raises:
+        AstraflowError: VERSION_EVICTED when the history no longer reaches the base.
+    """
+    encoded = encode_patch(
+        history.shard_layout,
+        history.bits_of(version),
+        history.bits_of(base),
+        _UNUSED,
+        profile=profile,
+    )
+    name = _name(history.shard_layout.shard, version, base, profile)
+    return Patch.of(name, encoded.chunks, tables=encoded.shared_tables, is_kept=is_kept)
+
+
+def make_whole(
+    history: History, version: int, *, profile: CodecProfile = CodecProfile.FAST
+) -> Patch:
+    """Return the patch from nothing to a version, range by range; its payloads are not kept.
+
+    Raises:
+        AstraflowError: VERSION_EVICTED when the history no longer reaches the version.
+    """
+    name = _name(history.shard_layout.shard, version, None, profile)
+    return Patch.of(name, _whole_chunks(history, version, profile), is_kept=False)
+
+
+def _whole_chunks(history: History, version: int, profile: CodecProfile) -> Iterator[Chunk]:
+    bits = history.bits_of(version)
+    for index, where in enumerate(history.shard_layout.ranges()):
+        chunk = encode_chunk(where, bits(where), None, profile=profile)
+        yield replace(chunk, header=replace(chunk.header, index=index))
+
+
+def _name(shard: Shard, version: int, base: int | None, profile: CodecProfile) -> PatchName:
+    return PatchName(version=version, base_version=base, profile=profile, shard=shard)
