@@ -9,242 +9,12 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from astraflow.core import events as ev
-from astraflow.core.algorithms.finding import Faults
-from astraflow.core.control.balance import Balance
-from astraflow.core.control.ending import Loading, RunEnding
-from astraflow.core.control.joining import Joining
-from astraflow.core.control.membership import Membership
-from astraflow.core.control.wait_graph import WaitGraph
-from astraflow.core.effects import Effects
+from astraflow.core.components import Components
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import IdGenerator, PolicyId
-from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import MemberRole
-from astraflow.core.policy.state import PolicyState, find_policy
-from astraflow.core.pool.capacity import Measured
+from astraflow.core.policy.state import find_policy
 from astraflow.core.pool.live_members import LiveRaas, LiveTrainer
-from astraflow.core.pool.sessions import Sessions
 from astraflow.core.rollouts import Disposition, ItemAck
-from astraflow.core.samples import RolloutRecords
-from astraflow.core.settings import RunSettings
-from astraflow.core.work.batching import Batching
-from astraflow.core.work.evaluation import EvalSchedule, Evaluation
-from astraflow.core.work.failures import DeadLetters, FailureLog
-from astraflow.core.work.intake import Intake
-from astraflow.core.work.pacing import PolicyPacing
-from astraflow.core.work.payloads import PayloadLedger
-from astraflow.core.work.prompt_queue import PromptQueue
-from astraflow.core.work.saving import Saving
-from astraflow.core.work.scheduler import Scheduler
-from astraflow.core.work.task_table import TaskTable
-from astraflow.core.work.training import Training
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Components:
-    """What a run is made of.
-
-    Attributes:
-        settings: Of the run.
-        lifecycle: How it goes on.
-        effects: Of the event in progress.
-        policies: By id, in the order of the recipe.
-        sessions: Who is here.
-        faults: Of data algorithms.
-        failures: Of rollouts.
-        dead_letters: Prompts given up.
-        records: Accepted rollouts that can be listed.
-        tasks: What is open.
-        pacing: Keeps policies within their distance.
-        training: Decides what is asked of the pool for training.
-        evaluation: Decides what is asked for evaluations.
-        schedule: Begins evaluations by versions.
-        loading: Watches that versions are loaded.
-        saving: Makes checkpoints of the whole run.
-        batching: Gives batches to trainers.
-        balance: Measures the pool against the trainers.
-        intake: Takes what comes of tasks.
-        membership: Keeps sessions and ends them.
-        joining: Begins sessions.
-        ending: Sees the run to its end.
-        payloads: Knows which objects of the payload store are of use.
-        waits: Says who waits for whom.
-    """
-
-    settings: RunSettings
-    lifecycle: RunLifecycle
-    effects: Effects
-    policies: Mapping[PolicyId, PolicyState]
-    sessions: Sessions
-    faults: Faults
-    failures: FailureLog
-    dead_letters: DeadLetters
-    records: RolloutRecords
-    tasks: TaskTable
-    pacing: PolicyPacing
-    training: Training
-    evaluation: Evaluation
-    schedule: EvalSchedule
-    loading: Loading
-    saving: Saving
-    batching: Batching
-    balance: Balance
-    intake: Intake
-    membership: Membership
-    joining: Joining
-    ending: RunEnding
-    payloads: PayloadLedger
-    waits: WaitGraph
-
-
-def assemble(settings: RunSettings, *, start_time: datetime) -> Components:
-    """Return the components of a run that begins."""
-    ids, effects, faults = IdGenerator(settings.run_id), Effects(), Faults()
-    lifecycle = RunLifecycle(start_time=start_time)
-    failures, dead_letters, measured = FailureLog(), DeadLetters(), Measured()
-    sessions = Sessions(
-        ttl=settings.session_ttl, unit=settings.rollouts.unit, has_evals=bool(settings.suites)
-    )
-    policies = {
-        policy.policy_id: PolicyState(policy, settings, faults=faults)
-        for policy in settings.policies
-    }
-    records = RolloutRecords(
-        max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
-    )
-    tasks = TaskTable(settings, ids=ids, effects=effects)
-    pacing = PolicyPacing(
-        settings,
-        policies=policies,
-        sessions=sessions,
-        tasks=tasks,
-        lifecycle=lifecycle,
-        effects=effects,
-    )
-    prompts = PromptQueue(
-        settings, faults=faults, dead_letters=dead_letters, lifecycle=lifecycle, effects=effects
-    )
-    training = Training(
-        settings,
-        prompts=prompts,
-        policies=policies,
-        sessions=sessions,
-        scheduler=Scheduler(settings, policies=policies, sessions=sessions, measured=measured),
-        tasks=tasks,
-        pacing=pacing,
-        failures=failures,
-        dead_letters=dead_letters,
-        ids=ids,
-        lifecycle=lifecycle,
-    )
-    evaluation = Evaluation(
-        settings,
-        policies=policies,
-        sessions=sessions,
-        tasks=tasks,
-        ids=ids,
-        lifecycle=lifecycle,
-        effects=effects,
-    )
-    schedule = EvalSchedule(settings, policies=policies, evaluation=evaluation, lifecycle=lifecycle)
-    saving = Saving(
-        policies, sessions=sessions, prompts=prompts, lifecycle=lifecycle, effects=effects
-    )
-    batching = Batching(
-        policies,
-        sessions=sessions,
-        training=training,
-        saving=saving,
-        pacing=pacing,
-        ids=ids,
-        lifecycle=lifecycle,
-        effects=effects,
-    )
-    intake = Intake(
-        settings,
-        policies=policies,
-        sessions=sessions,
-        tasks=tasks,
-        training=training,
-        evaluation=evaluation,
-        pacing=pacing,
-        measured=measured,
-        records=records,
-        failures=failures,
-        lifecycle=lifecycle,
-        effects=effects,
-    )
-    membership = Membership(
-        sessions,
-        policies=policies,
-        intake=intake,
-        batching=batching,
-        lifecycle=lifecycle,
-        effects=effects,
-    )
-    return Components(
-        settings=settings,
-        lifecycle=lifecycle,
-        effects=effects,
-        policies=policies,
-        sessions=sessions,
-        faults=faults,
-        failures=failures,
-        dead_letters=dead_letters,
-        records=records,
-        tasks=tasks,
-        pacing=pacing,
-        training=training,
-        evaluation=evaluation,
-        schedule=schedule,
-        loading=Loading(settings, policies=policies, sessions=sessions, lifecycle=lifecycle),
-        saving=saving,
-        batching=batching,
-        balance=Balance(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            measured=measured,
-            training=training,
-            pacing=pacing,
-            lifecycle=lifecycle,
-        ),
-        intake=intake,
-        membership=membership,
-        joining=Joining(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            records=records,
-            training=training,
-            batching=batching,
-            membership=membership,
-            ids=ids,
-            lifecycle=lifecycle,
-            effects=effects,
-        ),
-        ending=RunEnding(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            training=training,
-            batching=batching,
-            evaluation=evaluation,
-            schedule=schedule,
-            lifecycle=lifecycle,
-            effects=effects,
-        ),
-        payloads=PayloadLedger(policies, tasks=tasks, lifecycle=lifecycle, effects=effects),
-        waits=WaitGraph(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            tasks=tasks,
-            training=training,
-            pacing=pacing,
-            lifecycle=lifecycle,
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +65,7 @@ def _tick(run: Components, _: ev.Ticked, now: datetime) -> None:
 
 def _restart(run: Components, _: ev.HubRestarted, now: datetime) -> None:
     run.membership.renew_all(now)
-    run.training.prompts.draw_again()
+    run.prompts.draw_again()
     run.evaluation.draw_again()
     run.ending.begin_again(now)
     run.balance.begin_again(now)
@@ -321,12 +91,12 @@ def _publish(
                 policy.samples.spare()
         run.pacing.announce_again(policy.versions.get(info.version))
     if is_new and info.policy_id == run.settings.workflow.policy_ids[0]:
-        run.training.prompts.begin_version(info.version)
+        run.prompts.begin_version(info.version)
     return policy.versions.next_version
 
 
 def _offer(run: Components, event: ev.PromptsOffered) -> None:
-    prompts = run.training.prompts
+    prompts = run.prompts
     if event.is_again:
         prompts.offer_again(event.prompts)
     else:

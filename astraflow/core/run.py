@@ -17,13 +17,14 @@ from datetime import datetime, timedelta
 
 from astraflow.core import events as ev
 from astraflow.core.autoscale import ScaleAdvice
+from astraflow.core.components import Components
 from astraflow.core.effects import Decision
 from astraflow.core.errors import AstraflowError
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.policy.state import PolicyState, find_policy
 from astraflow.core.pool.sources import sources_of, version_with_sources
-from astraflow.core.requests import Components, assemble, take
+from astraflow.core.requests import take
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import (
     DeadLetter,
@@ -47,7 +48,7 @@ def run_status(run: Components, now: datetime) -> RunStatus:
         policies=tuple(map(policy_status, run.policies.values())),
         members=tuple(sessions.status(member, now) for member in sessions),
         dead_letter_count=run.dead_letters.count,
-        epochs=dict(run.training.prompts.epochs),
+        epochs=dict(run.prompts.epochs),
         failure=lifecycle.failure,
         failures=run.failures.report(),
         start_time=lifecycle.start_time,
@@ -87,7 +88,7 @@ class Run:
     """One run, from its first member to its last."""
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
-        self._components = assemble(settings, start_time=start_time)
+        self._components = Components(settings, start_time=start_time)
 
     def apply(self, event: ev.Event, now: datetime, *, goes_on: bool = False) -> Decision:
         """Decide what comes of an event.
@@ -117,7 +118,7 @@ class Run:
         run = self._components
         run.lifecycle.fail(run.faults.first)
         for info in run.pacing.advance(now):
-            run.schedule.note_version(info.policy_id, info.version, now)
+            run.evaluation.note_version(info.policy_id, info.version, now)
         for policy in run.pacing.take_lost():
             run.intake.recall(policy, now)
         run.loading.advance(now)
@@ -218,7 +219,7 @@ class Run:
     @property
     def drawn_counts(self) -> Mapping[str, int]:
         """Training prompts that were offered so far: where each data set stands."""
-        return self._components.training.prompts.drawn_counts
+        return self._components.prompts.drawn_counts
 
     def saved(self, checkpoint_id: str) -> SavedRun | None:
         """Return a checkpoint of the run that was asked for; None: some trainer has yet to save.

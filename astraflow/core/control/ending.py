@@ -20,7 +20,7 @@ from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import RunState, StopMode
 from astraflow.core.work.batching import Batching
-from astraflow.core.work.evaluation import EvalSchedule, Evaluation
+from astraflow.core.work.evaluation import Evaluation
 from astraflow.core.work.training import Training
 
 
@@ -110,7 +110,6 @@ class RunEnding:
         training: Training,
         batching: Batching,
         evaluation: Evaluation,
-        schedule: EvalSchedule,
         lifecycle: RunLifecycle,
         effects: Effects,
     ) -> None:
@@ -122,7 +121,6 @@ class RunEnding:
         self._training = training
         self._batching = batching
         self._evaluation = evaluation
-        self._schedule = schedule
         self._released: set[PolicyId] = set()
 
     @property
@@ -252,7 +250,7 @@ class RunEnding:
         elif not self._is_trained or len(self._released) < len(self._policies):
             return
         else:
-            self._schedule.note_end(now)
+            self._evaluation.note_end(now)
         if not self._evaluation.is_idle:
             return
         flow.finish(now)

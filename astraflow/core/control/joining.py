@@ -29,6 +29,7 @@ from astraflow.core.samples import RolloutRecords
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.core.work.batching import Batching
+from astraflow.core.work.prompt_queue import PromptQueue
 from astraflow.core.work.training import Training
 
 
@@ -96,6 +97,7 @@ class Joining:
         policies: Mapping[PolicyId, PolicyState],
         sessions: Sessions,
         records: RolloutRecords,
+        prompts: PromptQueue,
         training: Training,
         batching: Batching,
         membership: Membership,
@@ -107,6 +109,7 @@ class Joining:
         self._policies = policies
         self._sessions = sessions
         self._records = records
+        self._prompts = prompts
         self._training = training
         self._batching = batching
         self._membership = membership
@@ -139,7 +142,7 @@ class Joining:
         goes_on = self._goes_on(known, request.resume)
         undone = 0
         if not goes_on:
-            undone = policy.samples.lineage.undone_count(request.checkpoint_id, request.last_step)
+            undone = policy.lineage.undone_count(request.checkpoint_id, request.last_step)
         live = self._take_over(event.resumes, request.resume, now)
         held = frozenset(request.resume.held_batch_ids if request.resume else ())
         if isinstance(live, LiveTrainer):
@@ -172,7 +175,7 @@ class Joining:
             self._training.take_back(policy)
         undone = policy.roll_back(count, step)
         self._records.undo(policy.policy_id, {batch.batch_id for batch in undone})
-        self._training.prompts.lose(policy.samples.take_lost())
+        self._prompts.lose(policy.samples.take_lost())
         return len(undone)
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:

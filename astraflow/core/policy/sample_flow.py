@@ -33,7 +33,6 @@ class SampleFlow:
         books: Their counts.
         replay: What may be trained on again.
         completion: Of groups.
-        lineage: What the weights were trained on.
         open_count: Groups with any sample that is in flight, waiting, fresh or leased.
         produced_count: Rollouts accepted.
         entered_count: Of these, kept after filters.
@@ -46,6 +45,7 @@ class SampleFlow:
         *,
         progress: PolicyProgress,
         lease_table: LeaseTable,
+        lineage: Lineage,
         faults: Faults,
     ) -> None:
         """Begin with no sample.
@@ -55,6 +55,7 @@ class SampleFlow:
             run: Of all policies.
             progress: Of the policy: which version the next batch trains on.
             lease_table: Batches at its trainer.
+            lineage: What its weights were trained on.
             faults: Of data algorithms.
 
         Raises:
@@ -64,6 +65,7 @@ class SampleFlow:
         self._settings = settings
         self._progress = progress
         self._lease_table = lease_table
+        self._lineage = lineage
         self._accounting = SampleAccounting(settings.policy_id)
         self.books = self._accounting.books
         self._buffer = FreshBuffer(
@@ -87,7 +89,6 @@ class SampleFlow:
         self._guards = BatchGuards(
             settings.guards, max_refusals=settings.max_refusals, faults=faults
         )
-        self.lineage = Lineage(settings.policy_id)
         self.open_count = 0
         self.produced_count = self.entered_count = 0
         self._arrivals = 0
@@ -298,8 +299,8 @@ class SampleFlow:
 
     def train(self, lease: Lease, step: int) -> None:
         """Count the groups of a batch as trained in a step."""
-        self.lineage.add(lease, step)
-        self.lineage.release(self._progress.oldest_to_restore)
+        self._lineage.add(lease, step)
+        self._lineage.release(self._progress.oldest_to_restore)
         self.open_count -= len(lease.groups)
         self.replay.use(lease.groups, lease.replayed)
         self._accounting.train(lease, step=step)
@@ -323,7 +324,7 @@ class SampleFlow:
         """All whole groups that are or may be trained on, some of them more than once."""
         yield from self._buffer
         yield from self.replay
-        for lease in (*self._lease_table.leases.values(), *self.lineage.leases):
+        for lease in (*self._lease_table.leases.values(), *self._lineage.leases):
             yield from lease.groups
             yield from lease.replayed
 

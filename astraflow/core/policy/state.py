@@ -10,7 +10,7 @@ from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.members import ModelIdentity
 from astraflow.core.policy.admission import PolicyProgress
 from astraflow.core.policy.leases import Lease, LeaseTable
-from astraflow.core.policy.lineage import TrainedBatch
+from astraflow.core.policy.lineage import Lineage, TrainedBatch
 from astraflow.core.policy.metrics import Window, time_metrics
 from astraflow.core.policy.sample_flow import SampleFlow
 from astraflow.core.settings import PolicySettings, RunSettings
@@ -23,6 +23,7 @@ class PolicyState:
         lease_table: Batches at the trainer.
         progress: Its steps and its versions.
         versions: What was published.
+        lineage: What its weights were trained on.
         samples: Where its samples are.
         window: How training went lately.
         metrics: Of the last batch that was trained on.
@@ -41,8 +42,14 @@ class PolicyState:
             settings, self.lease_table, kept_version_count=run.kept_version_count
         )
         self.versions = self.progress.versions
+        self.lineage = Lineage(settings.policy_id)
         self.samples = SampleFlow(
-            settings, run, progress=self.progress, lease_table=self.lease_table, faults=faults
+            settings,
+            run,
+            progress=self.progress,
+            lease_table=self.lease_table,
+            lineage=self.lineage,
+            faults=faults,
         )
         self.window = Window()
         self.metrics: Mapping[str, float] = {}
@@ -117,7 +124,7 @@ class PolicyState:
         """
         if self.end is not None:
             return []
-        undone = self.samples.lineage.cut(count)
+        undone = self.lineage.cut(count)
         self.progress.roll_back(len(undone), step)
         self.samples.untrain(undone)
         return undone

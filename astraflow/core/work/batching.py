@@ -19,6 +19,7 @@ from astraflow.core.policy.state import PolicyState
 from astraflow.core.pool.live_members import LiveTrainer
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.work.pacing import PolicyPacing
+from astraflow.core.work.prompt_queue import PromptQueue
 from astraflow.core.work.saving import Saving
 from astraflow.core.work.training import Training
 
@@ -31,6 +32,7 @@ class Batching:
         policies: Mapping[PolicyId, PolicyState],
         *,
         sessions: Sessions,
+        prompts: PromptQueue,
         training: Training,
         saving: Saving,
         pacing: PolicyPacing,
@@ -40,6 +42,7 @@ class Batching:
     ) -> None:
         self._policies = policies
         self._sessions = sessions
+        self._prompts = prompts
         self._training = training
         self._saving = saving
         self._pacing = pacing
@@ -81,7 +84,7 @@ class Batching:
         settled = policy.lease_table.outcome_of(event.batch_id)
         if settled is not None:
             _must_agree(event, settled)
-            if policy.samples.lineage.newest == event.batch_id:
+            if policy.lineage.newest == event.batch_id:
                 self._save(policy, event.checkpoint_id)
             return True
         lease = policy.lease_table.find(event.batch_id)
@@ -146,7 +149,7 @@ class Batching:
         if policy.samples.fresh_count < wanted and not self.is_dry(policy):
             return 0
         policy.samples.prune()
-        self._training.prompts.lose(policy.samples.take_lost())
+        self._prompts.lose(policy.samples.take_lost())
         if policy.samples.fresh_count >= wanted:
             return wanted
         return policy.samples.fresh_count if self.is_dry(policy) else 0
@@ -189,7 +192,7 @@ class Batching:
         policy.lease_table.complete(lease, event.outcome)
         match event.outcome:
             case BatchOutcome.CONSUMED:
-                metrics = {**self._training.prompts.metrics(), **event.metrics}
+                metrics = {**self._prompts.metrics(), **event.metrics}
                 policy.consume(lease, event, now, metrics=metrics)
                 self._save(policy, event.checkpoint_id)
                 self._record(policy, lease)
@@ -200,7 +203,7 @@ class Batching:
                 policy.samples.discard(lease)
 
     def _save(self, policy: PolicyState, checkpoint_id: str) -> None:
-        policy.samples.lineage.save(checkpoint_id)
+        policy.lineage.save(checkpoint_id)
         self._saving.note(policy, checkpoint_id)
 
     def _record(self, policy: PolicyState, lease: Lease) -> None:

@@ -42,7 +42,7 @@ _KEPT_COUNT = 256
 
 
 class Evaluation:
-    """All evaluations of a run.
+    """All evaluations of a run: those that somebody asked for, and those of the recipe.
 
     Attributes:
         has_pool: Whether training is over, so that evaluations may take the whole pool.
@@ -70,6 +70,8 @@ class Evaluation:
         self._active: dict[EvalRunId, EvalWork] = {}
         self._finished: dict[EvalRunId, EvalRun] = {}
         self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
+        self._begun_suites: set[str] = set()
+        self._is_last_begun = False
         self.has_pool = False
 
     def take_pool(self) -> None:
@@ -104,6 +106,34 @@ class Evaluation:
             return self._finished[eval_run_id]
         raise AstraflowError(Reason.EVAL_UNKNOWN, f"there is no evaluation '{eval_run_id}'")
 
+    def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
+        """Start what the recipe has due once this version exists."""
+        if self._lifecycle.is_final:
+            return
+        for suite in self._suites.values():
+            policy_ids = suite.suite.policy_ids
+            newest = newest_versions(self._policies, policy_ids)
+            if newest is None or policy_id not in policy_ids:
+                continue
+            if suite.at_start and suite.suite.suite not in self._begun_suites:
+                self._begun_suites.add(suite.suite.suite)
+                self._start(suite, dict.fromkeys(policy_ids, 0), now)
+            is_due = suite.every is not None and version > 0 and version % suite.every == 0
+            if is_due and policy_id == policy_ids[0]:
+                self._start(suite, newest, now)
+
+    def note_end(self, now: datetime) -> None:
+        """Start what is due when training is over; once, and not what was measured already."""
+        if self._is_last_begun:
+            return
+        self._is_last_begun = True
+        if self._lifecycle.stop is not None:
+            return
+        for suite in self._suites.values():
+            newest = newest_versions(self._policies, suite.suite.policy_ids)
+            if suite.at_end and newest is not None and not self._was_measured(suite, newest):
+                self._start(suite, newest, now)
+
     def request(self, event: EvalCreated, now: datetime) -> EvalRun:
         """Start an evaluation that somebody asked for, or return the one of this request.
 
@@ -129,13 +159,13 @@ class Evaluation:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
         pinned = self._pin(suite, event.versions)
         self._must_be_servable(pinned)
-        work = self.start(suite, pinned, now, share=share)
+        work = self._start(suite, pinned, now, share=share)
         self._requests[event.request_id] = (work.eval_run_id, event)
         while len(self._requests) > _KEPT_COUNT:
             del self._requests[next(iter(self._requests))]
         return work.view()
 
-    def start(
+    def _start(
         self,
         suite: SuiteSettings,
         versions: Mapping[PolicyId, int],
@@ -336,7 +366,7 @@ class Evaluation:
             self._effects.do(EvalChanged(eval_run=work.view()))
         return now - since >= self._grace
 
-    def was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
+    def _was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
         """Whether these versions were measured on a suite, or are just now."""
         runs = [*self._finished.values(), *(work.view() for work in self._active.values())]
         return any(
@@ -375,51 +405,3 @@ class Evaluation:
                 for group in groups
             ):
                 member.pin(work.versions)
-
-
-class EvalSchedule:
-    """Starts the evaluations of the recipe."""
-
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        evaluation: Evaluation,
-        lifecycle: RunLifecycle,
-    ) -> None:
-        self._suites = settings.suites
-        self._policies = policies
-        self._evaluation = evaluation
-        self._lifecycle = lifecycle
-        self._started: set[str] = set()
-        self._is_last_started = False
-
-    def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
-        """Start what is due once this version exists."""
-        if self._lifecycle.is_final:
-            return
-        for suite in self._suites:
-            policy_ids = suite.suite.policy_ids
-            newest = newest_versions(self._policies, policy_ids)
-            if newest is None or policy_id not in policy_ids:
-                continue
-            if suite.at_start and suite.suite.suite not in self._started:
-                self._started.add(suite.suite.suite)
-                self._evaluation.start(suite, dict.fromkeys(policy_ids, 0), now)
-            is_due = suite.every is not None and version > 0 and version % suite.every == 0
-            if is_due and policy_id == policy_ids[0]:
-                self._evaluation.start(suite, newest, now)
-
-    def note_end(self, now: datetime) -> None:
-        """Start what is due when training is over; once, and not what was measured already."""
-        if self._is_last_started:
-            return
-        self._is_last_started = True
-        if self._lifecycle.stop is not None:
-            return
-        for suite in self._suites:
-            newest = newest_versions(self._policies, suite.suite.policy_ids)
-            if not suite.at_end or newest is None or self._evaluation.was_measured(suite, newest):
-                continue
-            self._evaluation.start(suite, newest, now)

@@ -123,7 +123,7 @@ class Saving:
         return [policy for policy in self._active if not self._has(policy)]
 
     def _has(self, policy: PolicyState) -> bool:
-        return policy.policy_id in self._parts and policy.samples.lineage.knows(self._asked)
+        return policy.policy_id in self._parts and policy.lineage.knows(self._asked)
 
     def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:

@@ -23,11 +23,7 @@ from astraflow.core.work.task_table import TaskTable
 
 
 class Training:
-    """Issues training tasks and takes what comes of them.
-
-    Attributes:
-        prompts: That wait to be asked for.
-    """
+    """Issues training tasks and takes what comes of them."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class Training:
         ids: IdGenerator,
         lifecycle: RunLifecycle,
     ) -> None:
-        self.prompts = prompts
+        self._prompts = prompts
         self._settings = settings.rollouts
         self._workflow = settings.workflow
         self._unit = settings.rollouts.unit
@@ -64,12 +60,12 @@ class Training:
     @property
     def is_through(self) -> bool:
         """Whether no group will be begun any more."""
-        return self._lifecycle.stop is not None or self.prompts.is_through
+        return self._lifecycle.stop is not None or self._prompts.is_through
 
     @property
     def needs_capacity(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
-        return bool((self._again or self.prompts.has_prompt) and self._pacing.target_policies)
+        return bool((self._again or self._prompts.has_prompt) and self._pacing.target_policies)
 
     def advance(self, now: datetime) -> None:
         """Issue what there is room for: first what was out before, then new groups."""
@@ -80,7 +76,7 @@ class Training:
         while self._pacing.target_policies and self._issue_new(now):
             pass
         if self._pacing.live_policies and self._sessions.pool:
-            self.prompts.draw()
+            self._prompts.draw()
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout, now: datetime) -> None:
         """Take one rollout of a group."""
@@ -109,8 +105,8 @@ class Training:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; no prompt is issued any more")
         letter = self._dead_letters.take(prompt_id)
         if letter is not None:
-            self.prompts.put_first(letter.prompt)
-        elif not self.prompts.has_admitted(prompt_id) and not any(
+            self._prompts.put_first(letter.prompt)
+        elif not self._prompts.has_admitted(prompt_id) and not any(
             group.prompt.prompt_id == prompt_id for group in self._tasks.groups.values()
         ):
             raise AstraflowError(
@@ -150,7 +146,7 @@ class Training:
     def _issue_new(self, now: datetime) -> bool:
         size = self._settings.group_size
         # A prompt is chosen when there is room for it, by all that is known then.
-        first = self.prompts.peek(1) if self._scheduler.has_credit else ()
+        first = self._prompts.peek(1) if self._scheduler.has_credit else ()
         if not first:
             return False
         policies = self._pacing.target_policies
@@ -158,7 +154,7 @@ class Training:
         place = self._scheduler.find(first[0], size, policies, versions, now)
         if place is None:
             return False
-        prompt = self._scheduler.take_prompt(self.prompts, place.member)
+        prompt = self._scheduler.take_prompt(self._prompts, place.member)
         self._group_count += 1
         group = TrainGroup(
             group_id=GroupId(self._ids.next("group")),
@@ -236,7 +232,7 @@ class Training:
         if group.open_count:
             return
         self._tasks.close(group)
-        self.prompts.curator.note(group.number, _outcome(group))
+        self._prompts.curator.note(group.number, _outcome(group))
         for policy_id in group.policies:
             self._policies[policy_id].samples.complete(group, now - self._lifecycle.start_time)
         is_failed = bool(group.failures) and not group.has_reward
