@@ -1,9 +1,10 @@
 """How long a hub that was killed takes until it serves again, after many rollouts.
 
 A hub with its journal and its compaction runs in a process of its own. A node and a trainer in that
-process hand it events without a wire, so that a million small rollouts take minutes; then it kills
-itself. `astraflow dataflow serve` goes on in the same folder while a program without end keeps each
-core busy, and a client asks for the run's status until it is answered.
+process hand it events without a wire, as fast as a hub takes them over one (benchmarks/hub.py), so
+that a million small rollouts take minutes; then it kills itself. `astraflow dataflow serve` goes on
+in the same folder while a program without end keeps each core busy, and a client asks for the run's
+status until it is answered.
 
     python benchmarks/restart.py --rollouts 1000000 --json restart.json
 """
@@ -59,24 +60,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rollouts", type=int, default=1_000_000)
     parser.add_argument("--restarts", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=4000.0, help="rollouts/s; 0: no limit")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fill", type=Path, help="folder of a run to fill; used by itself")
     arguments = parser.parse_args()
     if arguments.fill:
-        asyncio.run(_fill(arguments.fill, arguments.rollouts))
+        asyncio.run(_fill(arguments.fill, arguments.rollouts, arguments.rate))
         return
     with tempfile.TemporaryDirectory() as folder:
-        result = _measure(Path(folder), arguments.rollouts, arguments.restarts)
+        result = _measure(Path(folder), arguments.rollouts, arguments.restarts, arguments.rate)
     print(json.dumps(result, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def _measure(folder: Path, rollouts: int, restarts: int) -> dict[str, Any]:
+def _measure(folder: Path, rollouts: int, restarts: int, rate: float) -> dict[str, Any]:
     run_dir = RunDir(folder / "run")
     recipe = _write_recipe(folder)
     started = time.monotonic()
-    command = [sys.executable, __file__, "--fill", str(folder), "--rollouts", str(rollouts)]
+    command = [sys.executable, __file__, "--fill", str(folder)]
+    command += ["--rollouts", str(rollouts), "--rate", str(rate)]
     filled = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if filled.returncode != -signal.SIGKILL:
         sys.exit(f"the hub ended with {filled.returncode}")
@@ -165,7 +168,7 @@ def _write_recipe(folder: Path) -> Path:
     return path
 
 
-async def _fill(folder: Path, count: int) -> None:
+async def _fill(folder: Path, count: int, rate: float) -> None:
     """Serve a hub, have it take so many rollouts, and die."""
     ready: asyncio.Future[tuple[Hub, str]] = asyncio.get_running_loop().create_future()
     run_dir = RunDir(folder / "run")
@@ -186,8 +189,11 @@ async def _fill(folder: Path, count: int) -> None:
     )
     members = _Members(hub)
     await members.join()
+    started = time.monotonic()
     while members.accepted < count:
         await members.work()
+        if rate:
+            await asyncio.sleep(started + members.accepted / rate - time.monotonic())
     await hub.safe()
     print(json.dumps({"accepted": members.accepted}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ wait for the group that they belong to, and keep their order.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import heappop, heappush
@@ -46,6 +46,7 @@ class Commits:
     """A queue from decisions to what comes of them.
 
     Attributes:
+        journal: Gets the records; None: there is none.
         nbytes: Written to the journal so far, without what the journal adds.
     """
 
@@ -64,10 +65,13 @@ class Commits:
             on_commit: Told of each group: its records, and the seconds that they took.
         """
         self.nbytes = 0
-        self._journal = journal
+        self.journal = journal
         self._carry_out = carry_out
         self._on_commit = on_commit
+        # What the journal writes now, and what comes after.
+        self._writing: list[Decided] = []
         self._waiting = deque[Decided]()
+        self._first = 0 if journal is None else journal.end
         self._decided_count = 0
         self._safe_count = 0
         self._readers: list[tuple[int, int, Callable[[], object]]] = []
@@ -80,13 +84,23 @@ class Commits:
         return self._decided_count
 
     @property
+    def position(self) -> int:
+        """Place in the journal that the next decision takes."""
+        return self._first + self._decided_count
+
+    @property
+    def pending(self) -> Sequence[Decided]:
+        """Decisions that are not carried out yet."""
+        return [*self._writing, *self._waiting]
+
+    @property
     def unsafe_count(self) -> int:
         """Decisions that the journal does not hold yet."""
         return self._decided_count - self._safe_count
 
     def put(self, decided: Decided) -> None:
         self._decided_count += 1
-        if self._journal is None:
+        if self.journal is None:
             self._safe_count += 1
             self._carry_out(decided)
         else:
@@ -113,18 +127,18 @@ class Commits:
         Raises:
             AstraflowError: JOURNAL_FAILED; what waits stays without an answer then.
         """
-        if self._journal is None:
+        if self.journal is None:
             await asyncio.Event().wait()
             return
         while True:
             await self._came.wait()
             size = min(len(self._waiting), _GROUP_COUNT)
-            group = [self._waiting.popleft() for _ in range(size)]
+            group = self._writing = [self._waiting.popleft() for _ in range(size)]
             if not self._waiting:
                 self._came.clear()
             hit(FaultPoint.JOURNAL_WAITING)
             started = perf_counter()
-            await self._journal.append([decided.record for decided in group])
+            await self.journal.append([decided.record for decided in group])
             if self._on_commit is not None:
                 self._on_commit(size, perf_counter() - started)
             self._complete(group)
@@ -134,6 +148,7 @@ class Commits:
         for decided in group:
             self._carry_out(decided)
             hit(FaultPoint.CARRIED_OUT_HALF)
+        self._writing = []
         self._safe_count += len(group)
         while self._readers and self._readers[0][0] <= self._safe_count:
             heappop(self._readers)[2]()

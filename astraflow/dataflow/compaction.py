@@ -1,74 +1,47 @@
-"""Compaction: a snapshot takes the place of old records, made by a process beside the hub.
+"""Compaction: a snapshot takes the place of old records, written by a fork of the hub.
 
-That process, `python -m astraflow.dataflow.compaction RUN_DIR`, reads how far to go from its input,
-replays the records up to there, writes a snapshot and says so; then it goes on from where it is. It
-replays as many records as the hub took, so it may need as much of a core. Where the hub needs its
-core itself it comes last, until the journal has grown too far meanwhile.
+A fork has the state of that moment, whatever the hub decides meanwhile. It takes what the hub has
+not carried out yet into account, and puts the snapshot in its place once the journal holds all that
+is in it. So it takes no more than to write the state down, however many records came to it.
 """
 
 import asyncio
+import gc
 import os
-import sys
-from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import Final, NoReturn, Self
 
 import structlog
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.dataflow.commits import Commits
-from astraflow.dataflow.journals import is_begun, open_journal, open_reader
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.journals import is_begun, open_journal, open_reader, snapshot_of
 from astraflow.dataflow.recovery import Replica, beginning_of, catch_up, replica_of
-from astraflow.rpc.concurrency import either
-from astraflow.storage.fault_points import FaultPoint, arm, hit
+from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.storage.journal import Journal
 from astraflow.storage.lock import FileLock
-from astraflow.telemetry.garbage import collect_rarely, reuse_memory
+from astraflow.wire.journal import RunOpened
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-POLL_S = 0.5
-# Without anything to do the process ends after so many looks.
-_IDLE_COUNT = 120
+_POLL_S: Final = 0.5
 
-_ERROR_NBYTES = 1000
+_ERROR_NBYTES: Final = 4000
 
-# How far the process stands back at first, on the scale of `nice`.
-_IDLE = 19
 # A snapshot is begun when to replay what came since the last one takes so long: with what comes
 # while it is made, and with the start of a process, a hub serves again within five seconds.
-REPLAY_S = 1.0
+_REPLAY_S: Final = 0.5
 
-
-class SnapshotWriter:
-    """Writes snapshots of a run whose journal grows meanwhile."""
-
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
-        self._recipe = load_recipe(run_dir.recipe, ())
-        self._replica: Replica | None = None
-
-    async def write(self, end: int) -> None:
-        """Write the state that the records before position `end` come to.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED.
-        """
-        with open_reader(self._recipe, self._run_dir) as (reader, snapshot):
-            if self._replica is None:
-                self._replica = await replica_of(reader, snapshot, beginning_of(self._recipe))
-            if self._replica is not None:
-                await catch_up(self._replica, reader, end=end)
-                # The hub has told people.
-                self._replica.lines.clear()
-                hit(FaultPoint.COMPACTION_REPLAYED)
-                self._replica.save(snapshot, identity=reader.identity)
-                hit(FaultPoint.SNAPSHOT_PLACED)
+# Gigabytes take a minute; who takes longer waits for what never comes.
+_LIMIT_S: Final = 600.0
 
 
 async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
@@ -77,18 +50,12 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
     Raises:
         AstraflowError: JOURNAL_FAILED, also while another process writes one.
     """
-    with _writing(run_dir) as writer:
-        await writer.write(end)
-
-
-@contextmanager
-def _writing(run_dir: RunDir) -> Generator[SnapshotWriter]:
-    # One at a time, also when a hub that died left one behind: positions only rise.
-    lock = FileLock.take(run_dir.snapshot.with_suffix(".lock"))
-    try:
-        yield SnapshotWriter(run_dir)
-    finally:
-        lock.release()
+    recipe = load_recipe(run_dir.recipe, ())
+    with _alone(run_dir), open_reader(recipe, run_dir) as (reader, snapshot):
+        replica = await replica_of(reader, snapshot, beginning_of(recipe))
+        if replica is not None:
+            await catch_up(replica, reader, end=end)
+            snapshot.write(replica.dump(), identity=reader.identity, position=end)
 
 
 async def compact(run_dir: RunDir) -> int:
@@ -111,170 +78,190 @@ async def compact(run_dir: RunDir) -> int:
         await journal.close()
 
 
-async def compact_for_ever(
-    commits: Commits,
-    journal: Journal,
-    *,
-    run_dir: Path,
-    every_nbytes: int,
-    replay_s: Callable[[], float],
-) -> None:
-    """Let a snapshot take the place of records whenever enough of them have come.
-
-    A snapshot that fails costs nothing but room: the next attempt comes after as many again.
-
-    Args:
-        commits: Counts the bytes that come.
-        journal: Trimmed.
-        run_dir: Folder of the run.
-        every_nbytes: So many bytes are enough.
-        replay_s: Returns the CPU seconds that a replay takes of all that came: those since the
-            snapshot that was found, and those that come. REPLAY_S of them are enough, too.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when the journal cannot be trimmed.
-    """
-    done, idle_count = 0.0, 0
-
-    def amount() -> float:
-        return max(commits.nbytes / every_nbytes, replay_s() / REPLAY_S)
-
-    process = SnapshotProcess(run_dir)
+@contextmanager
+def _alone(run_dir: RunDir) -> Generator[None]:
+    # One at a time, also when a hub that died left one behind: positions only rise.
+    lock = FileLock.take(run_dir.snapshot.with_suffix(".lock"))
     try:
+        yield
+    finally:
+        lock.release()
+
+
+class Compaction:
+    """Keeps the journal of a hub small."""
+
+    def __init__(self, hub: Hub, journal: Journal, *, opened: RunOpened, run_dir: RunDir) -> None:
+        """Write and trim nothing yet.
+
+        Args:
+            hub: Whose state it is.
+            journal: Of the hub.
+            opened: Which run it is.
+            run_dir: Folder of the run; the recipe lies there.
+        """
+        self._hub = hub
+        self._journal = journal
+        self._opened = opened
+        self._run_dir = run_dir
+        self._recipe = load_recipe(run_dir.recipe, ())
+
+    async def run(self) -> None:
+        """Let a snapshot take the place of records whenever enough of them have come, for ever.
+
+        A snapshot that fails costs nothing but room: the next attempt comes after as many again.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when the journal cannot be trimmed.
+        """
+        commits, every_nbytes = self._hub.commits, self._recipe.hub.journal.compact_nbytes
+        done_nbytes, done_s, took_s = 0, 0.0, 0.0
         while True:
-            await asyncio.sleep(POLL_S)
-            if amount() - done < 1.0:
-                idle_count += 1
-                if idle_count == _IDLE_COUNT:
-                    await process.stop()
+            await asyncio.sleep(_POLL_S)
+            # A state that takes long to write is written the less often.
+            least_s = max(_REPLAY_S, took_s)
+            came_nbytes, came_s = commits.nbytes - done_nbytes, self._hub.replay_s - done_s
+            if came_nbytes < every_nbytes and came_s < least_s:
                 continue
-            done, idle_count = amount(), 0
-            end = await _snapshot(process, journal, amount)
+            done_nbytes, done_s, began_s = commits.nbytes, self._hub.replay_s, time.monotonic()
+            end = await self.write()
+            took_s = time.monotonic() - began_s
             if end is not None:
                 hit(FaultPoint.TRIM_STARTED)
                 # As much will come again: pages would be moved about for nothing.
-                await journal.trim(end, spare_nbytes=every_nbytes)
-                log.info("journal compacted", first=journal.first, end=journal.end)
-    finally:
-        await process.stop()
+                await self._journal.trim(end, spare_nbytes=every_nbytes)
+                log.info("journal compacted", first=self._journal.first, end=end)
+
+    async def write(self) -> int | None:
+        """Have a snapshot of this moment written; return its position, None when that failed."""
+        commits = self._hub.commits
+        position, ticket = commits.position, commits.ticket
+        why = f"it took more than {_LIMIT_S:.0f} s"
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(_LIMIT_S),
+                _Fork.begin(lambda may_go: self._write_here(position, may_go)) as fork,
+            ):
+                if await fork.is_ready():
+                    await commits.passed(ticket)
+                    fork.go()
+                why = await fork.end()
+        if why is not None:
+            log.warning("journal: no snapshot; it keeps growing", why=why)
+        return position if why is None else None
+
+    def _write_here(self, position: int, may_go: Callable[[], bool]) -> None:
+        """Write the state of this process, which is a fork of the hub's."""
+        hub = self._hub
+        with _alone(self._run_dir):
+            for decided in hub.commits.pending:
+                hub.directory.follow(decided.event, decided.answer, decided.effects, decided.time)
+            data = Replica(self._opened, hub.run, hub.directory, position=position).dump()
+            hit(FaultPoint.SNAPSHOT_DUMPED)
+            if may_go():
+                snapshot = snapshot_of(self._recipe, self._run_dir)
+                snapshot.write(data, identity=self._journal.identity, position=position)
+                hit(FaultPoint.SNAPSHOT_PLACED)
 
 
-async def _snapshot(
-    process: "SnapshotProcess", journal: Journal, amount: Callable[[], float]
-) -> int | None:
-    """Have a snapshot made; return the position that it goes to, None when it failed."""
-    end, limit = journal.end, amount() + 1.0
-    if await process.write(end, is_late=lambda: process.nice > 0 and amount() > limit):
-        return end
-    if not process.nice:
-        return None
-    log.info("journal: the snapshot finds no core; the next one stands back less")
-    await process.stop(nice=0)
-    end = journal.end
-    return end if await process.write(end) else None
+class _Fork:
+    """A copy of this process that does one thing in two steps.
 
-
-class SnapshotProcess:
-    """The process beside the hub; it is started when it is needed.
-
-    Attributes:
-        nice: How far it stands back.
+    It has this thread alone and no file of the other one: what it does must need no thread, no
+    socket and no lock that another thread may have had.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self.nice = _IDLE
-        self._run_dir = run_dir
-        self._process: Process | None = None
+    def __init__(self, pid: int, answers: asyncio.StreamReader, orders: int) -> None:
+        self._pid = pid
+        self._status: int | None = None
+        self._answers = answers
+        self._orders = orders
 
-    async def write(self, end: int, *, is_late: Callable[[], bool] = lambda: False) -> bool:
-        """Have a snapshot written; return whether it was.
+    @classmethod
+    @asynccontextmanager
+    async def begin(cls, work: Callable[[Callable[[], bool]], None]) -> AsyncGenerator[Self]:
+        """Begin work in a copy that ends at the end of the context, if it has not yet.
 
         Args:
-            end: Position that it goes to.
-            is_late: Asked now and then; once it is, nobody waits any more.
+            work: Gets a call that returns whether to take the second step.
         """
-        process = self._process = self._process or await self._start()
-        asked, answers = cast("StreamWriter", process.stdin), cast("StreamReader", process.stdout)
-        with suppress(ConnectionError):
-            asked.write(f"{end}\n".encode())
-            await asked.drain()
-        answer = asyncio.ensure_future(answers.readline())
-        try:
-            while not answer.done():
-                if is_late():
-                    return False
-                await asyncio.wait([answer], timeout=POLL_S)
-        finally:
-            answer.cancel()
-        if await answer:
-            return True
-        await self._complain(process)
-        return False
-
-    async def stop(self, *, nice: int = _IDLE) -> None:
-        """End it; the next one stands back so far."""
-        self.nice, process, self._process = nice, self._process, None
-        if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "astraflow.dataflow.compaction", str(self._run_dir)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
+        answers, answer = os.pipe()
+        order, orders = os.pipe()
+        with warnings.catch_warnings():
+            # Of other threads, which the copy does without.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if not pid:
+            _work_and_exit(work, answer, order)
+        os.close(answer)
+        os.close(order)
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(answers, "rb", buffering=0)
         )
-        # From here, since its imports alone would keep the hub from its core for half a second.
-        with suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, self.nice)
-            if self.nice == _IDLE and hasattr(os, "SCHED_IDLE"):
-                os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
-        return process
+        fork = cls(pid, reader, orders)
+        try:
+            yield fork
+        finally:
+            os.close(orders)
+            transport.close()
+            fork._kill()
 
-    async def _complain(self, process: Process) -> None:
-        _, errors = await process.communicate()
-        why = errors.decode(errors="replace")[-_ERROR_NBYTES:]
-        log.warning("journal: no snapshot; it keeps growing", exit_code=process.returncode, why=why)
-        await self.stop(nice=self.nice)
+    async def is_ready(self) -> bool:
+        """Wait for the first step; return whether it is done."""
+        return await self._answers.read(1) == _DONE
 
+    def go(self) -> None:
+        """Have the second step done."""
+        with suppress(BrokenPipeError):
+            os.write(self._orders, _DONE)
 
-async def _follow(run_dir: RunDir) -> None:
-    """Write the snapshots that the hub asks for, until it closes the input or is gone."""
-    lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
-    )
-    ends: asyncio.Queue[int] = asyncio.Queue()
+    async def end(self) -> str | None:
+        """Wait for the end; return why it failed, None: it did not."""
+        why = (await self._answers.read()).decode(errors="replace").removeprefix(_FAILED)
+        _, self._status = await asyncio.to_thread(os.waitpid, self._pid, 0)
+        code = os.waitstatus_to_exitcode(self._status)
+        return why or f"exit code {code}" if code else None
 
-    async def read() -> None:
-        async for line in lines:
-            ends.put_nowait(int(line))
-
-    async def write(writer: SnapshotWriter) -> None:
-        while True:
-            end = await ends.get()
-            await writer.write(end)
-            sys.stdout.write(f"{end}\n")
-            sys.stdout.flush()
-
-    with _writing(run_dir) as writer:
-        await either(read(), write(writer))
+    def _kill(self) -> None:
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+            _, self._status = os.waitpid(self._pid, 0)
 
 
-def main(arguments: list[str]) -> int:
-    """Return the exit code: 0 once the hub is gone."""
+_DONE: Final = b"\n"
+_FAILED: Final = "!"
+_STDERR: Final = 2
+
+
+def _work_and_exit(work: Callable[[Callable[[], bool]], None], answer: int, order: int) -> NoReturn:
+    code = 1
     try:
-        arm()
-        collect_rarely()
-        reuse_memory()
-        asyncio.run(_follow(RunDir(Path(arguments[0]))))
-    except AstraflowError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return 1
-    return 0
+        # What garbage there is dies with this process.
+        gc.disable()
+        signal.set_wakeup_fd(-1)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        _close_all_but(answer, order)
+
+        def may_go() -> bool:
+            os.write(answer, _DONE)
+            return os.read(order, 1) == _DONE
+
+        work(may_go)
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - said where the hub reads it
+        why = error.message if isinstance(error, AstraflowError) else traceback.format_exc()
+        with suppress(OSError):
+            os.write(answer, _FAILED.encode() + why.encode()[-_ERROR_NBYTES:])
+    finally:
+        os._exit(code)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _close_all_but(*kept: int) -> None:
+    """Let go of the locks and ports of the process that this one is a fork of."""
+    for each in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        if each > _STDERR and each not in kept:
+            # The list has one of its own, which is closed.
+            with suppress(OSError):
+                os.close(each)

@@ -3,7 +3,7 @@
 The same events and effects leave the same directory, in a hub that returns or any other process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -180,6 +180,14 @@ class MemberDirectory:
         self.history = MemberHistory()
         self.first_task_time: datetime | None = None
         self.last_version_time: datetime | None = None
+
+    def follow(
+        self, event: Event, answer: object, effects: Sequence[Effect], now: datetime
+    ) -> None:
+        """Take note of an event and all that came of it."""
+        for effect in effects:
+            self.see(effect, now)
+        self.note(event, answer, now)
 
     def see(self, effect: Effect, now: datetime) -> None:
         """Take note of what the run asks for."""

@@ -107,15 +107,14 @@ class Replica:
             )
         return cls(opened, begin(opened, recorded.time), MemberDirectory(), position=1)
 
-    def save(self, snapshot: Snapshot, *, identity: bytes) -> None:
-        """Write a snapshot that belongs to a journal.
+    def dump(self) -> bytes:
+        """Return what a snapshot holds.
 
         Raises:
-            AstraflowError: JOURNAL_FAILED when it cannot be written.
+            AstraflowError: JOURNAL_FAILED when something in it has no plain value.
         """
         whole = (self.opened, self.run, self.directory)
-        data = dump_state(whole, position=self.position, modules=_MODULES)
-        snapshot.write(data, identity=identity, position=self.position)
+        return dump_state(whole, position=self.position, modules=_MODULES)
 
     def take(self, record: bytes, observe: Observer | None = None) -> None:
         """Let happen what the next record says.
@@ -137,13 +136,12 @@ class Replica:
             raise self._refusal(f"{type(error).__name__}: {error}") from error
         if recorded.decision not in (None, decision.digest):
             raise self._refusal("something else is decided here than was then")
+        self.directory.follow(event, decision.answer, decision.effects, time)
         for effect in decision.effects:
-            self.directory.see(effect, time)
             if isinstance(effect, RecordBatch | RunSaved) or (
                 isinstance(effect, EvalChanged) and effect.eval_run.state.is_final
             ):
                 self.lines.append((effect, time))
-        self.directory.note(event, decision.answer, time)
         self.position += 1
         if observe is not None:
             observe(event, decision)

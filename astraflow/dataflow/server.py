@@ -18,7 +18,7 @@ from astraflow.core.clock import Clock, SteadyClock, SystemClock
 from astraflow.core.events import HubRestarted
 from astraflow.core.rollouts import PayloadStore
 from astraflow.core.status import RunStatus
-from astraflow.dataflow.compaction import compact_for_ever
+from astraflow.dataflow.compaction import Compaction
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
 from astraflow.dataflow.payloads import PayloadCleaner
@@ -33,6 +33,7 @@ from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.storage.journal import Journal
 from astraflow.telemetry.metrics import LoopRead, MetricsServer
+from astraflow.wire.journal import RunOpened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,13 @@ class OpenedHub:
 
     Attributes:
         hub: With the run as its journal has it.
+        opened: Which run it is.
         recorder: Of the run's folder.
         journal: Of the run; None: the recipe wants none.
     """
 
     hub: Hub
+    opened: RunOpened
     recorder: RunRecorder
     journal: Journal | None
 
@@ -109,7 +112,7 @@ async def open_hub(
         if recovered.is_restarted:
             hub.replay_s = recovered.replay_s
             await _go_on(hub, replica, sources, recorder)
-        yield OpenedHub(hub=hub, recorder=recorder, journal=journal)
+        yield OpenedHub(hub=hub, opened=replica.opened, recorder=recorder, journal=journal)
 
 
 async def _open_payloads(recipe: Recipe, run_id: str, clock: Clock) -> PayloadCleaner | None:
@@ -305,13 +308,8 @@ async def _keep(opened: OpenedHub, *, recipe: Recipe, run_dir: RunDir) -> None:
         return
     if not run_dir.recipe.exists():
         write_whole(run_dir.recipe, dump_recipe(recipe))
-    await compact_for_ever(
-        opened.hub.commits,
-        opened.journal,
-        run_dir=run_dir.root,
-        every_nbytes=recipe.hub.journal.compact_nbytes,
-        replay_s=lambda: opened.hub.replay_s,
-    )
+    compaction = Compaction(opened.hub, opened.journal, opened=opened.opened, run_dir=run_dir)
+    await compaction.run()
 
 
 async def _work(hub: Hub, server: RunningServer) -> None:

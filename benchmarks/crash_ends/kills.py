@@ -23,9 +23,9 @@ _WITHIN: Final = {
     FaultPoint.BATCH_SETTLED: 2,
     FaultPoint.VERSION_SAFE: 2,
 }
-# In the process that makes a snapshot.
+# In the fork that makes a snapshot.
 BESIDE: Final = (
-    FaultPoint.COMPACTION_REPLAYED,
+    FaultPoint.SNAPSHOT_DUMPED,
     FaultPoint.SNAPSHOT_DRAFTED,
     FaultPoint.SNAPSHOT_PLACED,
 )

@@ -1,71 +1,117 @@
-"""Snapshots are made by a process beside the hub, which may be too slow or fail."""
+"""Snapshots are written by forks of the hub, which goes on meanwhile; a fork may fail or die."""
+
+import asyncio
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
-from astraflow.dataflow.compaction import SnapshotProcess
-from astraflow.dataflow.recovery import Replica
+from astraflow.config.loader import dump_recipe
+from astraflow.core.events import MemberKeptAlive
+from astraflow.core.members import RaasLoad
+from astraflow.dataflow.compaction import Compaction, _Fork
+from astraflow.dataflow.journals import open_reader
+from astraflow.dataflow.recovery import Replica, beginning_of, catch_up
+from astraflow.storage import fault_points
+from astraflow.storage.fault_points import FaultPoint
 from astraflow.storage.snapshot import SnapshotFile
 
 
 @pytest.fixture
-async def process(start_hub, recipe_of):
-    """Return the process of a hub that does nothing but wait, and the hub."""
-    async with start_hub(recipe_of()) as hub:
-        process = SnapshotProcess(hub.run_dir.root)
-        yield process, hub
-        await process.stop()
+def recipe(recipe_of):
+    return recipe_of()
 
 
-def _position(hub) -> int:
-    replica = Replica.load(SnapshotFile(hub.run_dir.snapshot))
-    assert replica is not None
-    return replica.position
+@pytest.fixture
+async def hub(start_hub, recipe):
+    async with start_hub(recipe) as hub:
+        yield hub
 
 
-def _beside() -> list[psutil.Process]:
-    """Return the processes that write snapshots for this one."""
-    return [
-        each
-        for each in psutil.Process().children()
-        if "astraflow.dataflow.compaction" in each.cmdline()
-    ]
+@pytest.fixture
+async def compaction(hub, recipe):
+    """Return the compaction of a hub, beside its own, which has nothing to do yet."""
+    hub.run_dir.recipe.write_text(dump_recipe(recipe))
+    opened = (await replayed(hub, recipe, end=1)).opened
+    return Compaction(hub.hub, hub.hub.commits.journal, opened=opened, run_dir=hub.run_dir)
 
 
-async def test_one_process_goes_on_from_snapshot_to_snapshot(process):
-    process, hub = process
-    await hub.raas().join()
-    first = hub.hub.commits.ticket + 1
-    assert await process.write(first)
-    assert _position(hub) == first
-    (before,) = _beside()
-    await hub.trainer().register()
-    assert await process.write(first + 1)
-    assert _position(hub) == first + 1
-    assert _beside() == [before]
+async def replayed(hub, recipe, *, end):
+    """Return what the first records of the journal come to."""
+    with open_reader(recipe, hub.run_dir) as (reader, _):
+        (first,) = await reader.read(0, limit=1)
+        replica = Replica.begin(first, beginning_of(recipe))
+        await catch_up(replica, reader, end=end)
+        return replica
 
 
-async def test_one_that_is_late_is_not_waited_for(process):
-    process, hub = process
-    assert not await process.write(1, is_late=lambda: True)
-    (late,) = _beside()
-    await process.stop(nice=0)
-    assert not late.is_running()
-    assert await process.write(1)
-    assert _position(hub) == 1
+def written(hub):
+    return Replica.load(SnapshotFile(hub.run_dir.snapshot))
 
 
-async def test_one_that_fails_is_followed_by_another(process):
-    process, hub = process
-    # More than the journal has.
-    assert not await process.write(1 << 40)
-    assert not hub.run_dir.snapshot.exists()
-    assert await process.write(1)
-    assert _position(hub) == 1
+async def test_what_is_not_carried_out_yet_is_in_it(hub, recipe, compaction):
+    raas = hub.raas()
+    await raas.join()
+    load = RaasLoad(wait_fraction=0.5)
+    for _ in range(3):
+        hub.hub.apply(MemberKeptAlive(member_id=raas.member_id, load=load))
+    assert len(hub.hub.commits.pending) >= 3
+    end = hub.hub.commits.position
+    assert await compaction.write() == end
+    both = written(hub), await replayed(hub, recipe, end=end)
+    # Deadlines that have moved are put right when they are looked at.
+    assert both[0].run.next_deadline == both[1].run.next_deadline
+    assert both[0].dump() == both[1].dump()
 
 
-async def test_it_ends_with_the_hub(process):
-    process, _ = process
-    assert await process.write(1)
-    process._process.stdin.close()
-    assert await process._process.wait() == 0
+async def test_a_hub_serves_while_many_are_written(hub, compaction):
+    raas = hub.raas()
+    await raas.join()
+
+    async def speak():
+        while True:
+            await raas.keep_alive()
+
+    async with asyncio.TaskGroup() as group:
+        speaking = [group.create_task(speak()) for _ in range(8)]
+        ends = [await compaction.write() for _ in range(40)]
+        for each in speaking:
+            each.cancel()
+    assert ends == sorted(ends)
+    assert ends[0] < ends[-1]
+    assert written(hub).position == ends[-1]
+
+
+async def test_one_that_fails_says_why_and_is_followed_by_another(hub, compaction):
+    hub.run_dir.snapshot.mkdir()
+    with capture_logs() as logs:
+        assert await compaction.write() is None
+    assert f"{hub.run_dir.snapshot} cannot be written" in logs[-1]["why"]
+    hub.run_dir.snapshot.rmdir()
+    assert await compaction.write() == hub.hub.commits.position
+
+
+@pytest.mark.parametrize(
+    ("point", "is_written"),
+    [(FaultPoint.SNAPSHOT_DUMPED, False), (FaultPoint.SNAPSHOT_PLACED, True)],
+)
+async def test_one_that_is_killed_is_followed_by_another(hub, compaction, point, is_written):
+    fault_points.arm({fault_points.VARIABLE: point})
+    try:
+        with capture_logs() as logs:
+            assert await compaction.write() is None
+    finally:
+        fault_points.arm({})
+    assert logs[-1]["why"] == "exit code -9"
+    assert hub.run_dir.snapshot.exists() is is_written
+    assert await compaction.write() == hub.hub.commits.position
+
+
+async def test_a_fork_holds_nothing_of_the_hub_and_ends_with_it(hub, tmp_path):
+    placed = tmp_path / "placed"
+    async with _Fork.begin(lambda may_go: may_go() and placed.touch()) as fork:
+        assert await fork.is_ready()
+        (process,) = psutil.Process().children()
+        assert process.net_connections() == process.open_files() == []
+    assert not process.is_running()
+    assert not placed.exists()

@@ -226,14 +226,19 @@ def disk_full_while_compacting(at, copies):
     """The process that makes a snapshot finds no room."""
     with closing(sqlite3.connect(at / DATABASE)) as database:
         (end,) = database.execute("SELECT max(position) + 1 FROM records").fetchone()
-    command = [sys.executable, "-m", "astraflow.dataflow.compaction", str(at.parent)]
+    command = [sys.executable, "-c", _WRITE_SNAPSHOT, str(at.parent), str(end)]
     done = subprocess.run(
-        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command],
-        input=f"{end}\n".encode(),
-        capture_output=True,
-        check=False,
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], capture_output=True, check=False
     )
-    assert done.returncode == 1, done.stderr
+    assert b"AstraflowError" in done.stderr, done.stderr
+
+
+_WRITE_SNAPSHOT = """
+import asyncio, pathlib, sys
+from astraflow.config.run_dir import RunDir
+from astraflow.dataflow.compaction import write_snapshot_of
+asyncio.run(write_snapshot_of(RunDir(pathlib.Path(sys.argv[1])), int(sys.argv[2])))
+"""
 
 
 DAMAGE = {
