@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import signal
-import time
 import traceback
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -105,6 +104,7 @@ class Compaction:
         self._opened = opened
         self._run_dir = run_dir
         self._recipe = load_recipe(run_dir.recipe, ())
+        self._took_s = 0.0
 
     async def run(self) -> None:
         """Let a snapshot take the place of records whenever enough of them have come, for ever.
@@ -115,17 +115,16 @@ class Compaction:
             AstraflowError: JOURNAL_FAILED when the journal cannot be trimmed.
         """
         commits, every_nbytes = self._hub.commits, self._recipe.hub.journal.compact_nbytes
-        done_nbytes, done_s, took_s = 0, 0.0, 0.0
+        done_nbytes, done_s = 0, 0.0
         while True:
             await asyncio.sleep(_POLL_S)
             # A state that takes long to write is written the less often.
-            least_s = max(_REPLAY_S, took_s)
+            least_s = max(_REPLAY_S, self._took_s)
             came_nbytes, came_s = commits.nbytes - done_nbytes, self._hub.replay_s - done_s
             if came_nbytes < every_nbytes and came_s < least_s:
                 continue
-            done_nbytes, done_s, began_s = commits.nbytes, self._hub.replay_s, time.monotonic()
+            done_nbytes, done_s = commits.nbytes, self._hub.replay_s
             end = await self.write()
-            took_s = time.monotonic() - began_s
             if end is not None:
                 hit(FaultPoint.TRIM_STARTED)
                 # As much will come again: pages would be moved about for nothing.
@@ -146,6 +145,7 @@ class Compaction:
                     await commits.passed(ticket)
                     fork.go()
                 why = await fork.end()
+                self._took_s = fork.cpu_s
         if why is not None:
             log.warning("journal: no snapshot; it keeps growing", why=why)
         return position if why is None else None
@@ -169,11 +169,15 @@ class _Fork:
 
     It has this thread alone and no file of the other one: what it does must need no thread, no
     socket and no lock that another thread may have had.
+
+    Attributes:
+        cpu_s: What it took, once it has ended.
     """
 
     def __init__(self, pid: int, answers: asyncio.StreamReader, orders: int) -> None:
+        self.cpu_s = 0.0
         self._pid = pid
-        self._status: int | None = None
+        self._is_over = False
         self._answers = answers
         self._orders = orders
 
@@ -219,14 +223,17 @@ class _Fork:
     async def end(self) -> str | None:
         """Wait for the end; return why it failed, None: it did not."""
         why = (await self._answers.read()).decode(errors="replace").removeprefix(_FAILED)
-        _, self._status = await asyncio.to_thread(os.waitpid, self._pid, 0)
-        code = os.waitstatus_to_exitcode(self._status)
+        _, status, used = await asyncio.to_thread(os.wait4, self._pid, 0)
+        self._is_over, self.cpu_s = True, used.ru_utime + used.ru_stime
+        code = os.waitstatus_to_exitcode(status)
         return why or f"exit code {code}" if code else None
 
     def _kill(self) -> None:
-        if self._status is None:
-            os.kill(self._pid, signal.SIGKILL)
-            _, self._status = os.waitpid(self._pid, 0)
+        if not self._is_over:
+            # Whoever waited for it may have been just in time.
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
 
 
 _DONE: Final = b"\n"
