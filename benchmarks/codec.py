@@ -20,6 +20,10 @@ both ends, which is less than what the codec verifies (it knows the state that r
 `--sizes` measures no time: bytes of compact patches for one of fast ones, at shares of changed
 elements from 10^-4 to 1 (all of them drawn anew), and of versions that are 1 to 16 steps of Adam,
 SGD and Muon apart (`corpus.py`, some minutes; `--optimizers` names fewer).
+
+`--choice` forces each level of the kernels, and says what a source's choice of the profile costs a
+reader against the better one, over links of 1 MB/s to 10 GB/s: it knows what the reader measured
+of itself before. Decoding and the link take turns.
 """
 
 import argparse
@@ -34,8 +38,10 @@ import numpy as np
 from blake3 import blake3
 
 from astraflow.codec import kernels
-from astraflow.codec.chunks import Profile
+from astraflow.codec.chunks import CODEC_VERSION, Profile
+from astraflow.codec.rates import measured_rates
 from astraflow.core.tensors import Dtype, Layout
+from astraflow.core.versions import PatchInfo
 from astraflow.launch.bench.codec import (
     Coding,
     Corpus,
@@ -46,6 +52,7 @@ from astraflow.launch.bench.codec import (
     make_corpus,
     patch_coding,
 )
+from astraflow.weights.patches.routes import Link
 from codec_baselines import BASELINES, Baseline, Parts
 
 SIZE_SHARES = (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.45, 0.5, 0.52, 0.6, 0.75, 0.85, 1.0)
@@ -235,12 +242,69 @@ def measure_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def choice_row(corpus: Corpus, level: kernels.KernelLevel, repeats: int) -> dict[str, Any]:
+    """Return the worst of what choices cost over all links, and print it."""
+    bench, rates = Bench(corpus, repeats), tuple(measured_rates().decode.values())
+    found = [patch_coding(bench.versions, profile) for profile in Profile]
+    decode_s = [best_cpu_s(each.decode, repeats, each.prepare) for each in found]
+    worst = {"regret": 0.0}
+    for goodput in 10.0 ** np.arange(6, 10.01, 0.125):
+        link = Link(goodput_bytes_per_s=float(goodput), core_count=1, decode_rates=rates)
+        seconds = [each.nbytes / goodput + one for each, one in zip(found, decode_s, strict=True)]
+        costs = [
+            link.cost(patch_of(profile, each.nbytes), each.nbytes, corpus.nbytes)
+            for profile, each in zip(Profile, found, strict=True)
+        ]
+        regret = float(seconds[int(np.argmin(costs))] / min(seconds) - 1)
+        if regret >= worst["regret"]:
+            worst = {"regret": regret, "goodput_bytes_per_s": float(goodput)}
+    row = {
+        "kernels": level.name.lower(),
+        "changed": corpus.changed_count / len(corpus.old),
+        "decode_gb_per_s": [corpus.nbytes / each / 1e9 for each in decode_s],
+    } | worst
+    print(
+        f"  {row['kernels']:10} {row['changed']:8.3%} changed  decode"
+        f" {' '.join(f'{each:6.2f}' for each in row['decode_gb_per_s'])} GB/s"
+        f"  at worst {worst['regret']:.1%} above the better one",
+        flush=True,
+    )
+    return row
+
+
+def patch_of(profile: Profile, nbytes: int) -> PatchInfo:
+    return PatchInfo(
+        base_version=0,
+        version=1,
+        profile=profile,
+        codec_version=CODEC_VERSION,
+        root_digest=bytes(32),
+        chunk_count=1,
+        payload_nbytes=nbytes,
+    )
+
+
+def measure_choice(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each level and share."""
+    rows: list[dict[str, Any]] = []
+    for level in kernels.levels():
+        with kernels.forced(level):
+            rows += [
+                choice_row(
+                    make_corpus(options.elements, share, options.seed), level, options.repeats
+                )
+                for share in (0.001, *options.shares, 0.1)
+            ]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--elements", type=int, default=64 << 20)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.005, 0.01, 0.024])
     parser.add_argument("--rates", type=float, nargs="*", default=[])
     parser.add_argument("--sizes", action="store_true")
+    parser.add_argument("--choice", action="store_true")
     parser.add_argument(
         "--optimizers", nargs="*", choices=OPTIMIZER_RATES, default=[*OPTIMIZER_RATES]
     )
@@ -254,7 +318,8 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "load": os.getloadavg(),
         "elements": options.elements,
-        "corpora": [] if options.sizes else measure_all(options),
+        "corpora": [] if options.sizes or options.choice else measure_all(options),
+        "choice": measure_choice(options) if options.choice else [],
         "sizes": measure_sizes(options) if options.sizes else [],
     }
     if options.json:

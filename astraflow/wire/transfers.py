@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from math import inf
 from typing import Self
 
+from astraflow.codec.rates import DecodeRate
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.wire.converters import FieldRule, converted, converter, least
@@ -76,6 +78,7 @@ class TransferSpec:
         profiles: In order of preference; empty: the source chooses.
         goodput_bytes_per_s: Measured by the puller on this link; 0: unknown.
         core_count: Cores it can decode on; 0: unknown.
+        decode_rates: What one of them does, by profile, as measured; empty: unknown.
         max_memory_nbytes: For staging; 0: no limit.
         ranges: Parts of the layout that are wanted, in bytes; empty: all.
         want_chunks: Only these; empty: all.
@@ -91,6 +94,7 @@ class TransferSpec:
     profiles: tuple[CodecProfile, ...] = ()
     goodput_bytes_per_s: float = 0.0
     core_count: int = 0
+    decode_rates: tuple[DecodeRate, ...] = ()
     max_memory_nbytes: int = 0
     ranges: tuple[range, ...] = ()
     want_chunks: tuple[ChunkSet, ...] = ()
@@ -172,9 +176,23 @@ def _decode_byte_range(message: layout_pb2.ByteRange) -> range:
     return range(message.offset, message.offset + message.nbytes)
 
 
+def _positive(value: float, field: str) -> float:
+    if not 0 < value < inf:
+        raise invalid(field, f"{value} is no rate")
+    return value
+
+
 converted(ChunkSet, transfer_pb2.ChunkSet, _encode_chunk_set, _decode_chunk_set)
 
 converted(range, layout_pb2.ByteRange, _encode_byte_range, _decode_byte_range)
+
+converter(
+    DecodeRate,
+    transfer_pb2.DecodeRate,
+    model_bytes_per_s=_positive,
+    payload_bytes_per_s=_positive,
+    whole_bytes_per_s=_positive,
+)
 
 encode_transfer_spec, decode_transfer_spec = converter(
     TransferSpec,

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from astraflow.codec.rates import DecodeRate
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.patch import Patch, make_patch, make_whole
-from astraflow.weights.patches.routes import APPLIED_PER_S, Link
+from astraflow.weights.patches.routes import Link
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import digest_of
 
@@ -121,12 +122,24 @@ class TestLinks:
     def test_more_cores_make_the_smaller_one_worth_it(self, store):
         nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
         # Where both take the same time on one core.
-        slower = 1 / APPLIED_PER_S[CodecProfile.COMPACT] - 1 / APPLIED_PER_S[CodecProfile.FAST]
+        rates = decode_rates(fast=10e9, compact=4e9)
+        slower = 1 / 4e9 - 1 / 10e9
         even = nbytes / 2 / (store.history.shard_layout.payload_nbytes * slower)
 
-        assert self.profile(store, goodput_bytes_per_s=even * 1.5) is CodecProfile.FAST
-        told = {"goodput_bytes_per_s": even * 1.5, "core_count": 4}
-        assert self.profile(store, **told) is CodecProfile.COMPACT
+        told = {"goodput_bytes_per_s": even * 1.5, "decode_rates": rates}
+        assert self.profile(store, **told) is CodecProfile.FAST
+        assert self.profile(store, **told, core_count=4) is CodecProfile.COMPACT
+
+    def test_what_the_reader_decodes_quickly_decides(self, store):
+        nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
+        model_nbytes = store.history.shard_layout.payload_nbytes
+        # The smaller one takes half the time on the link, which is as long as a pass at 1 GB/s.
+        goodput = nbytes / (2 * model_nbytes / 1e9)
+
+        for compact, chosen in ((0.9e9, CodecProfile.FAST), (1.2e9, CodecProfile.COMPACT)):
+            rates = decode_rates(fast=1e12, compact=compact)
+            found = self.profile(store, goodput_bytes_per_s=goodput, decode_rates=rates)
+            assert found is chosen
 
     def test_an_unknown_link_gets_the_fewest_bytes(self, store):
         assert self.profile(store) is CodecProfile.COMPACT
@@ -141,6 +154,19 @@ class TestLinks:
         with pytest.raises(AstraflowError) as caught:
             store.plan(1, 0, link=Link(profiles=(CodecProfile.COMPACT,)))
         assert caught.value.reason is Reason.PATCH_UNKNOWN
+
+
+def decode_rates(**by_profile):
+    """Return rates of a reader for which the payload alone takes no time."""
+    return tuple(
+        DecodeRate(
+            profile=CodecProfile(name),
+            model_bytes_per_s=rate,
+            payload_bytes_per_s=1e15,
+            whole_bytes_per_s=rate,
+        )
+        for name, rate in by_profile.items()
+    )
 
 
 class TestBounds:

@@ -72,6 +72,9 @@ NAMED: Mapping[str, st.SearchStrategy[Any]] = {
     "capacity": st.integers(1, 2**31 - 1),
     "groups_per_batch": st.integers(1, 2**31 - 1),
     "max_context_token_count": st.integers(1, 2**31 - 1),
+    "model_bytes_per_s": st.floats(1, 1e12),
+    "payload_bytes_per_s": st.floats(1, 1e12),
+    "whole_bytes_per_s": st.floats(1, 1e12),
 }
 DIGESTS = st.binary(min_size=32, max_size=32)
 

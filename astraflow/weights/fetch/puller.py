@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from astraflow.codec.chunks import CHUNK_NBYTES
+from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import WeightUpdate
@@ -187,6 +188,9 @@ class WeightPuller:
         fetch = self._fetch(target, transfer_token, listed)
         async with self._one_at_a_time:
             self._times, self._arrived = PullTimes(), 0.0
+            if self.version is None:
+                # What requests say of this machine; measuring it would hold up the event loop.
+                await asyncio.to_thread(measured_rates)
             await self._holding.flushed()
             await self._holding.restore(known)
             try:

@@ -16,6 +16,7 @@ import numpy as np
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import CHUNK_NBYTES, Chunk
 from astraflow.codec.decode import decode_change
+from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.layout_frame import LayoutFrame
@@ -108,6 +109,7 @@ class IncomingVersion:
             layout_digest=self.target.layout_digest,
             goodput_bytes_per_s=goodput_bytes_per_s,
             core_count=os.cpu_count() or 0,
+            decode_rates=tuple(measured_rates().decode.values()),
             want_chunks=tuple(ChunkSet.of(root, each) for root, each in wanted.items()),
             have_chunks=tuple(have),
             bound=bound,

@@ -1,10 +1,11 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from astraflow.codec.chunks import CODEC_VERSION
+from astraflow.codec.rates import DecodeRate, measured_rates
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.wire.transfers import TransferBound
 
@@ -13,14 +14,6 @@ PROFILES: Final = (CodecProfile.FAST, CodecProfile.COMPACT)
 
 # What coding a second patch costs however small it is, and what measured goodputs are off by.
 _LEAST_S: Final = 0.01
-APPLIED_PER_S: Final = {CodecProfile.FAST: 10e9, CodecProfile.COMPACT: 4.6e9}
-"""Bytes of the model per second of one core: decoding, verifying and applying a patch.
-
-Measured by benchmarks/codec.py at 1 % changed, on a machine that did other work as well.
-"""
-
-# The same from nothing: raw bytes are copied, planes are put together again, all is digested.
-_FILLED_PER_S: Final = {CodecProfile.FAST: 1e9, CodecProfile.COMPACT: 0.75e9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +26,9 @@ class Compact:
     """
 
     share: float = 0.65
-    encoded_per_s: float = 3e9
+    encoded_per_s: float = field(
+        default_factory=lambda: measured_rates().encode_bytes_per_s[CodecProfile.COMPACT]
+    )
 
     def seconds(self, model_nbytes: int) -> float:
         return model_nbytes / self.encoded_per_s + _LEAST_S
@@ -58,11 +53,13 @@ class Link:
         profiles: It takes these, in order of preference; empty: what costs it the least time.
         goodput_bytes_per_s: Measured; 0: unknown, and then bytes alone count.
         core_count: Cores that it decodes on; 0: unknown, and then it is one.
+        decode_rates: What one of them does, by profile; what is missing is taken from here.
     """
 
     profiles: tuple[CodecProfile, ...] = ()
     goodput_bytes_per_s: float = 0.0
     core_count: int = 0
+    decode_rates: tuple[DecodeRate, ...] = ()
 
     def choices(self) -> tuple[frozenset[CodecProfile], ...]:
         """Return which profiles may be used: the first set with which there is a way is."""
@@ -79,15 +76,14 @@ class Link:
             model_nbytes: Of what is coded.
             compact: What coding it costs.
         """
-        saved = nbytes * (1 - compact.share) / self.goodput_bytes_per_s
-        slower = 1 / APPLIED_PER_S[CodecProfile.COMPACT] - 1 / APPLIED_PER_S[CodecProfile.FAST]
-        decoding = model_nbytes * slower / max(self.core_count, 1)
-        return saved - decoding - compact.seconds(model_nbytes)
+        compact_nbytes = round(nbytes * compact.share)
+        saved = (nbytes - compact_nbytes) / self.goodput_bytes_per_s
+        slower = self._decoding_s(CodecProfile.COMPACT, model_nbytes, compact_nbytes)
+        slower -= self._decoding_s(CodecProfile.FAST, model_nbytes, nbytes)
+        return saved - slower - compact.seconds(model_nbytes)
 
     def cost(self, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
         """Return what a patch costs: seconds, or bytes where the goodput is unknown.
-
-        At 1 % changed the profiles cost the same at about 12 MB/s for each core.
 
         Args:
             info: Names the patch.
@@ -96,9 +92,17 @@ class Link:
         """
         if self.goodput_bytes_per_s <= 0:
             return nbytes
-        rates = _FILLED_PER_S if info.base_version is None else APPLIED_PER_S
-        decoding = model_nbytes / rates[info.profile] / max(self.core_count, 1)
-        return nbytes / self.goodput_bytes_per_s + decoding
+        decoding_s = self._decoding_s(
+            info.profile, model_nbytes, info.payload_nbytes, is_whole=info.base_version is None
+        )
+        return nbytes / self.goodput_bytes_per_s + decoding_s
+
+    def _decoding_s(
+        self, profile: CodecProfile, model_nbytes: int, nbytes: int, *, is_whole: bool = False
+    ) -> float:
+        of_reader = (each for each in self.decode_rates if each.profile is profile)
+        rate = next(of_reader, None) or measured_rates().decode[profile]
+        return rate.seconds(model_nbytes, nbytes, is_whole=is_whole) / max(self.core_count, 1)
 
 
 Patch = TypeVar("Patch")

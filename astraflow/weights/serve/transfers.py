@@ -66,6 +66,7 @@ class WeightTransfer:
             profiles=spec.profiles,
             goodput_bytes_per_s=spec.goodput_bytes_per_s,
             core_count=spec.core_count,
+            decode_rates=spec.decode_rates,
         )
         self._patches: Sequence[Patch] = ()
         # Number of the patch in the plan, index of the chunk.

@@ -28,7 +28,7 @@ LANE_SHM: Lane
 LANE_OBJECT_STORE: Lane
 
 class TransferSpec(_message.Message):
-    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "ranges", "want_chunks", "have_chunks", "ahead")
+    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "ranges", "want_chunks", "have_chunks", "ahead", "decode_rates")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class TransferSpec(_message.Message):
     WANT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     HAVE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RATES_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     version: int
     base_version: int
@@ -53,7 +54,20 @@ class TransferSpec(_message.Message):
     want_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
     have_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
     ahead: bool
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., ahead: _Optional[bool] = ...) -> None: ...
+    decode_rates: _containers.RepeatedCompositeFieldContainer[DecodeRate]
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., ahead: _Optional[bool] = ..., decode_rates: _Optional[_Iterable[_Union[DecodeRate, _Mapping]]] = ...) -> None: ...
+
+class DecodeRate(_message.Message):
+    __slots__ = ("profile", "model_bytes_per_s", "payload_bytes_per_s", "whole_bytes_per_s")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    profile: _patch_pb2.CodecProfile
+    model_bytes_per_s: float
+    payload_bytes_per_s: float
+    whole_bytes_per_s: float
+    def __init__(self, profile: _Optional[_Union[_patch_pb2.CodecProfile, str]] = ..., model_bytes_per_s: _Optional[float] = ..., payload_bytes_per_s: _Optional[float] = ..., whole_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class ChunkSet(_message.Message):
     __slots__ = ("root_digest", "indexes")

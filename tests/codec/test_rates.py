@@ -1,0 +1,38 @@
+"""Rates are measured once, and say what a patch costs in proportion."""
+
+import pytest
+
+from astraflow.codec import kernels
+from astraflow.codec.chunks import Profile
+from astraflow.codec.rates import DecodeRate, measured_rates
+
+
+def test_every_level_is_measured_once(level):
+    rates = measured_rates()
+
+    assert measured_rates() is rates
+    assert set(rates.decode) == set(rates.encode_bytes_per_s) == set(Profile)
+    for profile, rate in rates.decode.items():
+        assert rate.profile is profile
+        numbers = (rate.model_bytes_per_s, rate.payload_bytes_per_s, rate.whole_bytes_per_s)
+        assert all(0 < each < float("inf") for each in numbers)
+
+
+@pytest.mark.skipif(len(kernels.levels()) < 2, reason="there is one level")
+def test_levels_have_rates_of_their_own():
+    found = []
+    for level in kernels.levels()[:2]:
+        with kernels.forced(level):
+            found.append(measured_rates())
+
+    assert found[0] != found[1]
+
+
+def test_a_patch_costs_a_pass_and_its_payload_and_a_version_all_of_it():
+    rate = DecodeRate(
+        profile=Profile.FAST, model_bytes_per_s=1e9, payload_bytes_per_s=1e8, whole_bytes_per_s=5e8
+    )
+
+    assert rate.seconds(10**9, 10**8, is_whole=False) == 2
+    assert rate.seconds(10**9, 10**8, is_whole=True) == 2
+    assert rate.seconds(10**9, 0, is_whole=False) == 1
