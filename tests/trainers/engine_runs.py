@@ -31,16 +31,17 @@ def vowel_recipe(folder, **trainer):
 
 
 @asynccontextmanager
-async def training(train, recipe, folder):
+async def training(train, recipe, folder, **of_node):
     """Yield a run that is trained, and its node; at the end it is over.
 
     Args:
         train: Called with the arguments of `run_engine`, in a thread.
         recipe: Of the run.
         folder: Gets its folder.
+        of_node: See `LiveRun.add_node`.
     """
     async with start_run(recipe, run_dir=folder / "run") as run:
-        node = await run.add_node()
+        node = await run.add_node(**of_node)
         thread = run.add_thread(
             partial(
                 train,

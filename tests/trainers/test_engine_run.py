@@ -1,5 +1,6 @@
 """Any engine joins a real run by one call."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -126,12 +127,19 @@ async def test_who_comes_back_goes_on_from_its_checkpoint(tmp_path):
 @pytest.mark.slow
 async def test_who_waits_for_data_publishes_and_saves_when_asked(tmp_path):
     recipe = vowel_recipe(tmp_path, export_dtype="f32", sync={"style": "asked", "every": 1000})
-    async with training(partial(run_engine, ENGINES["numpy"]()), recipe, tmp_path) as (run, node):
-        await node.engine.until(lambda: node.engine.running)
+    # Each of 3 steps has 8 samples. When the 16th begins, 12 are done: enough for one step.
+    answers = itertools.count(1)
+
+    def answer(text):
+        if next(answers) == 16:
+            node.engine.open.clear()
+        return text
+
+    train, of_node = partial(run_engine, ENGINES["numpy"]()), {"answer": answer, "capacity": 4}
+    async with training(train, recipe, tmp_path, **of_node) as (run, node):
         async for status in (control := await run.control()).watch_run(min_interval_s=0.01):
-            if status.policies[0].step:
+            if status.policies[0].step and not node.engine.open.is_set():
                 break
-        node.engine.open.clear()
         members = run.status().members
         await control.save_run("mine", timeout_s=200)
         (raas,) = (each for each in members if each.role is MemberRole.RAAS)

@@ -311,7 +311,7 @@ async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, 
     training.endpoints = [liar.address, honest.address]
     lane = AnyLane(lanes=[case[0]], encrypts=case[1], stall_timeout_s=5.0)
     puller = WeightPuller(training.policy_id, lane=lane)
-    live = None
+    live, was_named = None, False
     try:
         while lies.count < frames:
             lies.begin()
@@ -320,7 +320,13 @@ async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, 
             live = tools.live(pulled.update, live)
             assert training.is_live(live)
             named = {each.address for each in pulled.reports if each.bad_chunk_count}
-            assert named == ({liar.address} if lies.was_sent else set()), lies.names[-burst:]
+            was_named = was_named or bool(named)
+            # Over several connections all that is true may have come before a lie is read.
+            if lies.was_sent and (named or case[0] is not LaneKind.TCP):
+                assert named == {liar.address}, lies.names[-burst:]
+            else:
+                assert named == set()
+        assert was_named
     finally:
         await puller.close()
         await liar.stop()
