@@ -1,13 +1,18 @@
 """A PostgreSQL server of its own, started from the binaries that Debian installs."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+# Below those that Linux and macOS give by themselves (ip_local_port_range).
+_PORTS: Final = (20_000, 32_768)
 
 
 def postgres_binaries() -> Path | None:
@@ -20,9 +25,11 @@ def postgres_binaries() -> Path | None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
+    """Return a port that nobody has now, and that no socket gets which asks for any."""
+    while True:
+        port = random.randrange(*_PORTS)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 @contextmanager

@@ -1,4 +1,3 @@
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -13,6 +12,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer
 from astraflow.core.versions import VersionInfo
 from astraflow_proto.dataflow.v1 import trainer_service_pb2
+from crash_ends.postgres import free_port
 
 REGISTER = RegisterTrainer(
     policy_id="solver", name="trainer", contract=Contract(), groups_per_batch=1
@@ -189,9 +189,7 @@ def test_a_wrong_token_is_named(hub, loop):
 
 
 def test_an_unreachable_hub_is_named_with_what_to_check():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     client = TrainerClient(hub=address, token="t", register=REGISTER, patience_s=0.2)
     with pytest.raises(AstraflowError, match=f"hub at {address}.*check that") as raised, client:
         pass

@@ -5,12 +5,13 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from crash_ends.postgres import free_port
 
 ROOT = Path(__file__).parents[2]
 GO_PACKAGES = Path("/usr/share/gocode")
@@ -22,7 +23,8 @@ PREAMBLE = """set -euo pipefail
 go() { [ "$1" = mod ] || command go "$@"; }  # no proxy: Debian's packages
 """
 
-pytestmark = pytest.mark.slow
+# Go compiles all of gRPC first.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +71,6 @@ def write(found, port, folder):
     return commands
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def play(script, folder):
     """Return what it prints, once all that it started has ended."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -88,7 +85,7 @@ def play(script, folder):
         start_new_session=True,
     )
     try:
-        said, error = started.communicate(timeout=200)
+        said, error = started.communicate(timeout=800)
     finally:
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -98,13 +97,6 @@ def astraflow(
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Warm-up models are made once for all tests."""
     return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextmanager

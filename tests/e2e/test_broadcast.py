@@ -3,6 +3,7 @@
 import pytest
 
 from astraflow.config.run_dir import read_json_lines
+from crash_ends.postgres import free_port
 
 from .by_hand import by_hand
 from .conftest import WARM_UP
@@ -10,13 +11,13 @@ from .conftest import WARM_UP
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, cache, free_port):
+def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, cache):
     with by_hand(
         "sort.yaml",
         WARM_UP,
         "policies.solver.trainer.groups_per_batch=4",
         "policies.solver.trainer.step_count=4000",
-        f"policies.solver.trainer.broadcast={{node_count: 2, port: {free_port}, deadline_s: 5}}",
+        f"policies.solver.trainer.broadcast={{node_count: 2, port: {free_port()}, deadline_s: 5}}",
         "evals={}",
         "raas.capacity=16",
         run_dir=tmp_path / "run",

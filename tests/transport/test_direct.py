@@ -9,6 +9,7 @@ from astraflow.core.errors import Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.transport.tcp import direct_port
+from crash_ends.postgres import free_port
 
 # Reached from 127.0.0.1, so that it counts as another machine.
 ELSEWHERE = "127.0.0.2:0"
@@ -51,8 +52,7 @@ async def test_somebody_else_at_that_port_is_left_for_the_plan(tools, serve, ope
         await writer.drain()
         writer.close()
 
-    with socket.create_server(("127.0.0.2", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     async with await asyncio.start_server(answer, "127.0.0.2", direct_port(port)):
         source = await serve(lanes=[LaneKind.TCP], listen=f"127.0.0.2:{port}")
 
@@ -64,8 +64,7 @@ async def test_somebody_else_at_that_port_is_left_for_the_plan(tools, serve, ope
 
 
 async def test_nobody_at_that_port_is_left_for_the_plan(tools, serve, open_lanes):
-    with socket.create_server(("127.0.0.2", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.2", direct_port(port)))
         source = await serve(lanes=[LaneKind.TCP], listen=f"127.0.0.2:{port}")

@@ -22,12 +22,7 @@ from astraflow.weights.publish.broadcast import (
 from astraflow.wire.transfers import TransferPlan, encode_transfer_plan
 from astraflow.wire.weights import SentChunk, encode_sent_chunk
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+from crash_ends.postgres import free_port
 
 
 def messages(training, version):

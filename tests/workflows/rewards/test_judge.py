@@ -1,7 +1,6 @@
 """A judge is asked over a real socket; the endpoint that agents are served by is one."""
 
 import asyncio
-import socket
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.rewards.judge import Judge
+from crash_ends.postgres import free_port
 
 
 @pytest.fixture
@@ -50,9 +50,7 @@ async def test_a_judge_without_a_number_is_no_reward_of_zero(bench):
 
 @pytest.mark.slow
 async def test_a_judge_that_refuses_or_is_away_has_failed(bench):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    away = Judge(Judge.Options(base_url=f"http://127.0.0.1:{port}/v1", model="m"))
+    away = Judge(Judge.Options(base_url=f"http://127.0.0.1:{free_port()}/v1", model="m"))
     async with bench("Score: 1") as (judge, run, session, _):
         session.end()
         for each, why in ((judge, "410"), (away, "failed")):
