@@ -138,7 +138,7 @@ def _results_add_up(tap: Tap) -> str | None:
 JOIN: Final = "JoinPool"
 
 # The record grows with every rollout, and is looked through at every message.
-_STEP_S: Final = 0.05
+_STEP_S: Final = 0.1
 
 _SERVICE: Final = "dataflow/v1/raas_service.proto, "
 

@@ -28,7 +28,7 @@ from astraflow.weights.serve.server import WeightServer
 from astraflow_proto.common.v1.tensor_pb2 import DTYPE_I32
 
 # They wait most of the time.
-AT_ONCE = 4
+AT_ONCE = 7
 PATIENCE_S = 10.0
 TOKEN = b"secret of the run"
 

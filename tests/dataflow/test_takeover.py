@@ -131,6 +131,8 @@ async def serve_once(serve, recipe):
 async def test_a_hub_beside_a_live_one_is_refused_and_a_standby_waits(
     start_hub, serve_in, recipe_of, journal, tmp_path
 ):
+    # The one hub may stand still for a second while the other looks.
+    journal |= {"lease_s": 4}
     recipe = recipe_of(hub__journal=journal)
     elsewhere = partial(serve_in, tmp_path / "elsewhere")
     async with start_hub(recipe) as hub:

@@ -92,7 +92,7 @@ def test_a_scorer_that_raises_on_wrong_answers_ends_the_run(tmp_path, cache):
         "workflows.sort.scorer=user_bugs:score",
         "workflows.sort.name=user_bugs:Buggy",
         "rollouts.group_size=8",
-        "rollouts.timeout_s=2",
+        "rollouts.timeout_s=5",
         *NO_EVALS,
         runs=tmp_path,
         cache=cache,

@@ -95,7 +95,7 @@ async def test_a_node_ends_while_a_sender_keeps_it_waiting(driven):
     async with (
         await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent,
         httpx.AsyncClient() as client,
-        asyncio.timeout(20),
+        asyncio.timeout(200),
     ):
         host, port = silent.sockets[0].getsockname()
         async with driven() as (serving, _):

@@ -26,9 +26,10 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceS
 from astraflow_proto.weights.v1 import version_pb2
 
 JOINS = {"trainer": "RegisterTrainer", "raas": "JoinPool"}
-# Some faults show when nothing comes for long: what goes on meanwhile goes on slowly.
+# Some faults show when nothing comes for long: what goes on meanwhile goes on slowly. A task that
+# takes no time would be closed before anybody can cancel it, too.
 STEP_S = 0.1
-TOKEN_S = 0.02
+TOKEN_S = 0.1
 
 
 class Breaker(Tap):
@@ -610,18 +611,16 @@ async def play(role, name, hub, token):
     if role == "trainer":
         await asyncio.to_thread(train_counter, tap.address, token=token, step_s=STEP_S)
     else:
-        # A task whose rollouts take no time is closed before anybody can cancel it.
-        token_s = 0.1 if name == "deaf_to_deadlines" else TOKEN_S
-        await node_of(tap.address, token, token_s=token_s).run()
+        await node_of(tap.address, token).run()
     await tap.close()
     sys.exit(3 if name == "leaves_with_an_error" else 0)
 
 
-def node_of(hub, token, *, token_s):
+def node_of(hub, token):
     tokenizer = CharTokenizer()
     with tempfile.TemporaryDirectory() as folder:
         recipe = small_recipe(Path(folder), scorer="exact")
-    model = ServedModel(engine=SmallEngine(tokenizer, token_s=token_s), tokenizer=tokenizer)
+    model = ServedModel(engine=SmallEngine(tokenizer, token_s=TOKEN_S), tokenizer=tokenizer)
     return make_node(
         recipe, hub=hub, token=token, name="broken", capacity=16, models={"solver": model}
     )
