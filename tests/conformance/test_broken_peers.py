@@ -28,8 +28,8 @@ from astraflow.weights.serve.server import WeightServer
 from astraflow_proto.common.v1.tensor_pb2 import DTYPE_I32
 
 # They wait most of the time.
-AT_ONCE = 7
-PATIENCE_S = 10.0
+AT_ONCE = 4
+PATIENCE_S = 15.0
 TOKEN = b"secret of the run"
 
 PROGRAM = Path(__file__).parents[1] / "peers" / "python" / "broken.py"
