@@ -68,25 +68,40 @@ def pull(
 @app.command("verify")
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A safetensors file, or a folder of them.")
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A safetensors file, a folder of them, or the URL of a version's folder in an"
+            " object store.",
+        ),
     ],
     *,
     run: Annotated[Path | None, typer.Option("--run", help="Folder of the run.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="Signing key of the policy; with a URL, and no hub is asked."),
+    ] = None,
     policy: PolicyName = None,
     version: Annotated[
         int | None, typer.Option("--version", help="Which it must be; left out: any of the run.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that files of weights are sound, and which version of a run they are."""
+    """Check that files of weights are sound, and which version of a run they are.
+
+    Of a version in an object store: that a trainer of the run registered it, and all its bytes.
+    """
     import asyncio  # noqa: PLC0415
 
     from astraflow.config.run_dir import RunDir  # noqa: PLC0415
-    from astraflow.launch.weights import verify_weights  # noqa: PLC0415
+    from astraflow.launch.weights import verify_stored, verify_weights  # noqa: PLC0415
 
+    if "://" in path:
+        asyncio.run(verify_stored(path, key=key or "", as_json=as_json))
+        return
     run_dir = RunDir(run) if run else None
     asyncio.run(
-        verify_weights(path, run_dir=run_dir, policy=policy, version=version, as_json=as_json)
+        verify_weights(Path(path), run_dir=run_dir, policy=policy, version=version, as_json=as_json)
     )
 
 

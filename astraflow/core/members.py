@@ -214,13 +214,17 @@ class RegisterTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRegistration:
-    """What a trainer gets when it is admitted; see RegisterTrainerResponse."""
+    """What a trainer gets when it is admitted; see RegisterTrainerResponse.
+
+    `signing_seed` is a secret that the state machine does not know.
+    """
 
     session: Session
     run_id: RunId
     max_staleness: int
     next_version: int
     rolled_back_batch_count: int = 0
+    signing_seed: bytes = field(default=b"", repr=False)
 
 
 class MemberState(StrEnum):

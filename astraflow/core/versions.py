@@ -49,6 +49,7 @@ class PatchInfo:
         payload_nbytes: Sum over the chunks, tables and headers excluded.
         shard_rank: Publisher's rank whose part of the layout it covers.
         shard_count: 1: the whole layout.
+        signature: Ed25519, 64 bytes, by the signing key of the version; empty: not signed.
     """
 
     base_version: int | None
@@ -60,6 +61,7 @@ class PatchInfo:
     payload_nbytes: int
     shard_rank: int = 0
     shard_count: int = 1
+    signature: bytes = b""
 
 
 class SourceKind(StrEnum):
@@ -112,6 +114,7 @@ class VersionInfo:
         patches: What can be pulled, smallest first.
         sources: Who has it, best first.
         publish_time: Set by the run.
+        signing_key: Ed25519 public key, 32 bytes, that signed every patch; empty: none did.
     """
 
     policy_id: PolicyId
@@ -124,6 +127,7 @@ class VersionInfo:
     patches: tuple[PatchInfo, ...]
     sources: tuple[SourceInfo, ...] = ()
     publish_time: datetime | None = None
+    signing_key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,10 +310,11 @@ class VersionLedger:
 
     def _repeat(self, info: VersionInfo) -> bool:
         known = self.get(info.version)
-        if known.content_digest != info.content_digest:
+        if known.content_digest != info.content_digest or known.signing_key != info.signing_key:
+            what = "content" if known.content_digest != info.content_digest else "signing key"
             raise AstraflowError(
                 Reason.REQUEST_CONFLICT,
-                f"version {info.version} of {self._policy_id} has another content already",
+                f"version {info.version} of {self._policy_id} has another {what} already",
             )
         patches = merge_patches(known.patches, info.patches)
         sources = tuple(dict.fromkeys((*known.sources, *info.sources)))

@@ -378,6 +378,7 @@ class BridgedTrainer:
         self._member = member
         try:
             async with beside(member.session.run()):
+                self._publisher.sign_with(member.registration.signing_seed)
                 await self._publish_first(member.registration.next_version)
                 async with beside(self._read(member)):
                     await self._until_left()

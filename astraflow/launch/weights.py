@@ -34,10 +34,11 @@ from astraflow.core.versions import VersionInfo
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.tls import Tls
 from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
+from astraflow.weights.fetch.object_lane import stored_version
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.wire.weights import layout_digest
+from astraflow.wire.weights import KEY_NBYTES, layout_digest
 from astraflow.workflows.building import workflow_specs
 
 _SHOWN_TENSORS = 20
@@ -80,6 +81,7 @@ async def show_version(
     console = Console()
     console.print(f"[bold]{info.policy_id} {info.version}[/], after {info.step} optimizer steps")
     console.print(f"layout  {info.layout_digest.hex()}\ncontent {info.content_digest.hex()}")
+    console.print(f"signing key {info.signing_key.hex() or 'none: it is not signed'}")
     patches = Table("from", "profile", "chunks", "payload", "root digest")
     for patch in info.patches:
         base = "nothing" if patch.base_version is None else str(patch.base_version)
@@ -122,6 +124,31 @@ async def pull_version(
         print_json({**_described(info), **fields})
     else:
         Console().print(f"{file}: version {info.version}, {pulled.nbytes:,} B in {seconds:.2f} s")
+
+
+async def verify_stored(uri: str, *, key: str, as_json: bool) -> None:
+    """Print a version in an object store that one of the run's trainers registered; ask no hub.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a key that is none; what `stored_version` raises.
+    """
+    try:
+        signing_key = bytes.fromhex(key)
+    except ValueError:
+        signing_key = b""
+    if len(signing_key) != KEY_NBYTES:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, "--key needs the 64 digits that `astraflow weights inspect` shows"
+        )
+    info = await asyncio.to_thread(stored_version, uri, signing_key)
+    if as_json:
+        print_json(_described(info))
+        return
+    nbytes = sum(patch.payload_nbytes for patch in info.patches)
+    Console().print(
+        f"version {info.version} of {info.policy_id}: {len(info.patches)} patches, {nbytes:,} B,"
+        " all signed by a trainer of the run"
+    )
 
 
 async def verify_weights(

@@ -98,6 +98,14 @@ class HubTokens:
         key = hashlib.blake2b(self.operator.encode()).digest()
         return hashlib.blake2b(run_id.encode(), key=key, digest_size=TOKEN_NBYTES).digest()
 
+    def signing_seed(self, run_id: str, policy_id: str) -> bytes:
+        """Return the seed of the key that signs a policy's patches; the same for the same run."""
+        key = hashlib.blake2b(self.operator.encode()).digest()
+        said = f"{run_id}|{policy_id}".encode()
+        return hashlib.blake2b(
+            said, key=key, digest_size=TOKEN_NBYTES, person=b"signing seeds"
+        ).digest()
+
     def of_role(self, role: str, *, expire_time: float = 0.0) -> str:
         """Return a token that lets its bearer do what one role does.
 
@@ -267,6 +275,10 @@ class Access:
         self._sessions = sessions
         self._roles = roles
         self._identities = {name: Grant.parse(role) for name, role in (identities or {}).items()}
+
+    def signing_seed(self, run_id: str, policy_id: str) -> bytes:
+        """Return what a trainer of a policy signs its patches with: see `HubTokens`."""
+        return self._tokens.signing_seed(run_id, policy_id)
 
     def joiner(self, context: Context, role: TokenRole, policy_id: str = "") -> None:
         """Let in who may become a member of a role, and train a policy.

@@ -102,7 +102,11 @@ _BY_CODE: Final[Mapping[StatusCode, tuple[Reason, ...]]] = {
         Reason.POLICY_FAULT,
     ),
     StatusCode.CANCELLED: (Reason.TASK_CANCELLED,),
-    StatusCode.DATA_LOSS: (Reason.DIGEST_MISMATCH, Reason.PAYLOAD_LOST),
+    StatusCode.DATA_LOSS: (
+        Reason.DIGEST_MISMATCH,
+        Reason.PAYLOAD_LOST,
+        Reason.SIGNATURE_INVALID,
+    ),
     StatusCode.INTERNAL: (
         Reason.INTERNAL,
         Reason.ENGINE_FAILED,

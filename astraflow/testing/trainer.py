@@ -112,6 +112,7 @@ def train_counter(
         _writing(publisher, client, store) as writer,
     ):
         client.on_transfer_token(server.set_transfer_token)
+        publisher.sign_with(client.registration.signing_seed)
         counter = _Counter(
             publisher=publisher, weights=weights, client=client, writer=writer, step_s=step_s
         )

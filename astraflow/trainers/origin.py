@@ -293,7 +293,7 @@ class _HerePublishing:
         return (WeightEndpoint(rank=0, endpoint=own),)
 
     def entered(self, client: TrainerClient) -> None:
-        del client
+        self.own.sign_with(client.registration.signing_seed)
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -23,6 +23,7 @@ from astraflow.wire.fields import (
 )
 from astraflow.wire.weights import (
     DIGEST_NBYTES,
+    KEY_NBYTES,
     STATE_DIGEST_NBYTES,
     PatchIndex,
 )
@@ -83,6 +84,7 @@ encode_version_info, decode_version_info = converter(
     layout_digest=sized(DIGEST_NBYTES),
     content_digest=sized(STATE_DIGEST_NBYTES),
     scrub_digest=sized(DIGEST_NBYTES, or_none=True),
+    signing_key=sized(KEY_NBYTES, or_none=True),
     step=least(0),
 )
 

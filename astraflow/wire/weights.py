@@ -21,6 +21,10 @@ DIGEST_NBYTES = 32
 
 STATE_DIGEST_NBYTES = 16
 
+SIGNATURE_NBYTES = 64
+
+KEY_NBYTES = 32
+
 
 def layout_digest(layout: Layout) -> bytes:
     """Return BLAKE3 of the layout's canonical form, 32 bytes."""
@@ -99,6 +103,7 @@ encode_patch_info, decode_patch_info = converter(
     root_digest=sized(DIGEST_NBYTES),
     chunk_count=least(0),
     payload_nbytes=least(0),
+    signature=sized(SIGNATURE_NBYTES, or_none=True),
 )
 
 ENCODINGS = EnumTable(Encoding, patch_pb2.Encoding, "ENCODING")

@@ -352,8 +352,8 @@ class FakeTrainer(Member):
         self.next_version = registration.next_version
         return registration
 
-    async def publish(self):
-        info = made_up_version(self.policy_id, self.next_version, step=self.step)
+    async def publish(self, info=None):
+        info = info or made_up_version(self.policy_id, self.next_version, step=self.step)
         with translate_errors():
             response = await TrainerServiceStub(self.channel).PublishVersion(
                 PublishVersionRequest(version=versions.encode_version_info(info)),

@@ -1,11 +1,16 @@
 """Versions are announced to whoever watches, and are what the run says they are."""
 
+from dataclasses import replace
+
 import pytest
 
 from astraflow.config.run_dir import read_json_lines
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.versions import VersionState
+from astraflow.rpc.access import HubTokens
+from astraflow.simulate.made_up import made_up_version
 from astraflow.wire import versions as wire
+from astraflow.wire.signatures import PatchSigner
 from astraflow_proto.control.v1.control_service_pb2 import STOP_MODE_CANCEL, StopRunRequest
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
@@ -69,6 +74,22 @@ async def test_versions_grow_by_one(scene, reason_of):
     trainer.next_version = 0
     await trainer.publish()
     assert trainer.next_version == 1
+
+
+async def test_a_trainer_gets_the_key_of_its_policy_and_signs_with_it(scene, reason_of):
+    trainer, tokens = scene.trainer(), HubTokens(join="join", operator="operator")
+    registration = await trainer.register()
+    assert registration.signing_seed == tokens.signing_seed(registration.run_id, "solver")
+    assert registration.signing_seed != tokens.signing_seed(registration.run_id, "critic")
+    assert registration.signing_seed.hex() not in repr(registration)
+    signer = PatchSigner(registration.signing_seed)
+    unsigned = replace(made_up_version("solver", 0, step=0), signing_key=signer.public_key)
+    signed = [signer.signed(patch, unsigned.layout_digest) for patch in unsigned.patches]
+    assert await reason_of(trainer.publish(unsigned)) is Reason.SIGNATURE_INVALID
+    await trainer.publish(replace(unsigned, patches=tuple(signed)))
+    assert trainer.next_version == 1
+    other = replace(unsigned, patches=(), signing_key=PatchSigner(b"o" * 32).public_key)
+    assert await reason_of(trainer.publish(other)) is Reason.REQUEST_CONFLICT
 
 
 async def test_an_update_that_failed_is_on_record(scene):

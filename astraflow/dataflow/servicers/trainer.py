@@ -9,6 +9,7 @@ from functools import partial
 from astraflow.core.batches import EndOfData
 from astraflow.core.effects import SendBatch, SendPublishOrder, SendSaveOrder, SendScrubOrder
 from astraflow.core.events import VersionPublished
+from astraflow.core.ids import PolicyId
 from astraflow.core.members import Directive, MemberRole
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.hub import Hub
@@ -20,6 +21,7 @@ from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, versions
 from astraflow.wire import trainer as wire
 from astraflow.wire.common import encode_wait_reason
+from astraflow.wire.signatures import require_signed
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
 # Making a part of this many takes some milliseconds of the event loop.
@@ -49,7 +51,8 @@ class TrainerServicer:
         self._access.joiner(context, TokenRole.TRAINER, request.policy_id)
         registration = await self._hub.register_trainer(wire.decode_register_trainer(request))
         hit(FaultPoint.MEMBER_SAFE)
-        return wire.encode_trainer_registration(registration)
+        seed = self._access.signing_seed(registration.run_id, PolicyId(request.policy_id))
+        return wire.encode_trainer_registration(replace(registration, signing_seed=seed))
 
     async def StreamBatches(self, request: pb.StreamBatchesRequest, context: Context) -> None:
         """Send batches as they become ready; while there is none, say why."""
@@ -87,6 +90,8 @@ class TrainerServicer:
         """Announce weights that can now be pulled."""
         member_id = self._access.member(context, MemberRole.TRAINER)
         info = versions.decode_version_info(request.version)
+        for patch in info.patches:
+            require_signed(info, patch)
         next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
         hit(FaultPoint.VERSION_SAFE)
         return pb.PublishVersionResponse(next_version=next_version)

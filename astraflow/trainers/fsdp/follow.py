@@ -142,10 +142,12 @@ class FollowerRank:
 
     def _join(self, order: Join) -> None:
         """Read this rank's share of the batches; its versions may go to an object store, too."""
+        publisher = cast("WeightPublisher", self._publisher)
+        publisher.sign_with(order.signing_seed)
         url = store_url(self._settings, order.run_id)
-        if url is not None and self._publisher is not None and self._ranks.publishes:
+        if url is not None and self._ranks.publishes:
             # Rank 0 tells the run of what all have written.
-            writer = self._parts.enter_context(ObjectWriter(self._publisher, url, None))
+            writer = self._parts.enter_context(ObjectWriter(publisher, url, None))
             self._followers.append(writer)
         reader = SecretsReader(order.host, order.port, changed=self._set_tokens)
         self._parts.enter_context(reader)

@@ -170,5 +170,13 @@ class LeadPublishing:
         """Let all ranks in with the session of rank 0, now and whenever it is another one."""
         client.on_session(lambda session: self._board.set_session(session.token))
         client.on_transfer_token(self._board.set_transfer)
-        run_id = client.registration.run_id
-        self._ranks.broadcast(Join(self._board.host, self._board.port, run_id))
+        registration = client.registration
+        self.own.sign_with(registration.signing_seed)
+        self._ranks.broadcast(
+            Join(
+                self._board.host,
+                self._board.port,
+                registration.run_id,
+                registration.signing_seed,
+            )
+        )

@@ -7,7 +7,7 @@ ranks belong into a network that is closed to others.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Self
@@ -35,6 +35,7 @@ class Join:
     host: str
     port: int
     run_id: str
+    signing_seed: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

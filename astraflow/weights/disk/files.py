@@ -12,7 +12,7 @@ What is loaded is the newest state that a folder holds, verified, or nothing.
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from astraflow.codec.chunks import Chunk
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import CompletePatch, HeldState, stage
@@ -298,12 +299,14 @@ class Loaded:
         held: The newest state that could be verified; None: none.
         record: Which files make it.
         chunks: Verified ones of patches that are not in it.
+        patches: That made the state from nothing; empty: it lay in a file of its own.
     """
 
     frame: LayoutFrame | None = None
     held: HeldState | None = None
     record: Record | None = None
     chunks: VerifiedChunks
+    patches: tuple[PatchInfo, ...] = ()
 
 
 def load(folder: Path) -> Loaded:
@@ -311,11 +314,11 @@ def load(folder: Path) -> Loaded:
     frame = _frame(folder)
     if frame is None:
         return Loaded(chunks={})
-    held, record = _state(folder, frame)
+    held, record, patches = _state(folder, frame)
     used = set[str]() if record is None else record.names
     found = (read_patch(path) for path in folder.glob("*.patch") if path.name not in used)
     chunks = {each.index.patch.root_digest: each.chunks for each in found if each is not None}
-    return Loaded(frame=frame, held=held, record=record, chunks=chunks)
+    return Loaded(frame=frame, held=held, record=record, chunks=chunks, patches=patches)
 
 
 def _frame(folder: Path) -> LayoutFrame | None:
@@ -329,35 +332,40 @@ def _frame(folder: Path) -> LayoutFrame | None:
         return None
 
 
-def _state(folder: Path, frame: LayoutFrame) -> tuple[HeldState | None, Record | None]:
-    """Go from the base as far as everything is true."""
+def _state(
+    folder: Path, frame: LayoutFrame
+) -> tuple[HeldState | None, Record | None, tuple[PatchInfo, ...]]:
+    """Go from the base as far as everything is true; return the patches, too, from nothing."""
     held: HeldState | None = None
     done: tuple[RecordStep, ...] = ()
+    infos: tuple[PatchInfo, ...] = ()
     try:
         record = Record.from_bytes((folder / RECORD).read_bytes())
         if record.layout_digest != frame.digest:
             raise AstraflowError(Reason.LAYOUT_MISMATCH, "the record is of another layout")
         held = _base(folder, frame, record)
     except FileNotFoundError:
-        return None, None
+        return None, None, ()
     except _DAMAGE as error:
         _cold(folder, error)
-        return None, None
+        return None, None, ()
     try:
         for step in record.steps:
-            held = _after(folder, frame, held, step)
+            patches = [_complete(folder, root) for root in step.roots]
+            held = _after(frame, held, step, patches)
             done = (*done, step)
+            infos = (*infos, *(index.patch for index, _ in patches))
     except _DAMAGE as error:
         if held is None:
             _cold(folder, error)
-            return None, None
+            return None, None, ()
         log.warning(
             "the copy on disk is damaged, going on from an older version",
             folder=str(folder),
             version=held.version,
             why=str(error),
         )
-    return held, replace(record, steps=done)
+    return held, replace(record, steps=done), () if record.base else infos
 
 
 def _base(folder: Path, frame: LayoutFrame, record: Record) -> HeldState | None:
@@ -374,8 +382,12 @@ def _base(folder: Path, frame: LayoutFrame, record: Record) -> HeldState | None:
     return HeldState(frame=frame, version=version, flat=flat, digest=digest)
 
 
-def _after(folder: Path, frame: LayoutFrame, held: HeldState | None, step: RecordStep) -> HeldState:
-    patches = [_complete(folder, root) for root in step.roots]
+def _after(
+    frame: LayoutFrame,
+    held: HeldState | None,
+    step: RecordStep,
+    patches: Sequence[CompletePatch],
+) -> HeldState:
     for index, chunks in patches:
         for chunk in chunks:
             frame.runs.check(chunk.header)

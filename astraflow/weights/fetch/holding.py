@@ -14,11 +14,13 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.disk.files import Loaded
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import is_readable
 from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
 from astraflow.weights.serve.relay import WeightRelay, whole_patch
+from astraflow.wire.signatures import require_signed
 
 # Elements that are written in less time than it takes to hand them to a thread.
 _INLINE_COUNT: Final = 4096
@@ -85,16 +87,16 @@ class Holding:
         held = loaded.held
         if held is None:
             return
-        registered = known.get(held.version)
-        if registered is None or await asyncio.to_thread(is_registered, held, registered):
+        if await asyncio.to_thread(_is_of_run, loaded, held, known):
             self.state = held
             log.info("found weights on disk", policy_id=self._policy_id, version=held.version)
             return
         self._copy.forget()
         log.warning(
-            "the weights on disk are of another run",
+            "the weights on disk are of another run, or nobody signed them",
             policy_id=self._policy_id,
             version=held.version,
+            folder=str(self._copy.folder),
         )
 
     def serve(self, target: VersionInfo) -> None:
@@ -182,6 +184,28 @@ class Holding:
             base_version=base and base.version,
             tensors=staged.tensor_updates(),
         )
+
+
+def _is_of_run(loaded: Loaded, held: HeldState, known: Mapping[int, VersionInfo]) -> bool:
+    """Whether a state from disk is a version of the run.
+
+    One that the run no longer lists proves itself by the signatures of its patches, where the
+    versions of the run are signed.
+    """
+    registered = known.get(held.version)
+    if registered is not None:
+        return is_registered(held, registered)
+    newest = known[max(known)]
+    if not newest.signing_key:
+        return True
+    if newest.layout_digest != held.frame.digest or not loaded.patches:
+        return False
+    try:
+        for patch in loaded.patches:
+            require_signed(newest, patch)
+    except AstraflowError:
+        return False
+    return True
 
 
 def is_registered(held: HeldState, registered: VersionInfo) -> bool:

@@ -8,7 +8,7 @@ any source says is: only the roots that the run registered count.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -17,14 +17,16 @@ from google.protobuf.message import DecodeError
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
-from astraflow.core.versions import PatchInfo
+from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.storage.buckets import Bucket
 from astraflow.weights.patches.routes import is_readable, itself, steps
 from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
+from astraflow.weights.publish.publisher import combined
+from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest
-from astraflow.wire.weights import SentChunk, decode_layout
+from astraflow.wire.weights import SentChunk, decode_layout, digest_of
 from astraflow_proto.weights.v1 import layout_pb2
 
 Result = TypeVar("Result")
@@ -293,3 +295,52 @@ def _cut(block: _Block, content: memoryview) -> Iterator[SentChunk]:
         payload = content[at : at + header.payload_nbytes]
         at += header.payload_nbytes
         yield SentChunk(patch_index=block.patch_index, chunk=Chunk(header=header, payload=payload))
+
+
+def stored_version(uri: str, signing_key: bytes) -> VersionInfo:
+    """Return a version that lies in an object store, once all of it was verified without the hub.
+
+    Signatures, roots and every byte of its patches are read. What they lead from is not.
+
+    Args:
+        uri: Of the version's folder.
+        signing_key: Of its policy in its run, as the run shows it.
+
+    Raises:
+        AstraflowError: SIGNATURE_INVALID for what no trainer of the run registered;
+            DIGEST_MISMATCH, CHUNK_INVALID for other bytes; VERSION_EVICTED when a part is missing;
+            what `Bucket` raises.
+    """
+    folder, _, version = uri.rstrip("/").rpartition("/")
+    bucket, whole = Bucket(folder), manifest_name(WHOLE)
+    names = [name for name in bucket.names(version) if name.startswith(whole)]
+    infos: list[VersionInfo] = []
+    try:
+        for name in names:
+            manifest = read_manifest(bucket.read(f"{version}/{name}", 0, _MAX_MANIFEST_NBYTES))
+            trusted = replace(manifest.version, signing_key=signing_key)
+            for patch in manifest.patches:
+                require_signed(trusted, patch.index.patch)
+                _require_whole(patch, bucket.read(f"{version}/{patch_name(patch.index.patch)}"))
+            patches = tuple(patch.index.patch for patch in manifest.patches)
+            infos.append(replace(trusted, patches=patches))
+    except (FileNotFoundError, AstraflowError) as error:
+        is_gone = isinstance(error, FileNotFoundError)
+        reason = Reason.VERSION_EVICTED if is_gone else error.reason
+        raise AstraflowError(reason, f"{uri}: {error}") from error
+    if not any(info.patches for info in infos):
+        raise AstraflowError(Reason.VERSION_EVICTED, f"{uri} has no version")
+    return combined(infos)
+
+
+def _require_whole(patch: PatchObject, content: bytes) -> None:
+    """Check that a patch's object is what its root says."""
+    info, offsets = patch.index.patch, patch.offsets()
+    if patch.index.root_digest != info.root_digest or len(content) != info.payload_nbytes:
+        raise AstraflowError(Reason.DIGEST_MISMATCH, f"{patch_name(info)} is not what was signed")
+    for number, header in enumerate(patch.headers):
+        payload = memoryview(content)[offsets[number] : offsets[number + 1]]
+        if digest_of(Chunk(header=header, payload=payload)) != patch.index.chunk_digests[number]:
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH, f"chunk {number} of {patch_name(info)} has other bytes"
+            )

@@ -105,6 +105,7 @@ _BARRED: Final = frozenset(
         Reason.PATCH_UNKNOWN,
         Reason.DIGEST_MISMATCH,
         Reason.CHUNK_INVALID,
+        Reason.SIGNATURE_INVALID,
     }
 )
 
@@ -180,8 +181,9 @@ class WeightPuller:
                 such patches are refused.
 
         Raises:
-            PullFailed: VERSION_EVICTED when no source serves it any more; DIGEST_MISMATCH or
-                CHUNK_INVALID when what came is not what the run registered; PATCH_UNKNOWN when
+            PullFailed: VERSION_EVICTED when no source serves it any more; DIGEST_MISMATCH,
+                CHUNK_INVALID or SIGNATURE_INVALID when what came is not what the run registered;
+                PATCH_UNKNOWN when
                 the run knows no way to it; SOURCE_UNREACHABLE or SOURCE_TIMEOUT.
         """
         started, known = time.monotonic(), {**known, target.version: target}

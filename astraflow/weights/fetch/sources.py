@@ -398,7 +398,8 @@ class Fetch:
         incoming = shared.incoming
         nbytes, bad = incoming.nbytes, incoming.bad_chunk_count
         try:
-            incoming.take(item, shared.frame)
+            is_stored = stats.source.kind is SourceKind.OBJECT_STORE
+            incoming.take(item, shared.frame, is_stored=is_stored)
         finally:
             stats.nbytes += incoming.nbytes - nbytes
             stats.bad_chunk_count += incoming.bad_chunk_count - bad

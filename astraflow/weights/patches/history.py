@@ -5,7 +5,7 @@ undoes them. Only where a range came whole its old bits are kept too, as a compr
 """
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -19,7 +19,11 @@ from astraflow.codec.decode import decode_back, decode_change, decode_whole
 from astraflow.codec.encode import RangeBits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.shard_layout import ShardLayout
+
+Sign = Callable[[PatchInfo], PatchInfo]
+"""Returns a patch with its signature."""
 
 # The bits of so small a part are kept from when they were compared until they are entered.
 _STAGED_NBYTES: Final = 8 << 20
@@ -48,12 +52,14 @@ class History:
         part: What of the layout it is.
         newest: The version that was entered last; None: none.
         oldest: The oldest version that can be read; None: none.
+        sign: Returns a patch with its signature, where the publisher has a key.
     """
 
     def __init__(self, shard_layout: ShardLayout) -> None:
         self.shard_layout = shard_layout
         self.newest: int | None = None
         self.oldest: int | None = None
+        self.sign: Sign = lambda patch: patch
         self._flat = np.zeros(shard_layout.nbytes, np.uint8)
         self._steps: dict[int, list[_Step]] = {where.offset: [] for where in shard_layout.ranges()}
         # Entered and not yet written into the flat bits, by offset.

@@ -23,6 +23,7 @@ from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import is_readable, itself, registered_bound, steps
 from astraflow.weights.patches.state import CompletePatch, HeldState, bits_in
+from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
 
@@ -138,7 +139,9 @@ class IncomingVersion:
 
     def is_planned_as(self, plan: TransferPlan) -> bool:
         """Whether another source would send the same patches."""
-        return [each.patch for each in plan.patches] == [each.info for each in self._planned]
+        return [self._signed(each).patch for each in plan.patches] == [
+            each.info for each in self._planned
+        ]
 
     def begin(self) -> None:
         """Forget the plan, not the chunks: another source makes its own."""
@@ -150,17 +153,26 @@ class IncomingVersion:
             if not patch.is_complete:
                 patch.fail(error)
 
-    def take(self, item: TransferPlan | SentChunk, frame: LayoutFrame) -> None:
+    def take(
+        self, item: TransferPlan | SentChunk, frame: LayoutFrame, *, is_stored: bool = False
+    ) -> None:
         """Take the plan or a chunk of it.
 
+        Args:
+            item: Which.
+            frame: Of the layout.
+            is_stored: Whether it comes from where anybody could have put it: then the patches of
+                a version with a signing key must be signed. Members of a release without
+                signatures leave them out; what they send is compared with what the run told.
+
         Raises:
-            AstraflowError: DIGEST_MISMATCH, CHUNK_INVALID: the source lies or is broken;
-                PATCH_UNKNOWN: the run has not told of a patch in the plan, or this release
-                cannot read it.
+            AstraflowError: DIGEST_MISMATCH, CHUNK_INVALID, SIGNATURE_INVALID: the source lies or
+                is broken; PATCH_UNKNOWN: the run has not told of a patch in the plan, or this
+                release cannot read it.
         """
         if isinstance(item, TransferPlan):
             try:
-                self._take_plan(item)
+                self._take_plan(item, is_stored=is_stored)
             except AstraflowError as error:
                 # No honest source makes a plan that contradicts itself or what it was asked for.
                 self.bad_chunk_count += error.reason is not Reason.PATCH_UNKNOWN
@@ -192,17 +204,20 @@ class IncomingVersion:
             count = patch.info.chunk_count
             yield patch.index, tuple(patch.chunks[number] for number in range(count))
 
-    def _take_plan(self, plan: TransferPlan) -> None:
+    def _take_plan(self, plan: TransferPlan, *, is_stored: bool) -> None:
         if self._planned:
             raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
-        for index in plan.patches:
+        indexes = plan.patches
+        if not is_stored:
+            indexes = tuple(map(self._signed, indexes))
+        for index in indexes:
             self._require_registered(index)
-        self._require_way([index.patch for index in plan.patches])
+        self._require_way([index.patch for index in indexes])
         before, self._patches = self._patches, {}
-        for index in plan.patches:
+        for index in indexes:
             root = index.patch.root_digest
             self._patches[root] = before.pop(root, None) or Patch(index, self._chunks.get(root))
-        self._planned = tuple(self._patches[index.patch.root_digest] for index in plan.patches)
+        self._planned = tuple(self._patches[index.patch.root_digest] for index in indexes)
         # Chunks of patches that are not in the plan would never be used up.
         self._chunks = {root: patch.chunks for root, patch in self._patches.items()}
         for patch in before.values():
@@ -232,7 +247,7 @@ class IncomingVersion:
 
     def is_registered(self, plan: TransferPlan) -> bool:
         """Whether the run has told of every patch of a plan."""
-        return all(self._is_known(index) for index in plan.patches)
+        return all(self._is_known(self._signed(index)) for index in plan.patches)
 
     def learn(self, infos: Iterable[VersionInfo]) -> None:
         """Take note of versions that the run has told again: some have gained patches."""
@@ -242,7 +257,20 @@ class IncomingVersion:
         info = self._known.get(index.patch.version)
         return info is not None and index.patch in info.patches
 
+    def _signed(self, index: PatchIndex) -> PatchIndex:
+        """Return a patch with the signature that it was registered with, if it has none."""
+        info = self._known.get(index.patch.version)
+        if index.patch.signature or info is None:
+            return index
+        for patch in info.patches:
+            if replace(patch, signature=b"") == index.patch:
+                return replace(index, patch=patch)
+        return index
+
     def _require_registered(self, index: PatchIndex) -> None:
+        info = self._known.get(index.patch.version)
+        if info is not None:
+            require_signed(info, index.patch)
         if not self._is_known(index) or not is_readable(index.patch):
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN,

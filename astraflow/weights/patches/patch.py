@@ -15,7 +15,7 @@ from astraflow.codec.encode import encode_chunk, encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import CodecProfile, PatchInfo
-from astraflow.weights.patches.history import History
+from astraflow.weights.patches.history import History, Sign
 from astraflow.weights.patches.shard_layout import WHOLE, Shard
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import PatchIndex, digest_of, root_digest
@@ -76,6 +76,7 @@ class Patch:
         *,
         tables: bytes = b"",
         is_kept: bool = True,
+        sign: Sign,
     ) -> Self:
         """Return a patch of some chunks, by index.
 
@@ -84,6 +85,7 @@ class Patch:
             chunks: Taken one by one.
             tables: Shared by the chunks.
             is_kept: Whether their payloads are kept; else only headers and digests are.
+            sign: Of the history that it is of.
         """
         patch, digests, nbytes = cls(), list[bytes](), 0
         for chunk in chunks:
@@ -93,7 +95,7 @@ class Patch:
                 patch.add(chunk)
             else:
                 patch._left_out[chunk.header.index] = chunk.header
-        patch.finish(index_of(name, digests, nbytes, tables))
+        patch.finish(index_of(name, digests, nbytes, tables, sign=sign))
         return patch
 
     @property
@@ -235,7 +237,12 @@ class Patch:
 
 
 def index_of(
-    name: PatchName, digests: Sequence[bytes], payload_nbytes: int, tables: bytes = b""
+    name: PatchName,
+    digests: Sequence[bytes],
+    payload_nbytes: int,
+    tables: bytes = b"",
+    *,
+    sign: Sign,
 ) -> PatchIndex:
     """Return what a patch is known by.
 
@@ -244,6 +251,7 @@ def index_of(
         digests: Of its chunks.
         payload_nbytes: Of them.
         tables: Shared by them.
+        sign: Of the history that the patch is of.
     """
     info = PatchInfo(
         base_version=name.base_version,
@@ -256,7 +264,7 @@ def index_of(
         shard_rank=name.shard.rank,
         shard_count=name.shard.count,
     )
-    return PatchIndex(patch=info, chunk_digests=tuple(digests), shared_tables=tables)
+    return PatchIndex(patch=sign(info), chunk_digests=tuple(digests), shared_tables=tables)
 
 
 Way = tuple[Patch, ...]
@@ -325,7 +333,13 @@ def make_patch(
         profile=profile,
     )
     name = _name(history.shard_layout.shard, version, base, profile)
-    return Patch.of(name, encoded.chunks, tables=encoded.shared_tables, is_kept=is_kept)
+    return Patch.of(
+        name,
+        encoded.chunks,
+        tables=encoded.shared_tables,
+        is_kept=is_kept,
+        sign=history.sign,
+    )
 
 
 def make_whole(
@@ -337,7 +351,8 @@ def make_whole(
         AstraflowError: VERSION_EVICTED when the history no longer reaches the version.
     """
     name = _name(history.shard_layout.shard, version, None, profile)
-    return Patch.of(name, _whole_chunks(history, version, profile), is_kept=False)
+    chunks = _whole_chunks(history, version, profile)
+    return Patch.of(name, chunks, is_kept=False, sign=history.sign)
 
 
 def _whole_chunks(history: History, version: int, profile: CodecProfile) -> Iterator[Chunk]:

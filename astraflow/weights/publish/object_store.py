@@ -25,6 +25,7 @@ from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher, combined
+from astraflow.wire.signatures import require_signed
 from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest, write_manifest
 from astraflow.wire.weights import encode_layout
 
@@ -249,9 +250,23 @@ class ObjectWriter(BackgroundWorker):
             except FileNotFoundError:
                 return None
             manifest = read_manifest(content)
+            self._require_ours(version, manifest)
             patches = tuple(patch.index.patch for patch in manifest.patches)
             infos.append(replace(manifest.version, patches=patches))
         return replace(combined(infos), patches=())
+
+    def _require_ours(self, version: int, manifest: VersionManifest) -> None:
+        """Check that what lies in the bucket is what the ranks of this trainer wrote."""
+        known = self._publisher.info(version)
+        if manifest.version.signing_key != known.signing_key:
+            raise AstraflowError(
+                Reason.SIGNATURE_INVALID, f"{self.url}/{version} is signed by somebody else"
+            )
+        for patch in manifest.patches:
+            try:
+                require_signed(known, patch.index.patch)
+            except AstraflowError as error:
+                raise AstraflowError(error.reason, f"{self.url}: {error.message}") from error
 
 
 def _offered(patches: Sequence[Patch], newest: int) -> dict[int, list[Patch]]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from astraflow.weights.patches.routes import Compact
 from astraflow.weights.patches.shard_layout import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.publish.tensors import Exported, Reads
+from astraflow.wire.signatures import PatchSigner
 from astraflow.wire.weights import digest_of
 
 
@@ -116,6 +118,7 @@ class WeightPublisher:
         # Odd while a version is made.
         self._edition = 0
         self._infos: dict[int, VersionInfo] = {}
+        self._signing_key = b""
 
     @property
     def version(self) -> int | None:
@@ -131,6 +134,22 @@ class WeightPublisher:
         if version not in self._infos:
             raise AstraflowError(Reason.VERSION_EVICTED, f"version {version} is no longer kept")
         return self._infos[version]
+
+    def sign_with(self, seed: bytes) -> None:
+        """Sign what is published from now on, so that it proves itself wherever it is stored.
+
+        One key is for all: only the first seed counts.
+
+        Args:
+            seed: TrainerRegistration.signing_seed; empty: the hub is of an earlier release.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a seed of another size than 32 bytes.
+        """
+        if seed and not self._signing_key:
+            signer = PatchSigner(seed)
+            self._signing_key = signer.public_key
+            self.history.sign = partial(signer.signed, layout_digest=self.store.frame.digest)
 
     def publish(
         self,
@@ -250,7 +269,8 @@ class WeightPublisher:
         if is_of_use:
             name = PatchName(version=version, base_version=base, shard=part.shard)
             digests = [*map(digest_of, encoded.chunks)]
-            patch.finish(index_of(name, digests, nbytes, encoded.shared_tables))
+            tables, sign = encoded.shared_tables, self.history.sign
+            patch.finish(index_of(name, digests, nbytes, tables, sign=sign))
         stages.end("digest")
         self.history.advance(version, encoded.chunks)
         self._digest = encoded.digest
@@ -279,6 +299,7 @@ class WeightPublisher:
             restored_from=restored_from,
             step=step,
             patches=(),
+            signing_key=self._signing_key,
         )
         oldest = self.history.oldest or 0
         self._infos = {v: i for v, i in self._infos.items() if v >= oldest} | {version: info}
@@ -317,7 +338,9 @@ def combined(infos: list[VersionInfo]) -> VersionInfo:
     patches = tuple(patch for info in infos for patch in info.patches)
     ranks = sorted({patch.shard_rank for patch in patches})
     if ranks != [*range(len(infos))] or any(
-        (each.version, each.layout_digest) != (first.version, first.layout_digest) for each in infos
+        (each.version, each.layout_digest, each.signing_key)
+        != (first.version, first.layout_digest, first.signing_key)
+        for each in infos
     ):
         raise AstraflowError(
             Reason.INVALID_FIELD, f"these are not the parts of version {first.version}: {ranks}"

@@ -73,6 +73,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CAPABILITY_MISSING: _ClassVar[Reason]
     REASON_POLICY_FAULT: _ClassVar[Reason]
     REASON_PAYLOAD_LOST: _ClassVar[Reason]
+    REASON_SIGNATURE_INVALID: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_TOKEN_INVALID: Reason
 REASON_SESSION_ENDED: Reason
@@ -137,6 +138,7 @@ REASON_EVAL_UNKNOWN: Reason
 REASON_CAPABILITY_MISSING: Reason
 REASON_POLICY_FAULT: Reason
 REASON_PAYLOAD_LOST: Reason
+REASON_SIGNATURE_INVALID: Reason
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "retryable", "metadata", "cause", "traceback")

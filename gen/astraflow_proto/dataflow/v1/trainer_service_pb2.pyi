@@ -56,18 +56,20 @@ class RegisterTrainerRequest(_message.Message):
     def __init__(self, policy_id: _Optional[str] = ..., name: _Optional[str] = ..., contract: _Optional[_Union[_session_pb2.Contract, _Mapping]] = ..., resume: _Optional[_Union[_session_pb2.SessionResume, _Mapping]] = ..., identity: _Optional[_Union[_model_pb2.ModelIdentity, _Mapping]] = ..., groups_per_batch: _Optional[int] = ..., checkpoint_id: _Optional[str] = ..., last_step: _Optional[int] = ..., version: _Optional[int] = ..., weight_endpoints: _Optional[_Iterable[_Union[_version_pb2.WeightEndpoint, _Mapping]]] = ..., resources: _Optional[_Union[_member_pb2.Resources, _Mapping]] = ..., region: _Optional[str] = ...) -> None: ...
 
 class RegisterTrainerResponse(_message.Message):
-    __slots__ = ("session", "run_id", "max_staleness", "next_version", "rolled_back_batch_count")
+    __slots__ = ("session", "run_id", "max_staleness", "next_version", "rolled_back_batch_count", "signing_seed")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     NEXT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_BATCH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_SEED_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Session
     run_id: str
     max_staleness: int
     next_version: int
     rolled_back_batch_count: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., run_id: _Optional[str] = ..., max_staleness: _Optional[int] = ..., next_version: _Optional[int] = ..., rolled_back_batch_count: _Optional[int] = ...) -> None: ...
+    signing_seed: bytes
+    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., run_id: _Optional[str] = ..., max_staleness: _Optional[int] = ..., next_version: _Optional[int] = ..., rolled_back_batch_count: _Optional[int] = ..., signing_seed: _Optional[bytes] = ...) -> None: ...
 
 class StreamBatchesRequest(_message.Message):
     __slots__ = ("rank", "world_size", "max_tokens", "max_outstanding")

@@ -107,7 +107,8 @@ class TrainerServiceServicer:
         Idempotent for the same content_digest; a repeat with more patches adds them.
 
         Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-        for another content under the same version.
+        for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
+        patch that VersionInfo.signing_key has not signed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

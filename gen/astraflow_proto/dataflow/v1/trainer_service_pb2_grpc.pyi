@@ -67,7 +67,8 @@ class TrainerServiceStub:
     Idempotent for the same content_digest; a repeat with more patches adds them.
 
     Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-    for another content under the same version.
+    for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
+    patch that VersionInfo.signing_key has not signed.
     """
 
 @_typing.type_check_only
@@ -109,7 +110,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     Idempotent for the same content_digest; a repeat with more patches adds them.
 
     Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-    for another content under the same version.
+    for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
+    patch that VersionInfo.signing_key has not signed.
     """
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -172,7 +174,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent for the same content_digest; a repeat with more patches adds them.
 
         Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-        for another content under the same version.
+        for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
+        patch that VersionInfo.signing_key has not signed.
         """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from astraflow_proto.common.v1 import tensor_pb2 as astraflow_dot_common_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/weights/v1/patch.proto\x12\x14\x61straflow.weights.v1\x1a astraflow/common/v1/tensor.proto\"\xff\x01\n\tPatchInfo\x12\x19\n\x0c\x62\x61se_version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x33\n\x07profile\x18\x03 \x01(\x0e\x32\".astraflow.weights.v1.CodecProfile\x12\x15\n\rcodec_version\x18\x04 \x01(\x05\x12\x13\n\x0broot_digest\x18\x05 \x01(\x0c\x12\x13\n\x0b\x63hunk_count\x18\x06 \x01(\x03\x12\x16\n\x0epayload_nbytes\x18\x07 \x01(\x03\x12\x12\n\nshard_rank\x18\x08 \x01(\x05\x12\x13\n\x0bshard_count\x18\t \x01(\x05\x42\x0f\n\r_base_version\"j\n\nPatchIndex\x12.\n\x05patch\x18\x01 \x01(\x0b\x32\x1f.astraflow.weights.v1.PatchInfo\x12\x15\n\rchunk_digests\x18\x02 \x03(\x0c\x12\x15\n\rshared_tables\x18\x03 \x01(\x0c\"`\n\x05\x43hunk\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.astraflow.weights.v1.ChunkHeader\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x13\n\x0bpatch_index\x18\x03 \x01(\x05\"\x80\x02\n\x0b\x43hunkHeader\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06nbytes\x18\x03 \x01(\x03\x12)\n\x05\x64type\x18\x04 \x01(\x0e\x32\x1a.astraflow.common.v1.Dtype\x12\x30\n\x08\x65ncoding\x18\x05 \x01(\x0e\x32\x1e.astraflow.weights.v1.Encoding\x12\x36\n\x0b\x63ompression\x18\x06 \x01(\x0e\x32!.astraflow.weights.v1.Compression\x12\x16\n\x0epayload_nbytes\x18\x07 \x01(\x03\x12\x15\n\rchanged_count\x18\x08 \x01(\x03*`\n\x0c\x43odecProfile\x12\x1d\n\x19\x43ODEC_PROFILE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ODEC_PROFILE_FAST\x10\x01\x12\x19\n\x15\x43ODEC_PROFILE_COMPACT\x10\x02*\xa2\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NCODING_UNCHANGED\x10\x01\x12\x12\n\x0e\x45NCODING_DENSE\x10\x02\x12\x19\n\x15\x45NCODING_DENSE_PLANES\x10\x03\x12\x18\n\x14\x45NCODING_SPARSE_FAST\x10\x04\x12\x1b\n\x17\x45NCODING_SPARSE_COMPACT\x10\x05*V\n\x0b\x43ompression\x12\x1b\n\x17\x43OMPRESSION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMPRESSION_NONE\x10\x01\x12\x14\n\x10\x43OMPRESSION_ZSTD\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/weights/v1/patch.proto\x12\x14\x61straflow.weights.v1\x1a astraflow/common/v1/tensor.proto\"\x92\x02\n\tPatchInfo\x12\x19\n\x0c\x62\x61se_version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x33\n\x07profile\x18\x03 \x01(\x0e\x32\".astraflow.weights.v1.CodecProfile\x12\x15\n\rcodec_version\x18\x04 \x01(\x05\x12\x13\n\x0broot_digest\x18\x05 \x01(\x0c\x12\x13\n\x0b\x63hunk_count\x18\x06 \x01(\x03\x12\x16\n\x0epayload_nbytes\x18\x07 \x01(\x03\x12\x12\n\nshard_rank\x18\x08 \x01(\x05\x12\x13\n\x0bshard_count\x18\t \x01(\x05\x12\x11\n\tsignature\x18\n \x01(\x0c\x42\x0f\n\r_base_version\"j\n\nPatchIndex\x12.\n\x05patch\x18\x01 \x01(\x0b\x32\x1f.astraflow.weights.v1.PatchInfo\x12\x15\n\rchunk_digests\x18\x02 \x03(\x0c\x12\x15\n\rshared_tables\x18\x03 \x01(\x0c\"`\n\x05\x43hunk\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.astraflow.weights.v1.ChunkHeader\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x13\n\x0bpatch_index\x18\x03 \x01(\x05\"\x80\x02\n\x0b\x43hunkHeader\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06nbytes\x18\x03 \x01(\x03\x12)\n\x05\x64type\x18\x04 \x01(\x0e\x32\x1a.astraflow.common.v1.Dtype\x12\x30\n\x08\x65ncoding\x18\x05 \x01(\x0e\x32\x1e.astraflow.weights.v1.Encoding\x12\x36\n\x0b\x63ompression\x18\x06 \x01(\x0e\x32!.astraflow.weights.v1.Compression\x12\x16\n\x0epayload_nbytes\x18\x07 \x01(\x03\x12\x15\n\rchanged_count\x18\x08 \x01(\x03*`\n\x0c\x43odecProfile\x12\x1d\n\x19\x43ODEC_PROFILE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ODEC_PROFILE_FAST\x10\x01\x12\x19\n\x15\x43ODEC_PROFILE_COMPACT\x10\x02*\xa2\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NCODING_UNCHANGED\x10\x01\x12\x12\n\x0e\x45NCODING_DENSE\x10\x02\x12\x19\n\x15\x45NCODING_DENSE_PLANES\x10\x03\x12\x18\n\x14\x45NCODING_SPARSE_FAST\x10\x04\x12\x1b\n\x17\x45NCODING_SPARSE_COMPACT\x10\x05*V\n\x0b\x43ompression\x12\x1b\n\x17\x43OMPRESSION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMPRESSION_NONE\x10\x01\x12\x14\n\x10\x43OMPRESSION_ZSTD\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.weights.v1.patch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CODECPROFILE']._serialized_start=815
-  _globals['_CODECPROFILE']._serialized_end=911
-  _globals['_ENCODING']._serialized_start=914
-  _globals['_ENCODING']._serialized_end=1076
-  _globals['_COMPRESSION']._serialized_start=1078
-  _globals['_COMPRESSION']._serialized_end=1164
+  _globals['_CODECPROFILE']._serialized_start=834
+  _globals['_CODECPROFILE']._serialized_end=930
+  _globals['_ENCODING']._serialized_start=933
+  _globals['_ENCODING']._serialized_end=1095
+  _globals['_COMPRESSION']._serialized_start=1097
+  _globals['_COMPRESSION']._serialized_end=1183
   _globals['_PATCHINFO']._serialized_start=93
-  _globals['_PATCHINFO']._serialized_end=348
-  _globals['_PATCHINDEX']._serialized_start=350
-  _globals['_PATCHINDEX']._serialized_end=456
-  _globals['_CHUNK']._serialized_start=458
-  _globals['_CHUNK']._serialized_end=554
-  _globals['_CHUNKHEADER']._serialized_start=557
-  _globals['_CHUNKHEADER']._serialized_end=813
+  _globals['_PATCHINFO']._serialized_end=367
+  _globals['_PATCHINDEX']._serialized_start=369
+  _globals['_PATCHINDEX']._serialized_end=475
+  _globals['_CHUNK']._serialized_start=477
+  _globals['_CHUNK']._serialized_end=573
+  _globals['_CHUNKHEADER']._serialized_start=576
+  _globals['_CHUNKHEADER']._serialized_end=832
 # @@protoc_insertion_point(module_scope)

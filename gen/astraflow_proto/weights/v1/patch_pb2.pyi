@@ -42,7 +42,7 @@ COMPRESSION_NONE: Compression
 COMPRESSION_ZSTD: Compression
 
 class PatchInfo(_message.Message):
-    __slots__ = ("base_version", "version", "profile", "codec_version", "root_digest", "chunk_count", "payload_nbytes", "shard_rank", "shard_count")
+    __slots__ = ("base_version", "version", "profile", "codec_version", "root_digest", "chunk_count", "payload_nbytes", "shard_rank", "shard_count", "signature")
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class PatchInfo(_message.Message):
     PAYLOAD_NBYTES_FIELD_NUMBER: _ClassVar[int]
     SHARD_RANK_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     base_version: int
     version: int
     profile: CodecProfile
@@ -61,7 +62,8 @@ class PatchInfo(_message.Message):
     payload_nbytes: int
     shard_rank: int
     shard_count: int
-    def __init__(self, base_version: _Optional[int] = ..., version: _Optional[int] = ..., profile: _Optional[_Union[CodecProfile, str]] = ..., codec_version: _Optional[int] = ..., root_digest: _Optional[bytes] = ..., chunk_count: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, base_version: _Optional[int] = ..., version: _Optional[int] = ..., profile: _Optional[_Union[CodecProfile, str]] = ..., codec_version: _Optional[int] = ..., root_digest: _Optional[bytes] = ..., chunk_count: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PatchIndex(_message.Message):
     __slots__ = ("patch", "chunk_digests", "shared_tables")

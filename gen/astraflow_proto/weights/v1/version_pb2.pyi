@@ -50,7 +50,7 @@ VERSION_STATE_FAILED: VersionState
 VERSION_STATE_EVICTED: VersionState
 
 class VersionInfo(_message.Message):
-    __slots__ = ("policy_id", "version", "layout_digest", "content_digest", "scrub_digest", "restored_from", "step", "patches", "sources", "publish_time")
+    __slots__ = ("policy_id", "version", "layout_digest", "content_digest", "scrub_digest", "restored_from", "step", "patches", "sources", "publish_time", "signing_key")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class VersionInfo(_message.Message):
     PATCHES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_KEY_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     version: int
     layout_digest: bytes
@@ -71,7 +72,8 @@ class VersionInfo(_message.Message):
     patches: _containers.RepeatedCompositeFieldContainer[_patch_pb2.PatchInfo]
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     publish_time: _timestamp_pb2.Timestamp
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., content_digest: _Optional[bytes] = ..., scrub_digest: _Optional[bytes] = ..., restored_from: _Optional[int] = ..., step: _Optional[int] = ..., patches: _Optional[_Iterable[_Union[_patch_pb2.PatchInfo, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    signing_key: bytes
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., content_digest: _Optional[bytes] = ..., scrub_digest: _Optional[bytes] = ..., restored_from: _Optional[int] = ..., step: _Optional[int] = ..., patches: _Optional[_Iterable[_Union[_patch_pb2.PatchInfo, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., signing_key: _Optional[bytes] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("kind", "state", "endpoint", "uri", "member_id", "region", "shard_rank", "shard_count", "goodput_bytes_per_s")
