@@ -45,7 +45,7 @@ from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
-from astraflow.rpc.access import HubTokens
+from astraflow.rpc.access import Grant, HubTokens
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire.rollout import encode_rollout
 
@@ -217,7 +217,8 @@ class _Members:
                 contract=Contract(software="benchmark"),
                 groups_per_batch=32,
                 weight_endpoints=(WeightEndpoint(rank=0, endpoint="127.0.0.1:1"),),
-            )
+            ),
+            Grant.parse("trainer"),
         )
         self._trainer = registration.session.member_id
         await self._publish(0)
@@ -232,7 +233,8 @@ class _Members:
                 capacity=_CREDIT,
                 policies=(ServedPolicy(policy_id=POLICY, max_context_token_count=64),),
                 codes=(RegisteredCode(name="single_turn"),),
-            )
+            ),
+            Grant.parse("node"),
         )
         self._node = membership.session.member_id
         self._tasks = hub.executor.outboxes.tasks(self._node)

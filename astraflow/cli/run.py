@@ -1,7 +1,7 @@
 """`astraflow run`, and the commands that look at a run, check one, or steer it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -307,14 +307,18 @@ def save(
 def token(
     run: RunPath,
     role: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="ROLE",
-            help="node, trainer, trainer:POLICY, reader or operator.",
+            help="node, relay, trainer, trainer:POLICY, reader or operator.",
             show_default=False,
         ),
-    ],
+    ] = None,
     *,
+    revoke: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Take a token back, by its id or the token itself."),
+    ] = None,
     hours: Annotated[
         float | None, typer.Option(help="Until it expires; unset: it does not.", min=0.0)
     ] = None,
@@ -322,17 +326,28 @@ def token(
     """Print a token of a run for one role, to be given away as ASTRAFLOW_JOIN_TOKEN.
 
     Its bearer does what the role does and no more: a node trains nothing and publishes nothing, a
-    reader looks and changes nothing. It is good as long as the run's operator token is the same.
+    relay takes no tasks, a reader looks and changes nothing. It is good until it expires, is
+    revoked, or the run gets another operator token. Its id goes to the standard error.
     """
+    import asyncio  # noqa: PLC0415
     import time  # noqa: PLC0415
 
     from astraflow.config.run_dir import RunDir  # noqa: PLC0415
-    from astraflow.rpc.access import HubTokens  # noqa: PLC0415
+    from astraflow.launch.operations import revoke_token  # noqa: PLC0415
+    from astraflow.rpc.access import HubTokens, token_id_of  # noqa: PLC0415
 
+    if (role is None) is (revoke is None):
+        raise typer.BadParameter("give a ROLE, or --revoke ID")
+    if revoke is not None:
+        ended = asyncio.run(revoke_token(RunDir(run), revoke))
+        typer.echo(f"revoked; sessions that ended: {', '.join(ended) or 'none'}")
+        return
     endpoint = RunDir(run).read_endpoint()
     tokens = HubTokens(join=endpoint.join_token, operator=endpoint.operator_token)
     expire_time = 0.0 if hours is None else time.time() + 3600 * hours
-    typer.echo(tokens.of_role(role, expire_time=expire_time))
+    made = tokens.of_role(cast("str", role), expire_time=expire_time)
+    typer.echo(f"id {token_id_of(made)}", err=True)
+    typer.echo(made)
 
 
 def autoscale(

@@ -305,6 +305,19 @@ class ControlClient(_OperatorCalls):
         answer = await self._call(self._stub.SaveRun, request, timeout_s=timeout_s)
         return decode_saved_run(answer, checkpoint_id=checkpoint_id)
 
+    async def revoke_token(self, token_id: str) -> list[MemberId]:
+        """Take a token of a role back, and end the sessions that it opened; return whose.
+
+        Args:
+            token_id: 8 hexadecimal digits; see `rpc.access.token_id_of`.
+
+        Raises:
+            AstraflowError: INVALID_FIELD.
+        """
+        request = control_service_pb2.RevokeTokenRequest(token_id=token_id)
+        answer = await self._call(self._stub.RevokeToken, request)
+        return [MemberId(each) for each in answer.member_ids]
+
     async def drain_member(self, member_id: MemberId, *, grace_s: float | None = None) -> None:
         """Let a member finish, hand back the rest and leave.
 

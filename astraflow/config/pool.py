@@ -107,7 +107,7 @@ class HubConfig(Strict):
     tls: TlsConfig = TlsConfig()
     identities: dict[str, str] = Field(default_factory=dict[str, str])
     """With tls.ca: names in certificates (alternative or common ones) and the role that each may
-    have without a token: node, trainer, trainer:POLICY, reader or operator."""
+    have without a token: node, relay, trainer, trainer:POLICY, reader or operator."""
     journal: JournalConfig = JournalConfig()
 
 

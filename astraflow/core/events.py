@@ -161,10 +161,14 @@ class SessionSecrets:
     Attributes:
         token: Of the session.
         transfer_token: Of the run, shared by all members.
+        token_id: Of the token of a role that the member came with; empty: of no such token.
+        is_relay: Whether that lets it relay weights, and take no tasks.
     """
 
     token: bytes = field(repr=False)
     transfer_token: bytes = field(repr=False)
+    token_id: str = ""
+    is_relay: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +348,13 @@ class TaskFinished:
     result: TaskResult
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRevoked:
+    """An operator takes a token of a role back; who may call knows that. Answer: None."""
+
+    token_id: str
+
+
 Event = (
     StreamBatches
     | AckBatch
@@ -365,6 +376,7 @@ Event = (
     | FailureReported
     | MemberLeft
     | MemberDrained
+    | TokenRevoked
     | VersionPublished
     | PublishRequested
     | VersionReported

@@ -173,6 +173,7 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     ev.MemberDrained: _other(
         "member_drained", lambda run, e, now: run.membership.drain(e.member_id, e.grace, now)
     ),
+    ev.TokenRevoked: _other("token_revoked", lambda _run, _e, _now: None),
     ev.PromptRequeued: _other(
         "prompt_requeued", lambda run, e, _now: run.training.requeue(e.prompt_id)
     ),

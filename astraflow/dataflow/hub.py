@@ -22,11 +22,13 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
     Event,
+    MemberLeft,
     RaasJoined,
     RolloutArrived,
     SaveRequested,
     SessionSecrets,
     Ticked,
+    TokenRevoked,
     TrainerRegistered,
 )
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId
@@ -50,7 +52,7 @@ from astraflow.dataflow.prompts import DataSets, PromptSources, read_prompts
 from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import BatchItem
 from astraflow.dataflow.traces import HubTraces
-from astraflow.rpc.access import SessionTokens, without_secrets
+from astraflow.rpc.access import Grant, SessionTokens, without_secrets
 from astraflow.rpc.concurrency import Outbox
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes, with_decision
@@ -326,16 +328,16 @@ class Hub:
         """Wait until the run is over and its members are gone."""
         await self.executor.over.wait()
 
-    async def join_pool(self, request: JoinPool) -> PoolMembership:
-        """Admit a RaaS."""
-        secrets, resumes = self._secrets(), self._resumed(request.resume)
+    async def join_pool(self, request: JoinPool, grant: Grant) -> PoolMembership:
+        """Admit a RaaS, by what its token grants."""
+        secrets, resumes = self._secrets(grant), self._resumed(request.resume)
         event = RaasJoined(request=request, secrets=secrets, resumes=resumes)
         membership: PoolMembership = await self.take(event)
         log.info("RaaS joined", member=membership.session.member_id, name=request.name)
         return membership
 
-    async def register_trainer(self, request: RegisterTrainer) -> TrainerRegistration:
-        """Admit a trainer.
+    async def register_trainer(self, request: RegisterTrainer, grant: Grant) -> TrainerRegistration:
+        """Admit a trainer, by what its token grants.
 
         Raises:
             AstraflowError: CONTRACT_UNSUPPORTED also for one that cannot read payloads.
@@ -346,7 +348,7 @@ class Hub:
                 "the run has a payload store (rollouts.payloads), and this trainer has no "
                 "capability payloads; update it, or take the store out of the recipe",
             )
-        secrets, resumes = self._secrets(), self._resumed(request.resume)
+        secrets, resumes = self._secrets(grant), self._resumed(request.resume)
         event = TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
         registration: TrainerRegistration = await self.take(event)
         log.info("trainer joined", member=registration.session.member_id, name=request.name)
@@ -417,8 +419,22 @@ class Hub:
         """Return how large the pool should be; window None: that of the recipe."""
         return self.run.scale_advice(self.now(), window)
 
-    def _secrets(self) -> SessionSecrets:
-        return SessionSecrets(token=SessionTokens.generate(), transfer_token=self._transfer_token)
+    async def revoke(self, token_id: str) -> list[MemberId]:
+        """Take a token of a role back, and end the sessions that it opened; return whose."""
+        await self.take(TokenRevoked(token_id=token_id))
+        ended = self.directory.sessions.opened_with(token_id)
+        for member_id in ended:
+            await self.take(MemberLeft(member_id=member_id, message="its token was revoked"))
+        log.info("a token was revoked", token_id=token_id, members=ended)
+        return ended
+
+    def _secrets(self, grant: Grant) -> SessionSecrets:
+        return SessionSecrets(
+            token=SessionTokens.generate(),
+            transfer_token=self._transfer_token,
+            token_id=grant.token_id,
+            is_relay=grant.is_relay,
+        )
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.directory.sessions.owner_of(resume.resume_token)

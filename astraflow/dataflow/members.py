@@ -16,6 +16,7 @@ from astraflow.core.events import (
     HubRestarted,
     MemberKeptAlive,
     RaasJoined,
+    TokenRevoked,
     TrainerRegistered,
     VersionPublished,
 )
@@ -222,6 +223,8 @@ class MemberDirectory:
                 self.history.report(event.member_id, event.load)
             case AckBatch(), True:
                 self.history.train(event)
+            case TokenRevoked(), _:
+                self.sessions.revoke(event.token_id)
             case HubRestarted(), _:
                 self.expect_all()
             case VersionPublished(), _:
@@ -241,7 +244,10 @@ class MemberDirectory:
         self.roles[member_id] = (
             MemberRole.RAAS if isinstance(event, RaasJoined) else MemberRole.TRAINER
         )
-        self.sessions.bind(event.secrets.token, member_id)
+        secrets = event.secrets
+        self.sessions.bind(
+            secrets.token, member_id, token_id=secrets.token_id, is_relay=secrets.is_relay
+        )
         self.history.join(member_id, event.request, now)
 
     def _close(self, effect: CloseSession, now: datetime) -> None:

@@ -12,8 +12,9 @@ from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun, EvalState
-from astraflow.core.ids import PolicyId
+from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.status import SavedRun
+from astraflow.rpc.access import token_id_of
 
 
 async def save_run(
@@ -68,6 +69,21 @@ async def drain_member(run_dir: RunDir, name: str, *, grace_s: float | None) -> 
                 return member.member_id
     known = ", ".join(member.name for member in members) or "none"
     raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{name}'; known: {known}")
+
+
+async def revoke_token(run_dir: RunDir, token: str) -> list[MemberId]:
+    """Have the hub of a run take a token of a role back; return whose sessions have ended.
+
+    Args:
+        run_dir: Of the run.
+        token: Or its id.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for what is neither; NOT_READY when the hub is gone.
+    """
+    endpoint = run_dir.read_endpoint()
+    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        return await control.revoke_token(token_id_of(token))
 
 
 async def evaluate_live(

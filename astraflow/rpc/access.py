@@ -14,16 +14,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Self
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import Event, RaasJoined, SessionSecrets, TrainerRegistered
+from astraflow.core.events import Event, RaasJoined, TrainerRegistered
 from astraflow.core.ids import MemberId
 from astraflow.core.members import MemberRole
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, is_same_secret, secret_of
 from astraflow.rpc.streams import Context
 
 TOKEN_NBYTES = 32
+
+TOKEN_ID_LENGTH = 8
 
 _ROLE_TOKEN: Final = "af1."  # noqa: S105 - how one begins
 
@@ -33,6 +36,7 @@ class TokenRole(StrEnum):
 
     TRAINER = "trainer"
     NODE = "node"
+    RELAY = "relay"
     READER = "reader"
     OPERATOR = "operator"
 
@@ -44,14 +48,16 @@ class Grant:
     Attributes:
         roles: Any of these.
         policy_id: The one that a trainer may train; empty: each.
+        token_id: Of the token of a role that says so; empty: no such token does.
     """
 
     roles: frozenset[TokenRole]
     policy_id: str = ""
+    token_id: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `node`, `reader`, `operator`, `trainer`, or `trainer:POLICY`.
+        """Read `node`, `relay`, `reader`, `operator`, `trainer`, or `trainer:POLICY`.
 
         Raises:
             AstraflowError: INVALID_FIELD.
@@ -63,6 +69,11 @@ class Grant:
                 f"'{text}' is no role; there are {', '.join(TokenRole)} and trainer:POLICY",
             )
         return cls(roles=_WITH[TokenRole(role)], policy_id=policy_id)
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it lets its bearer into the pool to pass weights on, and to take no tasks."""
+        return TokenRole.RELAY in self.roles and TokenRole.NODE not in self.roles
 
     @property
     def what(self) -> str:
@@ -118,7 +129,8 @@ class HubTokens:
             AstraflowError: INVALID_FIELD for another role.
         """
         Grant.parse(role)
-        said = f"{role}|{expire_time:.0f}|{secrets.token_hex(4)}".encode()
+        token_id = secrets.token_hex(TOKEN_ID_LENGTH // 2)
+        said = f"{role}|{expire_time:.0f}|{token_id}".encode()
         body = base64.urlsafe_b64encode(said + self._mac(said)).decode().rstrip("=")
         return f"{_ROLE_TOKEN}{body}"
 
@@ -142,18 +154,50 @@ class HubTokens:
         said, mac = whole[:-TOKEN_NBYTES], whole[-TOKEN_NBYTES:]
         if not said or not hmac.compare_digest(mac, self._mac(said)):
             return None
-        role, expire_time, _ = said.decode().split("|")
+        role, expire_time, token_id = said.decode().split("|")
         if float(expire_time) and time.time() > float(expire_time):
             raise AstraflowError(
                 Reason.TOKEN_INVALID, f"the {role} token has expired; ask an operator for another"
             )
-        return Grant.parse(role)
+        return replace(Grant.parse(role), token_id=token_id)
 
     def _mac(self, said: bytes) -> bytes:
         key = hashlib.blake2b(self.operator.encode()).digest()
         return hashlib.blake2b(
             said, key=key, digest_size=TOKEN_NBYTES, person=b"role tokens"
         ).digest()
+
+
+def token_id_of(token: str) -> str:
+    """Return the id of a token of a role, by which it is revoked; of an id, itself.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for what is neither.
+    """
+    if not token.startswith(_ROLE_TOKEN):
+        return required_token_id(token)
+    body = token.removeprefix(_ROLE_TOKEN)
+    try:
+        whole = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        return required_token_id(whole[:-TOKEN_NBYTES].decode().rpartition("|")[2])
+    except ValueError:
+        return required_token_id("")
+
+
+def required_token_id(text: str) -> str:
+    """Return the id of a token.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is none.
+    """
+    if len(text) != TOKEN_ID_LENGTH or set(text) - set("0123456789abcdef"):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"a token's id has {TOKEN_ID_LENGTH} hexadecimal digits, in lower case; `astraflow"
+            " token` shows it, and takes the token itself in its place",
+            metadata={"field": "token_id"},
+        )
+    return text
 
 
 class SessionTokens:
@@ -163,7 +207,15 @@ class SessionTokens:
     in progress carry them. The tokens of a process that was replaced are fenced.
 
     Only digests of tokens are kept, here and in the journal.
+
+    Attributes:
+        revoked: Ids of tokens of roles that open nothing any more.
     """
+
+    # Not set by the constructor, so that snapshots of releases without them are read.
+    revoked: frozenset[str] = frozenset()
+    _token_ids: Mapping[MemberId, str] = MappingProxyType({})
+    _relays: frozenset[MemberId] = frozenset()
 
     def __init__(self) -> None:
         self._members: dict[bytes, MemberId] = {}
@@ -175,8 +227,21 @@ class SessionTokens:
     def generate() -> bytes:
         return secrets.token_bytes(TOKEN_NBYTES)
 
-    def bind(self, digest: bytes, member_id: MemberId) -> None:
-        """Let the token of a digest speak for a member, whose session is live from now on."""
+    def bind(
+        self, digest: bytes, member_id: MemberId, *, token_id: str = "", is_relay: bool = False
+    ) -> None:
+        """Let a session's token speak for a member, whose session is live from now on.
+
+        Args:
+            digest: Of the token.
+            member_id: Whose session.
+            token_id: Of the token of a role that opened it; empty: none did.
+            is_relay: Whether the member takes no tasks.
+        """
+        if token_id != self._token_ids.get(member_id, ""):
+            self._token_ids = {**self._token_ids, member_id: token_id}
+        if is_relay != self.is_relay(member_id):
+            self._relays ^= {member_id}
         self._members[digest] = member_id
         self._ended.pop(member_id, None)
         self._expected.discard(member_id)
@@ -192,6 +257,19 @@ class SessionTokens:
     def end(self, member_id: MemberId, message: str) -> None:
         """Note that a member's session ended."""
         self._ended[member_id] = message
+
+    def is_relay(self, member_id: MemberId) -> bool:
+        """Whether a member takes no tasks."""
+        return member_id in self._relays
+
+    def revoke(self, token_id: str) -> None:
+        """Let a token of a role open nothing from now on."""
+        self.revoked |= {token_id}
+
+    def opened_with(self, token_id: str) -> list[MemberId]:
+        """Return whose sessions a token of a role has opened, as far as they have not ended."""
+        found = (each for each, opened in self._token_ids.items() if opened == token_id)
+        return [each for each in found if each not in self._ended]
 
     def owner_of(self, token: bytes) -> MemberId | None:
         """Return whose token this is or was; None: not of this run."""
@@ -244,8 +322,8 @@ def without_secrets(event: Event) -> Event:
     """Return an event as the journal has it: with the digest of a token in the token's place."""
     if not isinstance(event, RaasJoined | TrainerRegistered):
         return event
-    kept = SessionSecrets(token=token_digest(event.secrets.token), transfer_token=b"")
-    return replace(event, secrets=kept)
+    digest = token_digest(event.secrets.token)
+    return replace(event, secrets=replace(event.secrets, token=digest, transfer_token=b""))
 
 
 class Access:
@@ -280,8 +358,10 @@ class Access:
         """Return what a trainer of a policy signs its patches with: see `HubTokens`."""
         return self._tokens.signing_seed(run_id, policy_id)
 
-    def joiner(self, context: Context, role: TokenRole, policy_id: str = "") -> None:
-        """Let in who may become a member of a role, and train a policy.
+    def joiner(self, context: Context, role: TokenRole, policy_id: str = "") -> Grant:
+        """Let in who may become a member of a role, and train a policy; return what it may do.
+
+        A relay becomes a node that takes no tasks.
 
         Raises:
             AstraflowError: TOKEN_INVALID without a token of the run; ROLE_NOT_ALLOWED with one of
@@ -292,11 +372,13 @@ class Access:
             "joining needs a token of the run; take the join token from ASTRAFLOW_JOIN_TOKEN or "
             "hub.json, or have `astraflow token` make one",
         )
-        if role not in grant.roles or grant.policy_id not in ("", policy_id):
+        is_in = role in grant.roles or (role is TokenRole.NODE and grant.is_relay)
+        if not is_in or grant.policy_id not in ("", policy_id):
             asked = f"{role} of {policy_id}" if policy_id else str(role)
             raise AstraflowError(
                 Reason.ROLE_NOT_ALLOWED, f"a token for {grant.what} does not join as {asked}"
             )
+        return grant
 
     def operator(self, context: Context, role: TokenRole = TokenRole.OPERATOR) -> None:
         """Let in who may steer the run.
@@ -347,6 +429,11 @@ class Access:
             grant = next((each for each in grants if each is not None), None)
         if grant is None:
             raise AstraflowError(Reason.TOKEN_INVALID, otherwise)
+        if grant.token_id in self._sessions.revoked:
+            raise AstraflowError(
+                Reason.TOKEN_INVALID,
+                f"the {grant.what} token {grant.token_id} was revoked; ask an operator for another",
+            )
         return grant
 
     def member(
@@ -364,6 +451,11 @@ class Access:
             raise AstraflowError(
                 Reason.ROLE_NOT_ALLOWED,
                 f"member {member_id} is a {self._roles[member_id]}; only a {role} makes this call",
+            )
+        if role is MemberRole.RAAS and self._sessions.is_relay(member_id):
+            raise AstraflowError(
+                Reason.ROLE_NOT_ALLOWED,
+                f"member {member_id} joined with a token for a relay, which takes no tasks",
             )
         return member_id
 

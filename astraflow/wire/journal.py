@@ -39,7 +39,12 @@ class RunOpened:
 
 
 def _encode_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
-    message = pb.Joined(token_digest=event.secrets.token, resumes=event.resumes or "")
+    message = pb.Joined(
+        token_digest=event.secrets.token,
+        resumes=event.resumes or "",
+        token_id=event.secrets.token_id,
+        is_relay=event.secrets.is_relay,
+    )
     request = event.request
     if request.resume is not None:
         request = replace(request, resume=replace(request.resume, resume_token=b""))
@@ -51,7 +56,12 @@ def _encode_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
 
 
 def _decode_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
-    secrets = ev.SessionSecrets(token=message.token_digest, transfer_token=b"")
+    secrets = ev.SessionSecrets(
+        token=message.token_digest,
+        transfer_token=b"",
+        token_id=message.token_id,
+        is_relay=message.is_relay,
+    )
     resumes = MemberId(message.resumes) if message.resumes else None
     if message.WhichOneof("member") == "raas":
         request = raas.decode_join_pool(message.raas)
@@ -250,6 +260,7 @@ _FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]
     ev.SaveRequested: converter(ev.SaveRequested, pb.SaveRequested),
     ev.PromptRequeued: converter(ev.PromptRequeued, pb.PromptRequeued),
     ev.MemberDrained: converter(ev.MemberDrained, pb.MemberDrained),
+    ev.TokenRevoked: converter(ev.TokenRevoked, pb.TokenRevoked),
     ev.RunStopped: converter(ev.RunStopped, pb.RunStopped),
     ev.RunBroken: converter(ev.RunBroken, pb.RunBroken),
     ev.Ticked: converter(ev.Ticked, pb.Ticked),

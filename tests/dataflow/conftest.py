@@ -215,7 +215,7 @@ class FakeRaas(Member):
     tasks_seen: list[RolloutTask] = field(default_factory=list)
     acks: list[Any] = field(default_factory=list)
 
-    async def join(self, resume: SessionResume | None = None):
+    async def join(self, resume: SessionResume | None = None, *, token: str = TOKENS.join):
         request = JoinPool(
             name=self.name,
             contract=CONTRACT,
@@ -228,7 +228,7 @@ class FakeRaas(Member):
         )
         with translate_errors():
             response = await RaasServiceStub(self.channel).JoinPool(
-                raas.encode_join_pool(request), metadata=bearer(TOKENS.join)
+                raas.encode_join_pool(request), metadata=bearer(token)
             )
         membership = raas.decode_pool_membership(response)
         self.take(membership.session)
@@ -334,7 +334,7 @@ class FakeTrainer(Member):
     end: EndOfData | None = None
     until: Callable[[], bool] = lambda: False
 
-    async def register(self, **changes):
+    async def register(self, *, token=TOKENS.join, **changes):
         request = RegisterTrainer(
             policy_id=self.policy_id,
             name=f"trainer-{self.policy_id}",
@@ -345,7 +345,7 @@ class FakeTrainer(Member):
         )
         with translate_errors():
             response = await TrainerServiceStub(self.channel).RegisterTrainer(
-                trainer.encode_register_trainer(request), metadata=bearer(TOKENS.join)
+                trainer.encode_register_trainer(request), metadata=bearer(token)
             )
         registration = trainer.decode_trainer_registration(response)
         self.take(registration.session)

@@ -31,9 +31,9 @@ SERVICES = [
         (session_service_pb2, "SessionService"),
     )
 ]
-NODES = {"join", "node"}
+NODES = {"join", "node", "relay"}
 TRAINERS = {"join", "trainer", "trainer:solver"}
-MEMBERS = {"a node's session", "a trainer's session"}
+MEMBERS = {"a node's session", "a trainer's session", "a relay's session"}
 READERS, OPERATORS = {"reader", "operator"}, {"operator"}
 
 LET_IN = {
@@ -64,6 +64,7 @@ LET_IN = {
     "PauseRun": OPERATORS,
     "ResumeRun": OPERATORS,
     "DrainMember": OPERATORS,
+    "RevokeToken": OPERATORS,
     "SaveRun": OPERATORS,
     "StopRun": OPERATORS,
     "GetScaleAdvice": READERS,
@@ -86,7 +87,9 @@ async def test_only_those_are_let_in_whom_the_table_names(scene):
     await trainer.publish()
     await node.join()
     tokens = scene.tokens
-    roles = ("node", "trainer", "trainer:solver", "trainer:other", "reader", "operator")
+    relay = scene.raas(name="relay")
+    await relay.join(token=tokens.of_role("relay"))
+    roles = ("node", "relay", "trainer", "trainer:solver", "trainer:other", "reader", "operator")
     callers = {
         "nobody": (),
         "a stranger": bearer("guess"),
@@ -95,6 +98,7 @@ async def test_only_those_are_let_in_whom_the_table_names(scene):
         "a stranger's session": session_metadata(b"x" * 32),
         "a node's session": session_metadata(node.token),
         "a trainer's session": session_metadata(trainer.token),
+        "a relay's session": session_metadata(relay.token),
     }
     let_in = {
         method.name: {

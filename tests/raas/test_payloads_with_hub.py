@@ -14,6 +14,7 @@ from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.status import RunState
 from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
 from astraflow.raas.policies import ServedModel
+from astraflow.rpc.access import Grant
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run
 from astraflow.testing.nodes import make_node
 
@@ -164,7 +165,7 @@ async def test_a_trainer_that_reads_no_payloads_is_refused(recipe_of, store, tmp
     )
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
         with pytest.raises(AstraflowError, match="no capability payloads") as caught:
-            await run.hub.register_trainer(register)
+            await run.hub.register_trainer(register, Grant.parse("trainer"))
     assert caught.value.reason is Reason.CONTRACT_UNSUPPORTED
 
 

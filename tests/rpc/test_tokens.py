@@ -4,7 +4,14 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId
-from astraflow.rpc.access import Grant, HubTokens, SessionTokens, TokenRole, token_digest
+from astraflow.rpc.access import (
+    Grant,
+    HubTokens,
+    SessionTokens,
+    TokenRole,
+    token_digest,
+    token_id_of,
+)
 
 
 def test_each_token_opens_its_own_door():
@@ -14,7 +21,9 @@ def test_each_token_opens_its_own_door():
     assert tokens.grant("") is tokens.grant("other") is None
 
 
-@pytest.mark.parametrize("role", ["node", "reader", "operator", "trainer", "trainer:solver"])
+@pytest.mark.parametrize(
+    "role", ["node", "relay", "reader", "operator", "trainer", "trainer:solver"]
+)
 def test_a_token_of_a_role_says_which_to_whoever_has_the_operators_token(role):
     token = HubTokens(join="j", operator="o").of_role(role)
     assert HubTokens(join="another", operator="o").grant(token) == Grant.parse(role)
@@ -46,6 +55,17 @@ def test_a_token_expires():
     with pytest.raises(AstraflowError, match="expired") as caught:
         tokens.grant(tokens.of_role("node", expire_time=time.time() - 1))
     assert caught.value.reason is Reason.TOKEN_INVALID
+
+
+def test_a_token_has_an_id_that_its_bearer_can_read():
+    tokens = HubTokens.generate()
+    first, second = tokens.of_role("node"), tokens.of_role("node")
+    assert token_id_of(first) == tokens.grant(first).token_id != token_id_of(second)
+    assert token_id_of(token_id_of(first)) == token_id_of(first)
+    for none in ("", "0123", "0123456G", "0123456789", "af1.", "af1.AAAA", tokens.join):
+        with pytest.raises(AstraflowError) as caught:
+            token_id_of(none)
+        assert caught.value.reason is Reason.INVALID_FIELD
 
 
 def test_minted_tokens_differ_and_are_not_shown():

@@ -60,6 +60,8 @@ NAMED: Mapping[str, st.SearchStrategy[Any]] = {
     # It does not travel.
     "bound": st.none(),
     "content_digest": st.binary(min_size=16, max_size=16),
+    "signature": st.just(b"") | st.binary(min_size=64, max_size=64),
+    "signing_key": st.just(b"") | st.binary(min_size=32, max_size=32),
     "fields": JSON,
     "options": JSON,
     "scorer_options": JSON,

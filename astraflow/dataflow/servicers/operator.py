@@ -19,7 +19,7 @@ from astraflow.core.events import (
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
 from astraflow.core.status import DeadLetter, RolloutRecord
 from astraflow.dataflow.hub import Hub
-from astraflow.rpc.access import Access, TokenRole
+from astraflow.rpc.access import Access, TokenRole, required_token_id
 from astraflow.rpc.streams import Context
 from astraflow.wire import control, evals
 from astraflow.wire.common import encode_wait_reason
@@ -122,6 +122,14 @@ class ControlServicer:
         member_id, grace = MemberId(request.member_id), optional_span(request, "grace")
         await self._hub.take(MemberDrained(member_id=member_id, grace=grace))
         return control_pb.DrainMemberResponse()
+
+    async def RevokeToken(
+        self, request: control_pb.RevokeTokenRequest, context: Context
+    ) -> control_pb.RevokeTokenResponse:
+        """Take a token of a role back."""
+        self._access.operator(context)
+        member_ids = await self._hub.revoke(required_token_id(request.token_id))
+        return control_pb.RevokeTokenResponse(member_ids=member_ids)
 
     async def SaveRun(
         self, request: control_pb.SaveRunRequest, context: Context

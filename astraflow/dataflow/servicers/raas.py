@@ -34,8 +34,8 @@ class RaasServicer:
 
     async def JoinPool(self, request: pb.JoinPoolRequest, context: Context) -> pb.JoinPoolResponse:
         """Admit a RaaS."""
-        self._access.joiner(context, TokenRole.NODE)
-        membership = await self._hub.join_pool(wire.decode_join_pool(request))
+        grant = self._access.joiner(context, TokenRole.NODE)
+        membership = await self._hub.join_pool(wire.decode_join_pool(request), grant)
         hit(FaultPoint.MEMBER_SAFE)
         answer = wire.encode_pool_membership(membership)
         if self._hub.payloads is not None:

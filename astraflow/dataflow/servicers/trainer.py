@@ -48,8 +48,10 @@ class TrainerServicer:
         self, request: pb.RegisterTrainerRequest, context: Context
     ) -> pb.RegisterTrainerResponse:
         """Join the run for one policy."""
-        self._access.joiner(context, TokenRole.TRAINER, request.policy_id)
-        registration = await self._hub.register_trainer(wire.decode_register_trainer(request))
+        grant = self._access.joiner(context, TokenRole.TRAINER, request.policy_id)
+        registration = await self._hub.register_trainer(
+            wire.decode_register_trainer(request), grant
+        )
         hit(FaultPoint.MEMBER_SAFE)
         seed = self._access.signing_seed(registration.run_id, PolicyId(request.policy_id))
         return wire.encode_trainer_registration(replace(registration, signing_seed=seed))

@@ -28,7 +28,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*astraflow/control/v1/control_service.proto\x12\x14\x61straflow.control.v1\x1a\x1e\x61straflow/control/v1/run.proto\x1a astraflow/control/v1/scale.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n\rGetRunRequest\"8\n\x0eGetRunResponse\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.astraflow.control.v1.Run\"B\n\x0fWatchRunRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\":\n\x10WatchRunResponse\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.astraflow.control.v1.Run\"\x11\n\x0fPauseRunRequest\"\x12\n\x10PauseRunResponse\"\x12\n\x10ResumeRunRequest\"\x13\n\x11ResumeRunResponse\"Q\n\x12\x44rainMemberRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13\x44rainMemberResponse\"\'\n\x0eSaveRunRequest\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\"\x8a\x02\n\x0fSaveRunResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x38\n\x08policies\x18\x02 \x03(\x0b\x32&.astraflow.control.v1.PolicyCheckpoint\x12-\n\tsave_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12L\n\x0c\x64rawn_counts\x18\x04 \x03(\x0b\x32\x36.astraflow.control.v1.SaveRunResponse.DrawnCountsEntry\x1a\x32\n\x10\x44rawnCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"p\n\x10PolicyCheckpoint\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x14\n\x07version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11\x66resh_group_count\x18\x04 \x01(\x03\x42\n\n\x08_version\"h\n\x0eStopRunRequest\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1e.astraflow.control.v1.StopMode\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x11\n\x0fStopRunResponse\"B\n\x15GetScaleAdviceRequest\x12)\n\x06window\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x16GetScaleAdviceResponse\x12\x31\n\x06\x61\x64vice\x18\x01 \x01(\x0b\x32!.astraflow.control.v1.ScaleAdvice*P\n\x08StopMode\x12\x19\n\x15STOP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTOP_MODE_DRAIN\x10\x01\x12\x14\n\x10STOP_MODE_CANCEL\x10\x02\x32\xfc\x05\n\x0e\x43ontrolService\x12S\n\x06GetRun\x12#.astraflow.control.v1.GetRunRequest\x1a$.astraflow.control.v1.GetRunResponse\x12[\n\x08WatchRun\x12%.astraflow.control.v1.WatchRunRequest\x1a&.astraflow.control.v1.WatchRunResponse0\x01\x12Y\n\x08PauseRun\x12%.astraflow.control.v1.PauseRunRequest\x1a&.astraflow.control.v1.PauseRunResponse\x12\\\n\tResumeRun\x12&.astraflow.control.v1.ResumeRunRequest\x1a\'.astraflow.control.v1.ResumeRunResponse\x12\x62\n\x0b\x44rainMember\x12(.astraflow.control.v1.DrainMemberRequest\x1a).astraflow.control.v1.DrainMemberResponse\x12V\n\x07SaveRun\x12$.astraflow.control.v1.SaveRunRequest\x1a%.astraflow.control.v1.SaveRunResponse\x12V\n\x07StopRun\x12$.astraflow.control.v1.StopRunRequest\x1a%.astraflow.control.v1.StopRunResponse\x12k\n\x0eGetScaleAdvice\x12+.astraflow.control.v1.GetScaleAdviceRequest\x1a,.astraflow.control.v1.GetScaleAdviceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*astraflow/control/v1/control_service.proto\x12\x14\x61straflow.control.v1\x1a\x1e\x61straflow/control/v1/run.proto\x1a astraflow/control/v1/scale.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n\rGetRunRequest\"8\n\x0eGetRunResponse\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.astraflow.control.v1.Run\"B\n\x0fWatchRunRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\":\n\x10WatchRunResponse\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.astraflow.control.v1.Run\"\x11\n\x0fPauseRunRequest\"\x12\n\x10PauseRunResponse\"\x12\n\x10ResumeRunRequest\"\x13\n\x11ResumeRunResponse\"Q\n\x12\x44rainMemberRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13\x44rainMemberResponse\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\")\n\x13RevokeTokenResponse\x12\x12\n\nmember_ids\x18\x01 \x03(\t\"\'\n\x0eSaveRunRequest\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\"\x8a\x02\n\x0fSaveRunResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x38\n\x08policies\x18\x02 \x03(\x0b\x32&.astraflow.control.v1.PolicyCheckpoint\x12-\n\tsave_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12L\n\x0c\x64rawn_counts\x18\x04 \x03(\x0b\x32\x36.astraflow.control.v1.SaveRunResponse.DrawnCountsEntry\x1a\x32\n\x10\x44rawnCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"p\n\x10PolicyCheckpoint\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x14\n\x07version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11\x66resh_group_count\x18\x04 \x01(\x03\x42\n\n\x08_version\"h\n\x0eStopRunRequest\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1e.astraflow.control.v1.StopMode\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x11\n\x0fStopRunResponse\"B\n\x15GetScaleAdviceRequest\x12)\n\x06window\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x16GetScaleAdviceResponse\x12\x31\n\x06\x61\x64vice\x18\x01 \x01(\x0b\x32!.astraflow.control.v1.ScaleAdvice*P\n\x08StopMode\x12\x19\n\x15STOP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTOP_MODE_DRAIN\x10\x01\x12\x14\n\x10STOP_MODE_CANCEL\x10\x02\x32\xe0\x06\n\x0e\x43ontrolService\x12S\n\x06GetRun\x12#.astraflow.control.v1.GetRunRequest\x1a$.astraflow.control.v1.GetRunResponse\x12[\n\x08WatchRun\x12%.astraflow.control.v1.WatchRunRequest\x1a&.astraflow.control.v1.WatchRunResponse0\x01\x12Y\n\x08PauseRun\x12%.astraflow.control.v1.PauseRunRequest\x1a&.astraflow.control.v1.PauseRunResponse\x12\\\n\tResumeRun\x12&.astraflow.control.v1.ResumeRunRequest\x1a\'.astraflow.control.v1.ResumeRunResponse\x12\x62\n\x0b\x44rainMember\x12(.astraflow.control.v1.DrainMemberRequest\x1a).astraflow.control.v1.DrainMemberResponse\x12\x62\n\x0bRevokeToken\x12(.astraflow.control.v1.RevokeTokenRequest\x1a).astraflow.control.v1.RevokeTokenResponse\x12V\n\x07SaveRun\x12$.astraflow.control.v1.SaveRunRequest\x1a%.astraflow.control.v1.SaveRunResponse\x12V\n\x07StopRun\x12$.astraflow.control.v1.StopRunRequest\x1a%.astraflow.control.v1.StopRunResponse\x12k\n\x0eGetScaleAdvice\x12+.astraflow.control.v1.GetScaleAdviceRequest\x1a,.astraflow.control.v1.GetScaleAdviceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAVERUNRESPONSE_DRAWNCOUNTSENTRY']._loaded_options = None
   _globals['_SAVERUNRESPONSE_DRAWNCOUNTSENTRY']._serialized_options = b'8\001'
-  _globals['_STOPMODE']._serialized_start=1282
-  _globals['_STOPMODE']._serialized_end=1362
+  _globals['_STOPMODE']._serialized_start=1365
+  _globals['_STOPMODE']._serialized_end=1445
   _globals['_GETRUNREQUEST']._serialized_start=199
   _globals['_GETRUNREQUEST']._serialized_end=214
   _globals['_GETRUNRESPONSE']._serialized_start=216
@@ -59,22 +59,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINMEMBERREQUEST']._serialized_end=563
   _globals['_DRAINMEMBERRESPONSE']._serialized_start=565
   _globals['_DRAINMEMBERRESPONSE']._serialized_end=586
-  _globals['_SAVERUNREQUEST']._serialized_start=588
-  _globals['_SAVERUNREQUEST']._serialized_end=627
-  _globals['_SAVERUNRESPONSE']._serialized_start=630
-  _globals['_SAVERUNRESPONSE']._serialized_end=896
-  _globals['_SAVERUNRESPONSE_DRAWNCOUNTSENTRY']._serialized_start=846
-  _globals['_SAVERUNRESPONSE_DRAWNCOUNTSENTRY']._serialized_end=896
-  _globals['_POLICYCHECKPOINT']._serialized_start=898
-  _globals['_POLICYCHECKPOINT']._serialized_end=1010
-  _globals['_STOPRUNREQUEST']._serialized_start=1012
-  _globals['_STOPRUNREQUEST']._serialized_end=1116
-  _globals['_STOPRUNRESPONSE']._serialized_start=1118
-  _globals['_STOPRUNRESPONSE']._serialized_end=1135
-  _globals['_GETSCALEADVICEREQUEST']._serialized_start=1137
-  _globals['_GETSCALEADVICEREQUEST']._serialized_end=1203
-  _globals['_GETSCALEADVICERESPONSE']._serialized_start=1205
-  _globals['_GETSCALEADVICERESPONSE']._serialized_end=1280
-  _globals['_CONTROLSERVICE']._serialized_start=1365
-  _globals['_CONTROLSERVICE']._serialized_end=2129
+  _globals['_REVOKETOKENREQUEST']._serialized_start=588
+  _globals['_REVOKETOKENREQUEST']._serialized_end=626
+  _globals['_REVOKETOKENRESPONSE']._serialized_start=628
+  _globals['_REVOKETOKENRESPONSE']._serialized_end=669
+  _globals['_SAVERUNREQUEST']._serialized_start=671
+  _globals['_SAVERUNREQUEST']._serialized_end=710
+  _globals['_SAVERUNRESPONSE']._serialized_start=713
+  _globals['_SAVERUNRESPONSE']._serialized_end=979
+  _globals['_SAVERUNRESPONSE_DRAWNCOUNTSENTRY']._serialized_start=929
+  _globals['_SAVERUNRESPONSE_DRAWNCOUNTSENTRY']._serialized_end=979
+  _globals['_POLICYCHECKPOINT']._serialized_start=981
+  _globals['_POLICYCHECKPOINT']._serialized_end=1093
+  _globals['_STOPRUNREQUEST']._serialized_start=1095
+  _globals['_STOPRUNREQUEST']._serialized_end=1199
+  _globals['_STOPRUNRESPONSE']._serialized_start=1201
+  _globals['_STOPRUNRESPONSE']._serialized_end=1218
+  _globals['_GETSCALEADVICEREQUEST']._serialized_start=1220
+  _globals['_GETSCALEADVICEREQUEST']._serialized_end=1286
+  _globals['_GETSCALEADVICERESPONSE']._serialized_start=1288
+  _globals['_GETSCALEADVICERESPONSE']._serialized_end=1363
+  _globals['_CONTROLSERVICE']._serialized_start=1448
+  _globals['_CONTROLSERVICE']._serialized_end=2312
 # @@protoc_insertion_point(module_scope)

@@ -72,6 +72,18 @@ class DrainMemberResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RevokeTokenRequest(_message.Message):
+    __slots__ = ("token_id",)
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    def __init__(self, token_id: _Optional[str] = ...) -> None: ...
+
+class RevokeTokenResponse(_message.Message):
+    __slots__ = ("member_ids",)
+    MEMBER_IDS_FIELD_NUMBER: _ClassVar[int]
+    member_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class SaveRunRequest(_message.Message):
     __slots__ = ("checkpoint_id",)
     CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]

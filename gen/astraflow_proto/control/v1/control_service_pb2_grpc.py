@@ -61,6 +61,11 @@ class ControlServiceStub:
                 request_serializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.DrainMemberRequest.SerializeToString,
                 response_deserializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.DrainMemberResponse.FromString,
                 _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/astraflow.control.v1.ControlService/RevokeToken',
+                request_serializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.RevokeTokenResponse.FromString,
+                _registered_method=True)
         self.SaveRun = channel.unary_unary(
                 '/astraflow.control.v1.ControlService/SaveRun',
                 request_serializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.SaveRunRequest.SerializeToString,
@@ -116,6 +121,17 @@ class ControlServiceServicer:
         once. Idempotent.
 
         Errors: NOT_FOUND (MEMBER_UNKNOWN).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """RevokeToken takes a token of a role back before it expires, for good, and ends the
+        sessions that it opened. The join token, the operator token and certificates have no
+        id. Idempotent; an id that nobody has is taken, too: tokens are made offline.
+
+        Errors: INVALID_ARGUMENT (INVALID_FIELD).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +194,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.DrainMember,
                     request_deserializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.DrainMemberRequest.FromString,
                     response_serializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.DrainMemberResponse.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=astraflow_dot_control_dot_v1_dot_control__service__pb2.RevokeTokenResponse.SerializeToString,
             ),
             'SaveRun': grpc.unary_unary_rpc_method_handler(
                     servicer.SaveRun,
@@ -332,6 +353,33 @@ class ControlService:
             '/astraflow.control.v1.ControlService/DrainMember',
             astraflow_dot_control_dot_v1_dot_control__service__pb2.DrainMemberRequest.SerializeToString,
             astraflow_dot_control_dot_v1_dot_control__service__pb2.DrainMemberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/astraflow.control.v1.ControlService/RevokeToken',
+            astraflow_dot_control_dot_v1_dot_control__service__pb2.RevokeTokenRequest.SerializeToString,
+            astraflow_dot_control_dot_v1_dot_control__service__pb2.RevokeTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,13 @@ class ControlServiceStub:
 
     Errors: NOT_FOUND (MEMBER_UNKNOWN).
     """
+    RevokeToken: _grpc.UnaryUnaryMultiCallable[_control_service_pb2.RevokeTokenRequest, _control_service_pb2.RevokeTokenResponse]
+    """RevokeToken takes a token of a role back before it expires, for good, and ends the
+    sessions that it opened. The join token, the operator token and certificates have no
+    id. Idempotent; an id that nobody has is taken, too: tokens are made offline.
+
+    Errors: INVALID_ARGUMENT (INVALID_FIELD).
+    """
     SaveRun: _grpc.UnaryUnaryMultiCallable[_control_service_pb2.SaveRunRequest, _control_service_pb2.SaveRunResponse]
     """SaveRun makes a checkpoint under one id: every trainer saves after its step in
     progress, or at once while it waits for a batch. Buffers, selectors, data positions
@@ -88,6 +95,13 @@ class ControlServiceAsyncStub(ControlServiceStub):
     once. Idempotent.
 
     Errors: NOT_FOUND (MEMBER_UNKNOWN).
+    """
+    RevokeToken: _aio.UnaryUnaryMultiCallable[_control_service_pb2.RevokeTokenRequest, _control_service_pb2.RevokeTokenResponse]  # type: ignore[assignment]
+    """RevokeToken takes a token of a role back before it expires, for good, and ends the
+    sessions that it opened. The join token, the operator token and certificates have no
+    id. Idempotent; an id that nobody has is taken, too: tokens are made offline.
+
+    Errors: INVALID_ARGUMENT (INVALID_FIELD).
     """
     SaveRun: _aio.UnaryUnaryMultiCallable[_control_service_pb2.SaveRunRequest, _control_service_pb2.SaveRunResponse]  # type: ignore[assignment]
     """SaveRun makes a checkpoint under one id: every trainer saves after its step in
@@ -155,6 +169,19 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         once. Idempotent.
 
         Errors: NOT_FOUND (MEMBER_UNKNOWN).
+        """
+
+    @_abc_1.abstractmethod
+    def RevokeToken(
+        self,
+        request: _control_service_pb2.RevokeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_service_pb2.RevokeTokenResponse, _abc.Awaitable[_control_service_pb2.RevokeTokenResponse]]:
+        """RevokeToken takes a token of a role back before it expires, for good, and ends the
+        sessions that it opened. The join token, the operator token and certificates have no
+        id. Idempotent; an id that nobody has is taken, too: tokens are made offline.
+
+        Errors: INVALID_ARGUMENT (INVALID_FIELD).
         """
 
     @_abc_1.abstractmethod

@@ -20,7 +20,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "publish_requested", "prompt_requeued", "rollout_repeated", "save_requested", "failure_reported", "goes_on", "decision")
+    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "publish_requested", "prompt_requeued", "rollout_repeated", "save_requested", "failure_reported", "token_revoked", "goes_on", "decision")
     TIME_FIELD_NUMBER: _ClassVar[int]
     RUN_OPENED_FIELD_NUMBER: _ClassVar[int]
     HUB_RESTARTED_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Record(_message.Message):
     ROLLOUT_REPEATED_FIELD_NUMBER: _ClassVar[int]
     SAVE_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_REVOKED_FIELD_NUMBER: _ClassVar[int]
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
@@ -81,9 +82,10 @@ class Record(_message.Message):
     rollout_repeated: RolloutRepeated
     save_requested: SaveRequested
     failure_reported: FailureReported
+    token_revoked: TokenRevoked
     goes_on: bool
     decision: int
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., rollout_repeated: _Optional[_Union[RolloutRepeated, _Mapping]] = ..., save_requested: _Optional[_Union[SaveRequested, _Mapping]] = ..., failure_reported: _Optional[_Union[FailureReported, _Mapping]] = ..., goes_on: _Optional[bool] = ..., decision: _Optional[int] = ...) -> None: ...
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., rollout_repeated: _Optional[_Union[RolloutRepeated, _Mapping]] = ..., save_requested: _Optional[_Union[SaveRequested, _Mapping]] = ..., failure_reported: _Optional[_Union[FailureReported, _Mapping]] = ..., token_revoked: _Optional[_Union[TokenRevoked, _Mapping]] = ..., goes_on: _Optional[bool] = ..., decision: _Optional[int] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run_id", "settings_digest", "data_set_sizes", "software")
@@ -111,16 +113,26 @@ class HubRestarted(_message.Message):
     def __init__(self, software: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("raas", "trainer", "token_digest", "resumes")
+    __slots__ = ("raas", "trainer", "token_digest", "resumes", "token_id", "is_relay")
     RAAS_FIELD_NUMBER: _ClassVar[int]
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_RELAY_FIELD_NUMBER: _ClassVar[int]
     raas: _raas_service_pb2.JoinPoolRequest
     trainer: _trainer_service_pb2.RegisterTrainerRequest
     token_digest: bytes
     resumes: str
-    def __init__(self, raas: _Optional[_Union[_raas_service_pb2.JoinPoolRequest, _Mapping]] = ..., trainer: _Optional[_Union[_trainer_service_pb2.RegisterTrainerRequest, _Mapping]] = ..., token_digest: _Optional[bytes] = ..., resumes: _Optional[str] = ...) -> None: ...
+    token_id: str
+    is_relay: bool
+    def __init__(self, raas: _Optional[_Union[_raas_service_pb2.JoinPoolRequest, _Mapping]] = ..., trainer: _Optional[_Union[_trainer_service_pb2.RegisterTrainerRequest, _Mapping]] = ..., token_digest: _Optional[bytes] = ..., resumes: _Optional[str] = ..., token_id: _Optional[str] = ..., is_relay: _Optional[bool] = ...) -> None: ...
+
+class TokenRevoked(_message.Message):
+    __slots__ = ("token_id",)
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    def __init__(self, token_id: _Optional[str] = ...) -> None: ...
 
 class MemberKeptAlive(_message.Message):
     __slots__ = ("member_id", "raas", "trainer")
