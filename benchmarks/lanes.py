@@ -34,6 +34,7 @@ from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
+from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec, encode_transfer_plan
 from astraflow.wire.weights import LANES, PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
@@ -155,9 +156,9 @@ class _Transfer:
 class _Source:
     """The smallest TransferService that has all lanes."""
 
-    def __init__(self, chunks: Sequence[Chunk], hosts: LaneHosts) -> None:
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
-        self._hosts = hosts
+        self.hosts = LaneHosts(Transfers(self.open, lambda: [SECRET], clock=SystemClock()))
 
     def open(self, spec: TransferSpec) -> _Transfer:
         del spec
@@ -167,7 +168,7 @@ class _Source:
         self, request: pb.PlanTransferRequest, context: Any
     ) -> pb.PlanTransferResponse:
         del context
-        plan = self._hosts.plan(_Transfer(self._chunks), [*map(LANES.decode, request.lanes)])
+        plan = self.hosts.plan(_Transfer(self._chunks), [*map(LANES.decode, request.lanes)])
         return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
 
     async def Pull(  # noqa: N802 - named by the contract
@@ -199,13 +200,10 @@ def _chunks(nbytes: int, seed: int) -> list[Chunk]:
 
 
 async def _serve(nbytes: int, seed: int) -> None:
-    hosts = LaneHosts(clock=SystemClock())
-    source = _Source(_chunks(nbytes, seed), hosts)
+    source = _Source(_chunks(nbytes, seed))
     add = add_TransferServiceServicer_to_server
     async with await start_server([Servicer(add=add, methods=source)]) as server:
-        await hosts.start(
-            source.open,
-            secrets=lambda: [SECRET],
+        await source.hosts.start(
             listen="127.0.0.1:0",
             advertised=server.address,
             lanes=_hosted(),

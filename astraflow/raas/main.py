@@ -36,7 +36,7 @@ from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

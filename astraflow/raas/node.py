@@ -39,7 +39,7 @@ from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places, headroom
 from astraflow.raas.updater import PublishRequester, Puller, WeightUpdater
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.tls import Tls
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
 from astraflow.workflows.runner import LoadedWorkflow
 

@@ -13,7 +13,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
 from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 from astraflow.workflows.building import workflow_specs
 
 

@@ -25,7 +25,7 @@ from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.line import Line
 from astraflow.testing.nodes import LiveNode, make_node
 from astraflow.testing.trainer import Trained, train_counter
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 
 JOIN_TOKEN = "join"  # noqa: S105 - guards a test
 OPERATOR_TOKEN = "operator"  # noqa: S105

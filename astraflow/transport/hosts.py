@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from datetime import datetime
 from typing import Final
 
 import structlog
 
-from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
@@ -15,12 +13,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.transport.shm import ShmHost
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.tcp import TcpHost, direct_port
-from astraflow.transport.transfers import (
-    OpenTransfer,
-    Secrets,
-    Transfer,
-    Transfers,
-)
+from astraflow.transport.transfers import Transfer, Transfers
 from astraflow.transport.ucx import UcxHost
 from astraflow.wire.transfers import LaneEndpoint, TransferPlan
 
@@ -40,15 +33,15 @@ def is_encrypted(chosen: bool | None, tls: Tls | None) -> bool:
 
 
 class LaneHosts:
-    """Serves transfers over every lane but gRPC, for one event loop."""
+    """Serves transfers over every lane but gRPC, for one event loop.
 
-    def __init__(self, *, clock: Clock) -> None:
-        """Prepare; `start` serves.
+    Attributes:
+        transfers: That are served.
+    """
 
-        Args:
-            clock: For the expiry of transfers.
-        """
-        self._transfers = Transfers(clock=clock)
+    def __init__(self, transfers: Transfers) -> None:
+        """Prepare; `start` serves."""
+        self.transfers = transfers
         self._endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
         self._stream_hosts: list[StreamHost] = []
@@ -64,9 +57,7 @@ class LaneHosts:
 
     async def start(
         self,
-        open_transfer: OpenTransfer,
         *,
-        secrets: Secrets,
         listen: str,
         advertised: str,
         lanes: Sequence[LaneKind] = DEFAULT_HOSTED,
@@ -75,8 +66,6 @@ class LaneHosts:
         """Serve.
 
         Args:
-            open_transfer: Opens a transfer for pullers whose connections stand.
-            secrets: Of the run.
             listen: host:port of the gRPC server; the TCP lane listens on the same interface, on
                 the port above its own when that is free.
             advertised: host:port by which others know it.
@@ -88,29 +77,21 @@ class LaneHosts:
         """
         here = split_address(listen)[0]
         there, port = split_address(advertised)
-        claim = self._transfers.claim
 
         async def started(lane: LaneKind) -> str:
             match lane:
                 case LaneKind.TCP:
-                    tcp = TcpHost(
-                        claim=claim,
-                        open_transfer=open_transfer,
-                        secrets=secrets,
-                        seals=seals,
-                    )
+                    tcp = TcpHost(self.transfers, seals=seals)
                     self._hosts.push_async_callback(tcp.close)
                     self._stream_hosts.append(tcp)
                     return tcp.start(here, there, ports=(direct_port(port), 0))
                 case LaneKind.SHM:
-                    shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
+                    shm = ShmHost(self.transfers)
                     self._hosts.push_async_callback(shm.close)
                     self._stream_hosts.append(shm)
                     return shm.start()
                 case LaneKind.UCX:
-                    ucx = UcxHost(
-                        claim=claim, open_transfer=open_transfer, secrets=secrets, seals=seals
-                    )
+                    ucx = UcxHost(self.transfers, seals=seals)
                     self._hosts.push_async_callback(ucx.close)
                     return await ucx.start(there)
                 case _:
@@ -136,15 +117,9 @@ class LaneHosts:
             raise AstraflowError(
                 Reason.LANE_UNAVAILABLE, "none of these lanes is served here; call Pull"
             )
-        return self._transfers.add(transfer, served)
-
-    def renew(self, transfer_id: str) -> datetime:
-        return self._transfers.renew(transfer_id)
-
-    def release(self, transfer_id: str) -> None:
-        self._transfers.release(transfer_id)
+        return self.transfers.add(transfer, served)
 
     async def close(self) -> None:
         self._endpoints.clear()
-        self._transfers.close()
+        self.transfers.close()
         await self._hosts.aclose()

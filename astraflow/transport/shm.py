@@ -23,7 +23,7 @@ from astraflow.transport.groups import Part
 from astraflow.transport.sockets import kept, readable, tune
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import SocketSession
-from astraflow.transport.transfers import ClaimTransfer, OpenTransfer, Secrets
+from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import SentChunk
 
@@ -98,16 +98,8 @@ _INLINE_NBYTES: Final = 256 << 10
 class ShmHost(StreamHost):
     """Writes payloads into memory that pullers on this host lend it."""
 
-    def __init__(
-        self, *, claim: ClaimTransfer, open_transfer: OpenTransfer, secrets: Secrets
-    ) -> None:
-        super().__init__(
-            LaneKind.SHM,
-            claim=claim,
-            open_transfer=open_transfer,
-            secrets=secrets,
-            carrier=ArenaCarrier,
-        )
+    def __init__(self, transfers: Transfers) -> None:
+        super().__init__(LaneKind.SHM, transfers, carrier=ArenaCarrier)
         self._directory: Path | None = None
 
     def start(self, *, parent: Path | None = None) -> str:

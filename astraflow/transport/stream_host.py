@@ -20,11 +20,7 @@ from astraflow.transport.frames import (
 from astraflow.transport.groups import Carrier, ConnectionGroup
 from astraflow.transport.handshake import HELLO_NBYTES, Channel, SourceHandshake
 from astraflow.transport.sockets import Tasks, end, readable, receive, send_all, tune
-from astraflow.transport.transfers import (
-    ClaimTransfer,
-    OpenTransfer,
-    Secrets,
-)
+from astraflow.transport.transfers import Transfers
 
 _HELLO_TIMEOUT_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 4096
@@ -47,10 +43,8 @@ class StreamHost:
     def __init__(
         self,
         lane: LaneKind,
+        transfers: Transfers,
         *,
-        claim: ClaimTransfer,
-        open_transfer: OpenTransfer,
-        secrets: Secrets,
         carrier: Callable[[], Carrier],
         seals: bool = False,
     ) -> None:
@@ -58,17 +52,13 @@ class StreamHost:
 
         Args:
             lane: That is served.
-            claim: Hands over the transfer of a token, or raises.
-            open_transfer: Opens another one for a puller whose connections stand.
-            secrets: Of the run: who proves one may ask.
+            transfers: What is served.
             carrier: Makes what each group sends its chunks with.
             seals: Whether connections are encrypted.
         """
         self._lane = lane
         self._seals = seals
-        self._claim = claim
-        self._open_transfer = open_transfer
-        self._secrets = secrets
+        self._transfers = transfers
         self._carrier = carrier
         self._tasks = Tasks()
         self._groups: dict[bytes, _Group] = {}
@@ -163,11 +153,11 @@ class StreamHost:
         Raises:
             AstraflowError: TOKEN_INVALID when it proves no secret.
         """
-        proven = [secret for secret in self._secrets() if is_proven(secret)]
+        proven = [secret for secret in self._transfers.secrets() if is_proven(secret)]
         if proven:
             secret, transfer = proven[0], None
         else:
-            secret, transfer = self._claim(is_proven)
+            secret, transfer = self._transfers.claim(is_proven)
         connections = ConnectionGroup(self._carrier())
         group = self._groups[name] = _Group(connections, secret)
         if transfer is not None:
@@ -189,8 +179,8 @@ class StreamHost:
         if frame.kind is not FrameKind.REQUEST:
             raise bad_frame("only a puller's requests are expected here")
         try:
-            known = self._secrets()
+            known = self._transfers.secrets()
             spec = read_request(body, lambda proof, text: channel.is_proven(proof, text, known))
-            group.begin(self._open_transfer(spec), with_plan=True)
+            group.begin(self._transfers.open(spec), with_plan=True)
         except AstraflowError as error:
             group.refuse(error)

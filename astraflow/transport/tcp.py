@@ -14,7 +14,7 @@ from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, SocketSession
-from astraflow.transport.transfers import ClaimTransfer, OpenTransfer, Secrets
+from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferBound, TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
@@ -140,22 +140,8 @@ async def _dialler(host: str, port: int) -> Dial:
 class TcpHost(StreamHost):
     """Serves framed chunks over TCP."""
 
-    def __init__(
-        self,
-        *,
-        claim: ClaimTransfer,
-        open_transfer: OpenTransfer,
-        secrets: Secrets,
-        seals: bool = False,
-    ) -> None:
-        super().__init__(
-            LaneKind.TCP,
-            claim=claim,
-            open_transfer=open_transfer,
-            secrets=secrets,
-            carrier=InlineCarrier,
-            seals=seals,
-        )
+    def __init__(self, transfers: Transfers, *, seals: bool = False) -> None:
+        super().__init__(LaneKind.TCP, transfers, carrier=InlineCarrier, seals=seals)
 
     def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:
         """Listen; return host:port, as others dial it.

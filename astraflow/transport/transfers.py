@@ -1,11 +1,11 @@
 """Transfers: what sources have promised to send over lanes, until it was sent or has expired."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
+from secrets import token_bytes
 from typing import Final, Protocol
 
 from astraflow.core.clock import Clock
@@ -39,16 +39,6 @@ class Transfer(Protocol):
         ...
 
 
-ClaimTransfer = Callable[[Callable[[bytes], bool]], tuple[bytes, Transfer]]
-"""Hands over the transfer whose token is proven, with the token; raises TOKEN_INVALID."""
-
-OpenTransfer = Callable[[TransferSpec], Transfer]
-"""Opens a transfer; raises what `Pull` answers."""
-
-Secrets = Callable[[], Sequence[bytes]]
-"""Returns the run's transfer secret, and the one before."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
     """A transfer that no connection has claimed yet."""
@@ -59,15 +49,32 @@ class _Waiting:
 
 
 class Transfers:
-    """Open transfers of one server by id and by token; for one event loop."""
+    """What one server promises to its lanes, by id and by token; for one event loop.
 
-    def __init__(self, *, clock: Clock, ttl: timedelta = TRANSFER_TTL) -> None:
+    Attributes:
+        open: Opens a transfer for a puller whose connections stand.
+        secrets: Of the run.
+    """
+
+    def __init__(
+        self,
+        open_transfer: Callable[[TransferSpec], Transfer],
+        secrets: Callable[[], Sequence[bytes]],
+        *,
+        clock: Clock,
+        ttl: timedelta = TRANSFER_TTL,
+    ) -> None:
         """Start without any.
 
         Args:
+            open_transfer: Opens one for a puller whose connections stand; raises what `Pull`
+                answers.
+            secrets: Returns the run's transfer secret, and the one before: who proves one may ask.
             clock: For expire_time.
             ttl: An unclaimed transfer is given up after it.
         """
+        self.open = open_transfer
+        self.secrets = secrets
         self._clock = clock
         self._ttl = ttl
         self._waiting: dict[str, _Waiting] = {}
@@ -79,7 +86,7 @@ class Transfers:
     def add(self, transfer: Transfer, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
         """Keep a transfer until a lane claims it; return its plan with token and endpoints."""
         transfer_id = f"lane-{next(self._numbers)}"
-        token = secrets.token_bytes(_TOKEN_NBYTES)
+        token = token_bytes(_TOKEN_NBYTES)
         self._waiting[transfer_id] = _Waiting(
             transfer=transfer, token=token, timer=self._timer(transfer_id)
         )

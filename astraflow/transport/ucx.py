@@ -44,12 +44,7 @@ from astraflow.transport.handshake import (
     new_group,
 )
 from astraflow.transport.sockets import Tasks
-from astraflow.transport.transfers import (
-    ClaimTransfer,
-    OpenTransfer,
-    Secrets,
-    Transfer,
-)
+from astraflow.transport.transfers import Transfer, Transfers
 from astraflow.wire.transfers import (
     SentItem,
     TransferBound,
@@ -310,27 +305,16 @@ _MAX_UNPROVEN: Final = 64
 class UcxHost:
     """Serves transfers over UCX endpoints, one after the other on each."""
 
-    def __init__(
-        self,
-        *,
-        claim: ClaimTransfer,
-        open_transfer: OpenTransfer,
-        secrets: Secrets,
-        seals: bool = False,
-    ) -> None:
+    def __init__(self, transfers: Transfers, *, seals: bool = False) -> None:
         """Prepare; `start` serves.
 
         Args:
-            claim: Hands over the transfer of a token, or raises.
-            open_transfer: Opens another one for a puller whose endpoint stands.
-            secrets: Of the run: who proves one may ask.
+            transfers: What is served.
             seals: Whether endpoints are encrypted.
         """
         self._seals = seals
         self._unproven_count = 0
-        self._claim = claim
-        self._open_transfer = open_transfer
-        self._secrets = secrets
+        self._transfers = transfers
         self._tasks = Tasks()
         self._listener: Any = None
 
@@ -400,16 +384,16 @@ class UcxHost:
             raise AstraflowError(Reason.SOURCE_TIMEOUT, "the puller proves nothing") from None
         finally:
             self._unproven_count -= 1
-        secret, transfer = self._claim(partial(handshake.is_proven, hello))
+        secret, transfer = self._transfers.claim(partial(handshake.is_proven, hello))
         welcome, channel = handshake.welcome(hello, secret)
         await thread.start(send_records(endpoint, [welcome]))
         return transfer, channel
 
     async def _answer(self, endpoint: Any, channel: Channel, body: bytes) -> None:
-        known = self._secrets()
+        known = self._transfers.secrets()
         try:
             spec = read_request(body, lambda proof, text: channel.is_proven(proof, text, known))
-            transfer = self._open_transfer(spec)
+            transfer = self._transfers.open(spec)
         except AstraflowError as error:
             await self._fail(endpoint, channel, error)
         else:

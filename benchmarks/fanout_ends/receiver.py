@@ -16,7 +16,7 @@ from typing import Any
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 from fanout_ends.origin import POLICY, TOKEN

@@ -10,7 +10,6 @@ from typing import Final
 from astraflow.core.clock import SystemClock
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import RunningServer, Servicer, start_server
-from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.serve.server import TransferServicer
 from astraflow.wire.transfers import LaneEndpoint
@@ -197,18 +196,14 @@ def _receiver(world: World) -> Receiver:
 @asynccontextmanager
 async def _ends(world: World, rng: Random) -> AsyncGenerator[tuple[str, SpoilingProxy, str]]:
     """Yield a source whose TCP lane is spoiled, what spoils it, and a source without lanes."""
-    hosts = LaneHosts(clock=SystemClock())
     servicer = TransferServicer(
-        POLICY,
-        world.publisher.store,
+        {POLICY: world.publisher.store},
         transfer_tokens=lambda: [TOKEN],
         clock=SystemClock(),
-        lanes=hosts,
     )
+    hosts = servicer.lanes
     async with await _served(servicer) as server, await _served(world.servicer) as honest:
         await hosts.start(
-            servicer.open_transfer,
-            secrets=lambda: [TOKEN],
             listen="127.0.0.1:0",
             advertised=server.address,
             lanes=[LaneKind.TCP],

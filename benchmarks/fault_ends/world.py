@@ -59,7 +59,9 @@ class World:
         self.layout = make_layout(scale)
         self.publisher = WeightPublisher(POLICY, self.layout, keep_patches=KEPT)
         self.servicer = TransferServicer(
-            POLICY, self.publisher.store, transfer_tokens=lambda: [TOKEN], clock=SystemClock()
+            {POLICY: self.publisher.store},
+            transfer_tokens=lambda: [TOKEN],
+            clock=SystemClock(),
         )
         self.endpoints = endpoints
         self.infos: dict[int, VersionInfo] = {}

@@ -14,8 +14,7 @@ from astraflow.core.versions import WeightEndpoint
 from astraflow.testing import small_recipe, start_run
 from astraflow.weights.publish.background import Scrub
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.weights.serve.relay_server import RelayServer
-from astraflow.weights.serve.server import WeightServer
+from astraflow.weights.serve.server import RelayServer, WeightServer
 
 DIGITS = "0123456789"
 LAYOUT = Layout.of([("w", Dtype.BF16, (64, 64))])

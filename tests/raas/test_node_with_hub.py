@@ -16,7 +16,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run, train_counter
 from astraflow.testing.line import TcpRelay
 from astraflow.testing.nodes import make_node
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 
 STEPS = 5
 DIGITS = "0123456789"

@@ -15,6 +15,7 @@ from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts
 from astraflow.transport.lanes import Lanes
+from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
@@ -106,14 +107,13 @@ class Source:
         del number
 
     async def start(self, lanes=DEFAULT_HOSTED, listen="127.0.0.1:0", *, seals=False):
-        self.hosts = LaneHosts(clock=SystemClock())
+        transfers = Transfers(self.open, lambda: [TOKEN], clock=SystemClock())
+        self.hosts = LaneHosts(transfers)
         self.server = await start_server(
             [Servicer(add=add_TransferServiceServicer_to_server, methods=self)], listen=listen
         )
         self.address = self.server.address
         await self.hosts.start(
-            self.open,
-            secrets=lambda: [TOKEN],
             listen=listen,
             advertised=self.address,
             lanes=lanes,
@@ -144,7 +144,7 @@ class Source:
 
     async def ReleaseTransfer(self, request, context):  # noqa: N802
         self.calls.append("release")
-        self.hosts.release(request.transfer_id)
+        self.hosts.transfers.release(request.transfer_id)
         return pb.ReleaseTransferResponse()
 
     async def Pull(self, request, context):  # noqa: N802

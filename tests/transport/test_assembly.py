@@ -151,7 +151,7 @@ class Kept:
 
 
 async def test_a_transfer_is_claimed_once_or_expires(plan, tools):
-    transfers = Transfers(clock=SystemClock(), ttl=timedelta(milliseconds=20))
+    transfers = Transfers(None, list, clock=SystemClock(), ttl=timedelta(milliseconds=20))
     claimed, forgotten = Kept(plan), Kept(plan)
 
     token = transfers.add(claimed, []).token

@@ -108,7 +108,7 @@ class FaultySource:
 
     def __init__(self, store):
         self.servicer = TransferServicer(
-            POLICY, store, transfer_tokens=lambda: [TOKEN], clock=SystemClock()
+            {POLICY: store}, transfer_tokens=lambda: [TOKEN], clock=SystemClock()
         )
         self.requests, self.chunk_count, self.address = [], 0, ""
         self.asked, self.signed = asyncio.Event(), asyncio.Event()

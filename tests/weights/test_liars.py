@@ -22,7 +22,6 @@ from astraflow.transport.frames import (
     plan_parts,
 )
 from astraflow.transport.groups import InlineCarrier
-from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.shm import ArenaCarrier, ShmHost
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.ucx import UcxHost, send_records, ucx_thread
@@ -238,40 +237,34 @@ class Liar:
         self.training, self.lies = training, lies
 
     async def start(self):
-        hosts = self.hosts = LaneHosts(clock=SystemClock())
         kind = LyingServicer if self.lane is LaneKind.GRPC else TransferServicer
         servicer = kind(
-            *(self.training.policy_id, self.training.store),
+            {self.training.policy_id: self.training.store},
             transfer_tokens=lambda: [self.training.token],
             clock=SystemClock(),
-            lanes=hosts,
         )
         servicer.lies = self.lies
         self.server = await start_server(
             [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)]
         )
         self.address = self.server.address
-        opened = {
-            "claim": hosts._transfers.claim,
-            "open_transfer": servicer.open_transfer,
-            "secrets": lambda: [self.training.token],
-        }
+        hosts = self.hosts = servicer.lanes
         self.host = None
         if self.lane is not LaneKind.GRPC:
-            place = await self.serve(opened)
+            place = await self.serve(hosts.transfers)
             hosts._endpoints.append(LaneEndpoint(lane=self.lane, address=place))
 
-    async def serve(self, opened):
+    async def serve(self, transfers):
         if self.lane is LaneKind.UCX:
-            self.host = LyingUcx(**opened)
+            self.host = LyingUcx(transfers)
             self.host.lies = self.lies
             return await self.host.start("127.0.0.1")
         if self.lane is LaneKind.SHM:
-            self.host = ShmHost(**opened)
+            self.host = ShmHost(transfers)
             self.host._carrier = lambda: LyingArena(self.lies)
             return self.host.start()
         self.host = StreamHost(
-            self.lane, **opened, carrier=lambda: LyingCarrier(self.lies), seals=self.seals
+            self.lane, transfers, carrier=lambda: LyingCarrier(self.lies), seals=self.seals
         )
         listener = bound()
         self.host.listen(listener)

@@ -13,7 +13,7 @@ from astraflow.core.versions import LaneKind, SourceInfo, SourceKind, SourceStat
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
-from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import RelayServer
 from astraflow.wire.transfers import TransferPlan, TransferSpec, Waiting
 from astraflow.wire.weights import SentChunk
 

@@ -17,8 +17,7 @@ from astraflow.rpc.errors import raised_from
 from astraflow.transport.lanes import RECEIVED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.weights.serve.relay_server import RelayServer
-from astraflow.weights.serve.server import WeightServer
+from astraflow.weights.serve.server import RelayServer, WeightServer
 from astraflow.wire.weights import decode_layout, decode_patch_index
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as transfers

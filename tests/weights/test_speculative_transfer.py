@@ -47,7 +47,7 @@ def made(tools):
 def stand_ready(training):
     """Stand ready for version 1, beside any lane."""
     servicer = TransferServicer(
-        training.policy_id, training.store, transfer_tokens=list, clock=SystemClock()
+        {training.policy_id: training.store}, transfer_tokens=list, clock=SystemClock()
     )
     spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0, is_ahead=True)
     return lambda **fields: servicer.open_transfer(replace(spec, **fields)).items()

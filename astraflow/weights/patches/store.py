@@ -198,16 +198,9 @@ class PatchStore:
             )
         raise _evicted(version, base_version)
 
-    def patch(self, root_digest: bytes) -> Patch:
-        """Return a patch by its root.
-
-        Raises:
-            AstraflowError: PATCH_UNKNOWN.
-        """
-        for patch in reversed(self.patches):
-            if patch.root == root_digest:
-                return patch
-        raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
+    def patch(self, root_digest: bytes) -> Patch | None:
+        """Return a patch by its root; None: it is not kept here."""
+        return next((each for each in self.patches if each.root == root_digest), None)
 
     def find(self, name: PatchName) -> Patch:
         """Return a patch by its name.

@@ -34,7 +34,11 @@ _KEPT_COUNT: Final = 64
 
 
 class WeightRelay:
-    """What one puller passes on of one policy."""
+    """What one puller passes on of one policy.
+
+    Attributes:
+        frame: Of what is served; None: nothing was pulled yet.
+    """
 
     def __init__(self, *, kept_nbytes: int = KEPT_NBYTES, wait_s: float = 5.0) -> None:
         """Start with nothing to pass on.
@@ -49,7 +53,7 @@ class WeightRelay:
         self._incoming: IncomingVersion | None = None
         self._planned: tuple[Patch, ...] = ()
         self._failed_version: int | None = None
-        self._frame: LayoutFrame | None = None
+        self.frame: LayoutFrame | None = None
         self._held: HeldState | None = None
         self._whole: Patch | None = None
         self._whole_info: PatchInfo | None = None
@@ -57,25 +61,14 @@ class WeightRelay:
         self._encoding = asyncio.Lock()
         self._changed = asyncio.Event()
 
-    @property
-    def frame(self) -> LayoutFrame:
-        """Of what is served.
-
-        Raises:
-            AstraflowError: LAYOUT_UNKNOWN before anything was pulled.
-        """
-        if self._frame is None:
-            raise AstraflowError(Reason.LAYOUT_UNKNOWN, "nothing has been pulled here yet")
-        return self._frame
-
     # What the puller says.
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
         """Pass on what a pull brings from now on."""
-        if self._frame is not None and self._frame.digest != frame.digest:
+        if self.frame is not None and self.frame.digest != frame.digest:
             self.release()
             self._patches.clear()
-        self._incoming, self._frame, self._failed_version = incoming, frame, None
+        self._incoming, self.frame, self._failed_version = incoming, frame, None
         self._planned = ()
         self._wake()
 
@@ -113,7 +106,7 @@ class WeightRelay:
             whole: What the run registered as the patch from nothing; None: it did not.
         """
         self._incoming, self._held, self._whole_info = None, held, whole
-        self._frame = held.frame
+        self.frame = held.frame
         self._trim()
         self._wake()
 
@@ -157,19 +150,11 @@ class WeightRelay:
             raise _unavailable(version, base_version)
         return way
 
-    def patch(self, root_digest: bytes) -> Patch:
-        """Return a patch by its root.
-
-        Raises:
-            AstraflowError: PATCH_UNKNOWN.
-        """
+    def patch(self, root_digest: bytes) -> Patch | None:
+        """Return a patch by its root; None: it is not here."""
         whole = self._whole
-        if whole is not None and whole.root == root_digest:
-            return whole
-        patch = self._patches.get(root_digest)
-        if patch is None:
-            raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is here")
-        return patch
+        is_whole = whole is not None and whole.root == root_digest
+        return whole if is_whole else self._patches.get(root_digest)
 
     async def chunk(self, patch: Patch, index: int) -> Chunk:
         """Return a chunk once it is here.

@@ -1,11 +1,11 @@
-"""TransferService, and a server of it beside a trainer that blocks."""
+"""TransferService, and its servers: of a publisher's versions, and of what a node passes on."""
 
 # ruff: noqa: N802 - methods are named by the contract
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from datetime import timedelta
+from functools import partial
 from itertools import count
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.core.clock import Clock, SystemClock
@@ -17,7 +17,9 @@ from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts, is_encrypted
+from astraflow.transport.transfers import TRANSFER_TTL, Transfers
 from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.relay import WeightRelay
 from astraflow.weights.serve.transfers import WeightSource, WeightTransfer
 from astraflow.wire.fields import set_time
 from astraflow.wire.transfers import (
@@ -31,35 +33,32 @@ from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
 )
 
-_TRANSFER_TTL: Final = timedelta(minutes=5)
-
 
 class TransferServicer:
-    """Serves the patches of one store, over gRPC and over the lanes that it is given."""
+    """Serves what sources have, over gRPC and over lanes.
+
+    Attributes:
+        lanes: Beside gRPC; none before they are started.
+    """
 
     def __init__(
         self,
-        policy_id: PolicyId,
-        store: WeightSource,
+        sources: Mapping[PolicyId, WeightSource],
         *,
         transfer_tokens: Callable[[], Sequence[bytes]],
         clock: Clock,
-        lanes: LaneHosts | None = None,
     ) -> None:
-        """Serve a store.
+        """Serve sources.
 
         Args:
-            policy_id: Whose versions they are.
-            store: What is served.
+            sources: By the policy whose versions they have.
             transfer_tokens: Returns the run's current secret, and the one before.
             clock: For the expiry of plans.
-            lanes: None: gRPC only.
         """
-        self._policy_id = policy_id
-        self._store = store
+        self.lanes = LaneHosts(Transfers(self.open_transfer, transfer_tokens, clock=clock))
+        self._sources = sources
         self._transfer_tokens = transfer_tokens
         self._clock = clock
-        self._lanes = lanes or LaneHosts(clock=clock)
         self._numbers = count(1)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
@@ -74,7 +73,7 @@ class TransferServicer:
     ) -> pb.PlanTransferResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         lanes = [*map(LANES.decode, request.lanes)]
-        plan = self._lanes.plan(self._open_whole(decode_transfer_spec(request.spec)), lanes)
+        plan = self.lanes.plan(self._open_whole(decode_transfer_spec(request.spec)), lanes)
         return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
 
     async def RenewTransfer(
@@ -82,26 +81,30 @@ class TransferServicer:
     ) -> pb.RenewTransferResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         response = pb.RenewTransferResponse()
-        set_time(response.expire_time, self._lanes.renew(request.transfer_id))
+        set_time(response.expire_time, self.lanes.transfers.renew(request.transfer_id))
         return response
 
     async def ReleaseTransfer(
         self, request: pb.ReleaseTransferRequest, context: Any
     ) -> pb.ReleaseTransferResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        self._lanes.release(request.transfer_id)
+        self.lanes.transfers.release(request.transfer_id)
         return pb.ReleaseTransferResponse()
 
     async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        patch = self._store.patch(request.root_digest)
-        return pb.GetPatchResponse(patch=encode_patch_index(patch.index))
+        for source in self._sources.values():
+            patch = source.patch(request.root_digest)
+            if patch is not None:
+                return pb.GetPatchResponse(patch=encode_patch_index(patch.index))
+        raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
 
     async def GetLayout(self, request: pb.GetLayoutRequest, context: Any) -> pb.GetLayoutResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        if request.layout_digest != self._store.frame.digest:
-            raise AstraflowError(Reason.LAYOUT_UNKNOWN, "another layout is served here")
-        return pb.GetLayoutResponse(layout=encode_layout(self._store.frame.layout))
+        for source in self._sources.values():
+            if source.frame is not None and source.frame.digest == request.layout_digest:
+                return pb.GetLayoutResponse(layout=encode_layout(source.frame.layout))
+        raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no such layout is here")
 
     def open_transfer(self, spec: TransferSpec) -> WeightTransfer:
         """Open a transfer for who has proven that he knows the secret of the run.
@@ -109,15 +112,17 @@ class TransferServicer:
         Raises:
             AstraflowError: What `Pull` answers.
         """
-        if spec.policy_id != self._policy_id:
+        source = self._sources.get(PolicyId(spec.policy_id))
+        if source is None:
             raise AstraflowError(
-                Reason.VERSION_UNKNOWN, f"{self._policy_id} is served here, not {spec.policy_id}"
+                Reason.VERSION_UNKNOWN,
+                f"{', '.join(self._sources)} is served here, not {spec.policy_id}",
             )
         return WeightTransfer(
-            self._store,
+            source,
             spec,
             transfer_id=f"transfer-{next(self._numbers)}",
-            expire_time=self._clock.now() + _TRANSFER_TTL,
+            expire_time=self._clock.now() + TRANSFER_TTL,
         )
 
     def _open_whole(self, spec: TransferSpec) -> WeightTransfer:
@@ -129,8 +134,106 @@ class TransferServicer:
         return self.open_transfer(spec)
 
 
+class TransferServer:
+    """Serves sources over gRPC and lanes; until `admit` is called nobody is let in."""
+
+    def __init__(
+        self,
+        sources: Mapping[PolicyId, WeightSource],
+        *,
+        lanes: Sequence[LaneKind],
+        encrypts: bool | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            sources: By the policy whose versions they have.
+            lanes: Served beside gRPC.
+            encrypts: Whether those that leave the host are encrypted; None: beside TLS.
+        """
+        self._transfer_tokens: tuple[bytes, ...] = ()
+        self._servicer = TransferServicer(
+            sources, transfer_tokens=lambda: self._transfer_tokens, clock=SystemClock()
+        )
+        self._lane_kinds = lanes
+        self._encrypts = encrypts
+        self._server: RunningServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """host:port, as others dial it; empty: not started."""
+        return "" if self._server is None else self._server.address
+
+    def admit(self, token: bytes) -> None:
+        """Let in who has this secret of the run, or the one before, which some still use."""
+        if token not in self._transfer_tokens[:1]:
+            self._transfer_tokens = (token, *self._transfer_tokens[:1])
+
+    async def start(
+        self, *, listen: str = "127.0.0.1:0", advertise: str | None = None, tls: Tls | None = None
+    ) -> None:
+        """Start to serve.
+
+        Args:
+            listen: host:port; port 0 takes a free one.
+            advertise: How others dial it: auto, fqdn, a host or IP; None: as listened on.
+            tls: None: plain text.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot listen there.
+        """
+        self._server = await start_server(
+            [Servicer(add=add_TransferServiceServicer_to_server, methods=self._servicer)],
+            listen=listen,
+            advertise=advertise,
+            tls=tls,
+        )
+        await self._servicer.lanes.start(
+            listen=listen,
+            advertised=self._server.address,
+            lanes=self._lane_kinds,
+            seals=is_encrypted(self._encrypts, tls),
+        )
+
+    async def close(self) -> None:
+        """End what is served, after two seconds at most."""
+        if self._server is not None:
+            await self._server.stop(grace_s=2.0)
+            self._server = None
+            await self._servicer.lanes.close()
+
+
+class RelayServer(TransferServer):
+    """Serves what the pullers of a node pull, over gRPC and TCP.
+
+    Attributes:
+        relays: By policy.
+    """
+
+    def __init__(
+        self,
+        policy_ids: Iterable[PolicyId],
+        *,
+        lanes: Sequence[LaneKind] | None = None,
+        encrypts: bool | None = None,
+        wait_s: float = 5.0,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            policy_ids: Whose versions the node pulls.
+            lanes: Of these TCP is served beside gRPC; None: it is.
+            encrypts: Whether it is encrypted; None: beside TLS.
+            wait_s: How long a version may be asked for before its pull begins here.
+        """
+        self.relays = {policy_id: WeightRelay(wait_s=wait_s) for policy_id in policy_ids}
+        chosen = DEFAULT_HOSTED if lanes is None else lanes
+        tcp = [lane for lane in chosen if lane is LaneKind.TCP]
+        super().__init__(self.relays, lanes=tcp, encrypts=encrypts)
+
+
 class WeightServer:
-    """Serves what a publisher holds, from an event loop in a thread of its own.
+    """Serves what a publisher holds, beside a trainer that blocks: from a thread's event loop.
 
     Until `set_transfer_token` is called nobody is let in.
     """
@@ -157,17 +260,14 @@ class WeightServer:
             lanes: Served beside gRPC; None: shared memory and TCP.
             encrypts: Whether the lanes that leave the host are encrypted; None: beside TLS.
         """
-        self._publisher = publisher
-        self._listen = listen
-        self._advertise = advertise
-        self._tls = tls
+        self._server = TransferServer(
+            {publisher.policy_id: publisher.store},
+            lanes=DEFAULT_HOSTED if lanes is None else lanes,
+            encrypts=encrypts,
+        )
+        self._start = partial(self._server.start, listen=listen, advertise=advertise, tls=tls)
         self._owns_loop = loop is None
         self._loop = loop or LoopThread(name="astraflow-weights")
-        self._lanes: LaneHosts | None = None
-        self._lane_kinds = DEFAULT_HOSTED if lanes is None else lanes
-        self._seals = is_encrypted(encrypts, tls)
-        self._server: RunningServer | None = None
-        self._transfer_tokens: tuple[bytes, ...] = ()
 
     def __enter__(self) -> Self:
         """Start to serve.
@@ -177,53 +277,21 @@ class WeightServer:
         """
         if self._owns_loop:
             self._loop.start()
-        self._server = self._loop.call(self._start())
+        self._loop.call(self._start())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._loop.call(self._stop(self._server))
-            self._server = None
+        if self._server.endpoint:
+            self._loop.call(self._server.close())
         if self._owns_loop:
             self._loop.close()
 
     @property
     def endpoint(self) -> str:
-        if self._server is None:
+        if not self._server.endpoint:
             raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
-        return self._server.address
+        return self._server.endpoint
 
     def set_transfer_token(self, token: bytes) -> None:
         """Let in who has this secret of the run, or the one before, which some still use."""
-        self._transfer_tokens = (token, *self._transfer_tokens[:1])
-
-    async def _start(self) -> RunningServer:
-        lanes = LaneHosts(clock=SystemClock())
-        servicer = TransferServicer(
-            self._publisher.policy_id,
-            self._publisher.store,
-            transfer_tokens=lambda: self._transfer_tokens,
-            clock=SystemClock(),
-            lanes=lanes,
-        )
-        server = await start_server(
-            [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)],
-            listen=self._listen,
-            advertise=self._advertise,
-            tls=self._tls,
-        )
-        self._lanes = lanes
-        await lanes.start(
-            servicer.open_transfer,
-            secrets=lambda: self._transfer_tokens,
-            listen=self._listen,
-            advertised=server.address,
-            lanes=self._lane_kinds,
-            seals=self._seals,
-        )
-        return server
-
-    async def _stop(self, server: RunningServer) -> None:
-        await server.stop(grace_s=2.0)
-        if self._lanes is not None:
-            await self._lanes.close()
+        self._server.admit(token)

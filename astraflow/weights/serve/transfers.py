@@ -251,6 +251,8 @@ def _require_next(source: WeightSource, spec: TransferSpec) -> PatchStore:
 
 
 def _require_layout(source: WeightSource, spec: TransferSpec) -> None:
+    if source.frame is None:
+        raise AstraflowError(Reason.LAYOUT_UNKNOWN, "nothing has been pulled here yet")
     if spec.layout_digest and spec.layout_digest != source.frame.digest:
         raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
 
