@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from dis import get_instructions
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
 from pkgutil import walk_packages
@@ -41,6 +41,9 @@ RENAMED: Mapping[str, str] = {
     "astraflow.dataflow.roster:Entry": "astraflow.dataflow.members:MemberRecord",
 }
 """Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""
+
+# A class, the attributes that its nodes have, and what makes the others.
+_Plan = tuple[type[Any], tuple[str, ...], tuple[tuple[str, Callable[[], Any]], ...]]
 
 # Kind, names of attributes, values.
 _Apart = tuple[str, tuple[str, ...], Iterable[Any]]
@@ -94,21 +97,26 @@ class _Writer:
         self._modules = modules
         self._shapes: dict[tuple[str, ...], int] = {}
         self._numbers: dict[int, int] = {}
+        self._texts: dict[str, pb.Value] = {}
+        self._classes: dict[type[Any], tuple[str, list[str]]] = {}
         # Whoever is written must live until the end: numbers go by identity.
         self._kept: list[object] = []
 
     def add(self, thing: object) -> int:
         """Write an object once; return its number."""
-        if id(thing) in self._numbers:
-            return self._numbers[id(thing)]
-        number = self._numbers[id(thing)] = len(self._numbers)
+        numbers, value = self._numbers, self._value
+        number = numbers.get(id(thing))
+        if number is not None:
+            return number
+        number = numbers[id(thing)] = len(numbers)
         self._kept.append(thing)
-        node = self.snapshot.nodes.add()
+        nodes = self.snapshot.nodes
+        node = nodes.add()
         kind, names, values = self._taken_apart(thing)
         node.shape = self._shape(kind, names)
         # Children take their places behind; the list may move while it grows.
-        filled = [self._value(value) for value in values]
-        self.snapshot.nodes[number].values.extend(filled)
+        filled = [value(each) for each in values]
+        nodes[number].values.extend(filled)
         return number
 
     def _shape(self, kind: str, names: tuple[str, ...]) -> int:
@@ -120,10 +128,16 @@ class _Writer:
 
     def _value(self, value: Any) -> pb.Value:
         kind = cast("type[Any]", type(value))
-        is_huge = kind is int and not -(1 << 63) <= value < 1 << 63
-        if kind in _PLAIN and not is_huge:
-            return _PLAIN[kind](value)
-        return pb.Value(node=self.add(value))
+        if kind is str:
+            # The same few thousand names stand everywhere.
+            known = self._texts.get(value)
+            if known is None:
+                known = self._texts[value] = pb.Value(text=value)
+            return known
+        make = _PLAIN.get(kind)
+        if make is None or (kind is int and not -(1 << 63) <= value < 1 << 63):
+            return pb.Value(node=self.add(value))
+        return make(value)
 
     def _taken_apart(self, thing: Any) -> _Apart:  # noqa: PLR0911 - one line per kind
         kind = cast("type[Any]", type(thing))
@@ -147,17 +161,23 @@ class _Writer:
 
     def _of_ours(self, thing: Any) -> _Apart:
         kind = cast("type[Any]", type(thing))
+        path, slots = self._classes.get(kind) or self._class(kind)
+        if isinstance(thing, Enum):
+            return path, ("name",), (thing.name,)
+        held = {name: getattr(thing, name, _ABSENT) for name in slots}
+        held |= getattr(thing, "__dict__", {})
+        there = {name: value for name, value in held.items() if value is not _ABSENT}
+        return path, tuple(there), there.values()
+
+    def _class(self, kind: type[Any]) -> tuple[str, list[str]]:
+        """Return what stands for a class, and the slots of its objects."""
         path = f"{kind.__module__}:{kind.__qualname__}"
         if not path.startswith(self._modules) and not issubclass(kind, PlugIn):
             raise AstraflowError(
                 Reason.JOURNAL_FAILED, f"the state holds a {path}, which has no plain value"
             )
-        if isinstance(thing, Enum):
-            return path, ("name",), (thing.name,)
-        held = {name: getattr(thing, name, _ABSENT) for name in _names(kind)}
-        held |= getattr(thing, "__dict__", {})
-        there = {name: value for name, value in held.items() if value is not _ABSENT}
-        return path, tuple(there), there.values()
+        self._classes[kind] = path, _names(kind)
+        return self._classes[kind]
 
 
 def _array_parts(values: np.ndarray) -> tuple[Any, ...]:
@@ -173,12 +193,13 @@ def _names(kind: type[Any]) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
+_NONE = pb.Value(none=True)
+_TRUTHS = pb.Value(truth=False), pb.Value(truth=True)
 _PLAIN: Mapping[type[Any], Callable[[Any], pb.Value]] = {
-    type(None): lambda _: pb.Value(none=True),
-    bool: lambda value: pb.Value(truth=value),
+    type(None): lambda _: _NONE,
+    bool: _TRUTHS.__getitem__,
     int: lambda value: pb.Value(whole=value),
     float: lambda value: pb.Value(real=value),
-    str: lambda value: pb.Value(text=value),
     bytes: lambda value: pb.Value(data=value),
 }
 _CONTAINERS: Mapping[type[Any], str] = {list: "list", tuple: "tuple"}
@@ -190,13 +211,13 @@ class _Reader:
         self._shapes = [(shape.kind, tuple(shape.names)) for shape in snapshot.shapes]
         self._modules = modules
         self._made: dict[int, Any] = {}
-        self._classes: dict[str, type[Any]] = {}
+        self._plans: dict[int, _Plan] = {}
 
     def node(self, number: int) -> Any:
         """Return the object with this number."""
         if number not in self._made:
             node = self._nodes[number]
-            kind, names = self._shapes[node.shape]
+            kind, _ = self._shapes[node.shape]
             make = _FILLED.get(kind)
             if make is not None:
                 self._made[number] = made = make()
@@ -204,7 +225,7 @@ class _Reader:
             elif kind in _BUILT:
                 self._made[number] = _BUILT[kind]([self._value(v) for v in node.values])
             else:
-                self._make_ours(number, kind, names, node)
+                self._make_ours(number, node)
         return self._made[number]
 
     def _value(self, message: pb.Value) -> Any:
@@ -213,29 +234,34 @@ class _Reader:
             return self.node(message.node)
         return None if field == "none" else getattr(message, field)
 
-    def _make_ours(self, number: int, path: str, names: tuple[str, ...], node: pb.Node) -> None:
-        kind = self._class(path)
-        names = tuple(RENAMED.get(f"{path}.{name}", name) for name in names)
+    def _make_ours(self, number: int, node: pb.Node) -> None:
+        plan = self._plans.get(node.shape)
+        if plan is None:
+            plan = self._plans[node.shape] = self._plan(*self._shapes[node.shape])
+        kind, names, gained = plan
         if issubclass(kind, Enum):
             self._made[number] = kind[node.values[0].text]
             return
         made = self._made[number] = object.__new__(kind)
-        if not is_dataclass(kind) and (missing := _assigned(kind).difference(names)):
-            missed = ", ".join(sorted(missing))
-            raise LookupError(f"{path} has gained {missed} in release {__version__}")
         for name, value in zip(names, node.values, strict=True):
             object.__setattr__(made, name, self._value(value))
-        if is_dataclass(kind):
-            _complete(made, kind, names)
+        for name, make in gained:
+            object.__setattr__(made, name, make())
 
-    def _class(self, path: str) -> type[Any]:
-        if path not in self._classes:
-            kind = self._found(RENAMED.get(path, path))
-            here = f"{kind.__module__}:{kind.__qualname__}"
-            if not (here.startswith(self._modules) or issubclass(kind, PlugIn)):
-                raise LookupError(f"{path} is no part of a run's state")
-            self._classes[path] = kind
-        return self._classes[path]
+    def _plan(self, path: str, names: tuple[str, ...]) -> _Plan:
+        """Return what to make of the nodes of a shape."""
+        kind = self._found(RENAMED.get(path, path))
+        here = f"{kind.__module__}:{kind.__qualname__}"
+        if not (here.startswith(self._modules) or issubclass(kind, PlugIn)):
+            raise LookupError(f"{path} is no part of a run's state")
+        names = tuple(RENAMED.get(f"{path}.{name}", name) for name in names)
+        if is_dataclass(kind):
+            return kind, names, _gained(kind, names)
+        missing = () if issubclass(kind, Enum) else _assigned(kind).difference(names)
+        if missing:
+            missed = ", ".join(sorted(missing))
+            raise LookupError(f"{path} has gained {missed} in release {__version__}")
+        return kind, names, ()
 
     def _found(self, path: str) -> type[Any]:
         """Return a class by its path, or by its name where it moved to another module."""
@@ -283,15 +309,20 @@ def _assigned(kind: type[Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _complete(made: object, kind: Any, names: tuple[str, ...]) -> None:
-    """Give an object of an older release what its class has gained since, by the defaults."""
-    for field in fields(kind):
-        if field.name in names:
-            continue
-        if field.default is not MISSING:
-            object.__setattr__(made, field.name, field.default)
-        elif field.default_factory is not MISSING:
-            object.__setattr__(made, field.name, field.default_factory())
+def _gained(kind: Any, names: tuple[str, ...]) -> tuple[tuple[str, Callable[[], Any]], ...]:
+    """Return what a class has gained since an older release, and makes of its defaults."""
+    gained = [field for field in fields(kind) if field.name not in names]
+    made: list[tuple[str, Callable[[], Any]]] = []
+    for field in gained:
+        if field.default_factory is not MISSING:
+            made.append((field.name, field.default_factory))
+        elif field.default is not MISSING:
+            made.append((field.name, partial(_same, field.default)))
+    return tuple(made)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _fill(kind: str, made: Any, values: list[Any]) -> None:
