@@ -8,7 +8,6 @@ from astraflow.core.control.balance import Balance
 from astraflow.core.control.ending import Loading, RunEnding
 from astraflow.core.control.joining import Joining
 from astraflow.core.control.membership import Membership
-from astraflow.core.control.wait_graph import WaitGraph
 from astraflow.core.effects import Effects
 from astraflow.core.ids import IdGenerator, PolicyId
 from astraflow.core.lifecycle import RunLifecycle
@@ -56,7 +55,6 @@ class Components:
         joining: Begins sessions.
         loading: Watches that versions are loaded.
         balance: Measures the pool against the trainers.
-        waits: Says who waits for whom.
         ending: Sees the run to its end.
     """
 
@@ -178,15 +176,6 @@ class Components:
             policies=policies,
             sessions=sessions,
             measured=measured,
-            training=training,
-            pacing=pacing,
-            lifecycle=lifecycle,
-        )
-        self.waits = WaitGraph(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            tasks=tasks,
             training=training,
             pacing=pacing,
             lifecycle=lifecycle,

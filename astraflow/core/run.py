@@ -3,9 +3,9 @@
 No I/O, no clock, no chance: the same events at the same times give the same run. The components
 that it is made of have each their own data, and are given who they call:
 
-- `joining` and `membership` hold sessions;
-- `training` and `evaluation` decide what is asked of the pool, `scheduler` places and sends it,
-  `intake` takes what comes of it;
+- `joining` and `membership` open sessions and end them;
+- `training` and `evaluation` decide what is asked of the pool, `scheduler` says of whom,
+  `task_table` sends it, `intake` takes what comes of it;
 - `batching` is what trainers get, `pacing` keeps policies within their distance, `saving` makes
   checkpoints of all of them;
 - `ending` sees a run to its end.
@@ -37,6 +37,7 @@ from astraflow.core.status import (
     WaitReason,
 )
 from astraflow.core.versions import SourceInfo, VersionInfo
+from astraflow.core.wait_graph import explain
 from astraflow.core.work.intake import Refusal
 
 
@@ -169,7 +170,7 @@ class Run:
             AstraflowError: POLICY_UNKNOWN.
         """
         policy = find_policy(self._components.policies, policy_id)
-        return self._components.waits.explain(policy, now)
+        return explain(self._components, policy, now)
 
     def scale_advice(self, now: datetime, window: timedelta | None = None) -> ScaleAdvice:
         """Return how large the pool should be; window None: that of the settings."""

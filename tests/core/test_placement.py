@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.pool.capacity import CapacityIndex, Speed
+from astraflow.core.pool.capacity import Speed
+from astraflow.core.pool.live_members import CapacityIndex
 from astraflow.core.work.scheduler import (
     PlacementRequest,
     PoolView,

@@ -18,22 +18,16 @@ from astraflow.core.status import DropCount, LedgerAccount, RolloutPlace, Rollou
 
 
 class Books:
-    """The counts of one policy, in samples.
-
-    Attributes:
-        reissued: Issues after the first.
-        duplicates: Items that repeated what had been accepted.
-        replayed: Uses of trained samples after the first.
-    """
+    """The counts of one policy, in samples."""
 
     def __init__(self, policy_id: PolicyId) -> None:
         self._policy_id = policy_id
         self._issued = 0
         self._places = dict.fromkeys(RolloutPlace, 0)
         self._drops = Counter[tuple[Reason, str]]()
-        self.reissued = 0
-        self.duplicates = 0
-        self.replayed = 0
+        self._reissued = 0
+        self._duplicates = 0
+        self._replayed = 0
 
     def issue(self, count: int) -> None:
         """Enter samples as in flight."""
@@ -61,10 +55,16 @@ class Books:
         self._drops[reason, by] += count
 
     def note(self, *, reissued: int = 0, duplicates: int = 0, replayed: int = 0) -> None:
-        """Count what moves no sample."""
-        self.reissued += reissued
-        self.duplicates += duplicates
-        self.replayed += replayed
+        """Count what moves no sample.
+
+        Args:
+            reissued: Issues after the first.
+            duplicates: Items that repeated what had been accepted.
+            replayed: Uses of trained samples after the first.
+        """
+        self._reissued += reissued
+        self._duplicates += duplicates
+        self._replayed += replayed
 
     def count(self, place: RolloutPlace) -> int:
         """Return how many samples are in a place."""
@@ -89,9 +89,9 @@ class Books:
             leased_count=self._places[RolloutPlace.LEASED],
             trained_count=self._places[RolloutPlace.TRAINED],
             drops=self.drops,
-            reissued_count=self.reissued,
-            duplicate_count=self.duplicates,
-            replayed_count=self.replayed,
+            reissued_count=self._reissued,
+            duplicate_count=self._duplicates,
+            replayed_count=self._replayed,
         )
 
 

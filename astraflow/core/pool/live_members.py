@@ -1,9 +1,10 @@
 """Live members: what each may be given, what it holds, and which versions it has."""
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from astraflow.core.groups import Assignment
 from astraflow.core.ids import MemberId, PolicyId, TaskId
@@ -15,7 +16,7 @@ from astraflow.core.members import (
     ServedPolicy,
     TrainerLoad,
 )
-from astraflow.core.pool.capacity import CapacityIndex, Speed
+from astraflow.core.pool.capacity import Speed
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 
 # Evicted versions of a policy that are remembered.
@@ -93,14 +94,9 @@ class LiveRaas(LiveMember):
     assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
     speed: Speed = field(default_factory=Speed)
     number: int = 0
-    capacity_index: "CapacityIndex[LiveRaas] | None" = None
-    eval_capacity_index: "CapacityIndex[LiveRaas] | None" = None
+    capacity_index: "CapacityIndex | None" = None
+    eval_capacity_index: "CapacityIndex | None" = None
     version_index: "VersionIndex | None" = None
-
-    @property
-    def serves_any(self) -> bool:
-        """Whether any of its engines holds a version of the run."""
-        return bool(self.live)
 
     @property
     def free_count(self) -> int:
@@ -242,6 +238,105 @@ class LiveRaas(LiveMember):
     def _leave_versions(self) -> None:
         if self.version_index is not None:
             self.version_index.leave(self)
+
+
+_NEW: Final = 0
+
+_MEASURED: Final = 1
+
+_SERVES_NOTHING: Final = 2
+
+# Free credit, and what is known of who has it.
+_Bucket = tuple[int, int]
+
+_Place = tuple[float, int, int]
+
+
+class CapacityIndex:
+    """Members by the samples that they could take now, each bucket of them by pace.
+
+    A change of one member takes a search in its bucket, when somebody looks.
+
+    Attributes:
+        unit: Samples that are mostly placed at once. The pace of a member is the seconds per token
+            that these would take with all that it holds; 0: not measured.
+    """
+
+    unit: int = 1
+
+    def __init__(self, *, unit: int, is_eval: bool = False) -> None:
+        """Begin with nobody.
+
+        Args:
+            unit: Samples that are mostly placed at once.
+            is_eval: Whether credit is that for evaluations, else for training.
+        """
+        self.unit = unit
+        self._is_eval = is_eval
+        self._places: dict[MemberId, tuple[_Bucket, _Place]] = {}
+        self._buckets: dict[_Bucket, list[_Place]] = {}
+        self._members: dict[int, LiveRaas] = {}
+        self._changed: dict[MemberId, LiveRaas] = {}
+
+    def note(self, member: LiveRaas) -> None:
+        """Enter a member, with its free credit and its pace when somebody looks."""
+        self._changed[member.member_id] = member
+
+    def _enter_changed(self) -> None:
+        changed, self._changed = self._changed, {}
+        for member in changed.values():
+            free = member.eval_free_count if self._is_eval else member.free_count
+            self._enter(member, free)
+
+    def _enter(self, member: LiveRaas, free: int) -> None:
+        out = member.outstanding
+        known = _MEASURED if member.speed.is_known else _NEW
+        bucket = free, known if member.live else _SERVES_NOTHING
+        place = member.speed.pace_s(outstanding=out, count=self.unit), out, member.number
+        if self._places.get(member.member_id) != (bucket, place):
+            self._take_out(member.member_id)
+            self._places[member.member_id] = bucket, place
+            self._members[member.number] = member
+            insort(self._buckets.setdefault(bucket, []), place)
+
+    def forget(self, member_id: MemberId) -> None:
+        """Take a member out; one that is not here changes nothing."""
+        self._changed.pop(member_id, None)
+        self._take_out(member_id)
+
+    def _take_out(self, member_id: MemberId) -> None:
+        found = self._places.pop(member_id, None)
+        if found is None:
+            return
+        bucket, place = found
+        places = self._buckets[bucket]
+        del places[bisect_left(places, place)]
+        del self._members[place[2]]
+        if not places:
+            del self._buckets[bucket]
+
+    def buckets(self, count: int) -> Iterator[tuple[int, Iterator[tuple[float, LiveRaas]]]]:
+        """Yield who has credit for so many samples, at least one, and serves anything.
+
+        First the credit, then those who have it, with their paces. Those with the same credit are
+        together, those that were not measured yet by themselves. Of each bucket who has the least
+        pace comes first, then who holds least, and who joined first.
+        """
+        self._enter_changed()
+        for (free, kind), places in self._buckets.items():
+            if free >= max(1, count) and kind != _SERVES_NOTHING:
+                yield free, ((pace_s, self._members[number]) for pace_s, _, number in places)
+
+    def with_capacity(self, count: int) -> Iterator[LiveRaas]:
+        """Yield the same members one by one."""
+        for _, bucket in self.buckets(count):
+            for _, member in bucket:
+                yield member
+
+    def has_credit(self, count: int) -> bool:
+        """Whether anybody has credit for so many samples, be it one that serves nothing yet."""
+        self._enter_changed()
+        return any(free >= max(1, count) for free, _ in self._buckets)
 
 
 class VersionIndex:

@@ -12,8 +12,13 @@ from astraflow.core.members import (
     MemberState,
     MemberStatus,
 )
-from astraflow.core.pool.capacity import CapacityIndex
-from astraflow.core.pool.live_members import LiveMember, LiveRaas, LiveTrainer, VersionIndex
+from astraflow.core.pool.live_members import (
+    CapacityIndex,
+    LiveMember,
+    LiveRaas,
+    LiveTrainer,
+    VersionIndex,
+)
 from astraflow.core.versions import SourceRecord
 
 # A member that missed two of its three KeepAlives per ttl gets nothing new.
@@ -42,7 +47,7 @@ class Sessions:
         version_index: The pool by what is live there.
     """
 
-    eval_capacity_index: CapacityIndex[LiveRaas] | None = None
+    eval_capacity_index: CapacityIndex | None = None
 
     def __init__(self, *, ttl: timedelta, unit: int = 1, has_evals: bool = False) -> None:
         """Begin with nobody.
@@ -54,7 +59,7 @@ class Sessions:
         """
         self.ttl = ttl
         self.source_record = SourceRecord()
-        self.capacity_index: CapacityIndex[LiveRaas] = CapacityIndex(unit=unit)
+        self.capacity_index = CapacityIndex(unit=unit)
         self.eval_capacity_index = CapacityIndex(unit=1, is_eval=True) if has_evals else None
         self.version_index = VersionIndex()
         self._members: dict[MemberId, LiveRaas | LiveTrainer] = {}

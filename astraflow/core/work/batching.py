@@ -127,7 +127,7 @@ class Batching:
                     continue
                 self._lease(policy, count, now)
 
-    def is_dry(self, policy: PolicyState) -> bool:
+    def _is_dry(self, policy: PolicyState) -> bool:
         """Whether no group will become whole any more that is not whole now."""
         return self._training.is_through and (
             policy.samples.open_count
@@ -146,13 +146,13 @@ class Batching:
         if left is not None and len(policy.lease_table.leases) >= left:
             return 0
         wanted = policy.samples.fresh_per_batch
-        if policy.samples.fresh_count < wanted and not self.is_dry(policy):
+        if policy.samples.fresh_count < wanted and not self._is_dry(policy):
             return 0
         policy.samples.prune()
         self._prompts.lose(policy.samples.take_lost())
         if policy.samples.fresh_count >= wanted:
             return wanted
-        return policy.samples.fresh_count if self.is_dry(policy) else 0
+        return policy.samples.fresh_count if self._is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
         member = self._sessions.trainer_of(policy.policy_id)

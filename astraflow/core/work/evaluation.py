@@ -42,11 +42,7 @@ _KEPT_COUNT = 256
 
 
 class Evaluation:
-    """All evaluations of a run: those that somebody asked for, and those of the recipe.
-
-    Attributes:
-        has_pool: Whether training is over, so that evaluations may take the whole pool.
-    """
+    """All evaluations of a run: those that somebody asked for, and those of the recipe."""
 
     def __init__(
         self,
@@ -72,11 +68,11 @@ class Evaluation:
         self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
         self._begun_suites: set[str] = set()
         self._is_last_begun = False
-        self.has_pool = False
+        self._has_pool = False
 
     def take_pool(self) -> None:
         """Have the whole pool from now on: training is over."""
-        self.has_pool = True
+        self._has_pool = True
 
     @property
     def is_idle(self) -> bool:
@@ -331,7 +327,7 @@ class Evaluation:
 
     def _find_capacity(self, work: EvalWork, count: int, now: datetime) -> MemberCapacity | None:
         sessions = self._sessions
-        share = 1.0 if self.has_pool else work.share
+        share = 1.0 if self._has_pool else work.share
 
         def is_fit(member: LiveRaas) -> bool:
             return (
@@ -352,11 +348,11 @@ class Evaluation:
         """Whether nobody has been able to serve the versions for too long."""
         pool = [member for member in self._sessions.pool if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
-            not self.has_pool and self._may_come(work.versions)
+            not self._has_pool and self._may_come(work.versions)
         ):
             work.wait(None)
             return False
-        if self.has_pool and pool and not self._may_come(work.versions):
+        if self._has_pool and pool and not self._may_come(work.versions):
             # Training is over: nobody goes back to an older version, and nobody else will come.
             return True
         since = work.stuck_time

@@ -14,8 +14,8 @@ from typing import Final
 from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import PolicyId
 from astraflow.core.policy.state import PolicyState, newest_versions
-from astraflow.core.pool.capacity import CapacityIndex, Measured, size_of
-from astraflow.core.pool.live_members import LiveRaas
+from astraflow.core.pool.capacity import Measured, size_of
+from astraflow.core.pool.live_members import CapacityIndex, LiveRaas
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import Prompt, VersionRange
@@ -94,7 +94,7 @@ class PoolView:
         capacity_of: What a member could take.
     """
 
-    index: CapacityIndex[LiveRaas]
+    index: CapacityIndex
     pool: Iterable[LiveRaas]
     is_fit: Callable[[LiveRaas], bool]
     capacity_of: Callable[[LiveRaas], MemberCapacity]
