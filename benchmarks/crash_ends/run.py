@@ -13,7 +13,7 @@ from crash_ends.archive import Archive
 from crash_ends.disk import small_disk
 from crash_ends.kills import BESIDE, COMPACTING, Kill, Victim
 from crash_ends.nursery import Nursery
-from crash_ends.scene import Scene, allow, set_scene
+from crash_ends.scene import Scene, allow, replace_with, set_scene
 from crash_ends.verdict import Verdict, judge
 
 _LOOK_S: Final = 0.01
@@ -261,6 +261,7 @@ class Company:
             return
         self._moved_s = now
         self.archive.catch_up()
+        replace_with(self._scene.copied, str(self.archive.end))
         if self._allowed < self._bound:
             self._allowed += 1
             allow(self._scene, self._allowed)

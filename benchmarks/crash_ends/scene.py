@@ -62,6 +62,11 @@ class Scene:
         """How many steps a trainer may do."""
         return self.root / "allowed"
 
+    @property
+    def copied(self) -> Path:
+        """How many records of the journal the archive has."""
+        return self.root / "copied"
+
     def log(self, name: str) -> Path:
         """What a process says."""
         return self.root / "logs" / f"{name}.log"

@@ -28,7 +28,7 @@ def test_a_run_outlives_kills_at_named_places_and_at_any_time(tmp_path):
 def test_a_run_outlives_kills_around_its_snapshot(tmp_path):
     points = FaultPoint.SNAPSHOT_DRAFTED, FaultPoint.TRIM_STARTED
     kills = [Kill(victim=Victim.HUB, point=point) for point in points]
-    report = crash_run(tmp_path / "run", kills, chance=Random(8), compact_nbytes=1 << 16)
+    report = crash_run(tmp_path / "run", kills, chance=Random(8), compact_nbytes=1 << 17)
     assert sum(report.kills.values()) == 4
     assert not report.verdict.faults
     assert not report.missed

@@ -5,7 +5,11 @@ import pytest
 from astraflow.core.rollouts import Outcome
 from astraflow.testing import small_recipe, start_run
 
-PROGRAMS = {"0": "print(input())", "1": "while True: pass", "2": "import os; os._exit(0)"}
+PROGRAMS = {
+    "0": "print(input())",
+    "1": "import time; time.sleep(600)",
+    "2": "import os; os._exit(0)",
+}
 
 
 @pytest.mark.slow
