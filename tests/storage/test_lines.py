@@ -58,4 +58,4 @@ def test_a_torn_last_line_is_cut_before_the_next_one(tmp_path):
     lines = LineWriter()
     lines.write(path, {"n": 3})
     lines.close()
-    assert path.read_text() == '{"n": 1}\n{"n": 3}\n'
+    assert read(path) == [{"n": 1}, {"n": 3}]
