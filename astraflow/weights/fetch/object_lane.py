@@ -19,7 +19,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.storage.buckets import Bucket
-from astraflow.weights.patches.routes import is_readable, itself, steps
+from astraflow.weights.patches.routes import cheapest_way, is_readable, itself, steps
 from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
 from astraflow.weights.publish.publisher import combined
@@ -219,23 +219,19 @@ def _cheapest(
     Raises:
         AstraflowError: VERSION_EVICTED when there is none.
     """
-    ways: dict[int | None, tuple[float, tuple[PatchInfo, ...]]] = {spec.base_version: (0.0, ())}
-    for step in steps(filter(is_readable, reachable), itself):
-        start = ways.get(step.base_version)
-        is_ahead = spec.base_version is None or step.version > spec.base_version
-        if start is None or not is_ahead or step.version > spec.version:
-            continue
-        missing = (_missing_nbytes(info, have.get(info.root_digest)) for info in step.patches)
-        total = start[0] + sum(missing)
-        known = ways.get(step.version)
-        if known is None or total < known[0]:
-            ways[step.version] = (total, (*start[1], *step.patches))
-    if spec.version not in ways:
+    readable = steps(filter(is_readable, reachable), itself)
+    found = cheapest_way(
+        readable,
+        spec.base_version,
+        spec.version,
+        lambda info: _missing_nbytes(info, have.get(info.root_digest)),
+    )
+    if found is None:
         raise AstraflowError(
             Reason.VERSION_EVICTED,
             f"the object store has no way from {spec.base_version} to version {spec.version}",
         )
-    return ways[spec.version][1]
+    return found[1]
 
 
 def _missing_nbytes(info: PatchInfo, have: ChunkSet | None) -> float:

@@ -16,6 +16,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History, Sign
+from astraflow.weights.patches.routes import PatchStep, cheapest_way
 from astraflow.weights.patches.shard_layout import WHOLE, Shard
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import PatchIndex, digest_of, root_digest
@@ -271,32 +272,15 @@ Way = tuple[Patch, ...]
 """Patches that are applied one after the other."""
 
 
-def cheapest_way(
-    patches: Iterable[Patch],
-    base: int | None,
-    version: int,
-    cost: Callable[[Patch], float],
+def cheapest_patches(
+    patches: Iterable[Patch], base: int | None, version: int, cost: Callable[[Patch], float]
 ) -> tuple[float, Way] | None:
-    """Return the way of the least cost from a base, or from nothing, to a version.
-
-    With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7) the way from 0 to 2
-    is the last one alone.
-
-    Returns:
-        None: there is no way.
-    """
-    ways: dict[int | None, tuple[float, Way]] = {base: (0.0, ())}
-    # Patches lead to later versions only, so what leads to a base is known before it is used.
-    for patch in sorted(patches, key=lambda each: each.info.version):
-        info = patch.info
-        start = ways.get(info.base_version)
-        if start is None or info.version == base:
-            continue
-        total = start[0] + cost(patch)
-        known = ways.get(info.version)
-        if known is None or total < known[0]:
-            ways[info.version] = (total, (*start[1], patch))
-    return ways.get(version)
+    """Return the cheapest way by patches of one shard, and its cost; see `cheapest_way`."""
+    alone = [
+        PatchStep(base_version=each.info.base_version, version=each.info.version, patches=(each,))
+        for each in sorted(patches, key=lambda each: each.info.version)
+    ]
+    return cheapest_way(alone, base, version, cost)
 
 
 # Nobody asks for the digest of a state that a history has already: what counts are changes.

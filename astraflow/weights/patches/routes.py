@@ -1,7 +1,7 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from astraflow.codec.chunks import CODEC_VERSION
@@ -152,6 +152,39 @@ def itself(info: PatchInfo) -> PatchInfo:
     return info
 
 
+def cheapest_way(
+    steps: Iterable[PatchStep[Patch]],
+    base: int | None,
+    version: int,
+    cost: Callable[[Patch], float],
+) -> tuple[float, tuple[Patch, ...]] | None:
+    """Return the way of the least cost from a base to a version, and that cost.
+
+    With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7) the way from 0 to 2
+    is the last one alone.
+
+    Args:
+        steps: By version: they lead to later ones only, so that what leads to a base is known
+            before it is used.
+        base: What is held; None: nothing.
+        version: What is wanted.
+        cost: Of a patch.
+
+    Returns:
+        None: there is no way.
+    """
+    ways: dict[int | None, tuple[float, tuple[Patch, ...]]] = {base: (0.0, ())}
+    for step in steps:
+        start = ways.get(step.base_version)
+        if start is None or (base is not None and step.version <= base):
+            continue
+        total = start[0] + sum(map(cost, step.patches))
+        known = ways.get(step.version)
+        if known is None or total < known[0]:
+            ways[step.version] = (total, (*start[1], *step.patches))
+    return ways.get(version)
+
+
 def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: int) -> int | None:
     """Return the fewest bytes of registered patches that lead from a base to a version.
 
@@ -166,17 +199,13 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
     Returns:
         None when no way is known.
     """
-    costs: dict[int | None, int] = {base: 0}
-    for version in sorted(known):
-        readable = filter(is_readable, known[version].patches)
-        sums = [
-            costs[step.base_version] + sum(patch.payload_nbytes for patch in step.patches)
-            for step in steps(readable, itself)
-            if step.base_version in costs
-        ]
-        if sums and version not in costs:
-            costs[version] = min(sums)
-    return costs.get(target)
+    readable = (
+        replace(step, version=version)
+        for version in sorted(known)
+        for step in steps(filter(is_readable, known[version].patches), itself)
+    )
+    found = cheapest_way(readable, base, target, lambda info: info.payload_nbytes)
+    return None if found is None else int(found[0])
 
 
 def registered_bound(

@@ -18,7 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_way
+from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches
 from astraflow.weights.patches.routes import Compact, Link
 from astraflow.wire.transfers import ChunkSet
 
@@ -154,7 +154,7 @@ class PatchStore:
 
     def is_reachable(self, version: int) -> bool:
         """Whether a way to a version from nothing costs at most two whole versions."""
-        found = cheapest_way(self.patches, None, version, lambda each: each.info.payload_nbytes)
+        found = cheapest_patches(self.patches, None, version, lambda each: each.info.payload_nbytes)
         return found is not None and found[0] <= 2 * self.history.shard_layout.payload_nbytes
 
     def plan(
@@ -188,11 +188,11 @@ class PatchStore:
         patches = self.patches
         for profiles in told.choices():
             usable = [each for each in patches if each.info.profile in profiles]
-            found = cheapest_way(usable, base_version, version, cost)
+            found = cheapest_patches(usable, base_version, version, cost)
             if found is not None:
                 self.note(version, base_version, told)
                 return found[1]
-        if cheapest_way(patches, base_version, version, cost) is not None:
+        if cheapest_patches(patches, base_version, version, cost) is not None:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN, f"no way is coded {' or '.join(told.profiles)} here"
             )

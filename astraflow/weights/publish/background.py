@@ -25,7 +25,7 @@ from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.patch import (
     Patch,
     PatchName,
-    cheapest_way,
+    cheapest_patches,
     make_patch,
     make_whole,
 )
@@ -277,7 +277,7 @@ def _composite(
     publisher: WeightPublisher, base: int, version: int, worth_nbytes: int
 ) -> Patch | None:
     """Return one patch over several versions, if it is smaller than those between."""
-    known = cheapest_way(publisher.store.patches, base, version, _nbytes)
+    known = cheapest_patches(publisher.store.patches, base, version, _nbytes)
     if known is not None and known[0] < worth_nbytes:
         return None
     patch = make_patch(publisher.history, base, version, profile=CodecProfile.COMPACT)
@@ -294,7 +294,7 @@ def _is_due(publisher: WeightPublisher, version: int, profile: CodecProfile) -> 
     ]
     wholes = [each.info.version for each in usable if each.info.base_version is None]
     newest = max(wholes, default=-1)
-    found = cheapest_way(usable, None, version, _nbytes)
+    found = cheapest_patches(usable, None, version, _nbytes)
     if found is None or version - newest >= max(store.keep // 2, 1):
         return True
     return found[0] >= 1.5 * found[1][0].info.payload_nbytes

@@ -14,7 +14,7 @@ from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.patches.routes import Link, steps
+from astraflow.weights.patches.routes import Link, cheapest_way, steps
 from astraflow.weights.patches.state import HeldState
 from astraflow.wire.transfers import ChunkSet, TransferSpec
 from astraflow.wire.weights import PatchIndex, digest_of
@@ -213,12 +213,9 @@ class WeightRelay:
         whole = self._whole
         if whole is not None and base_version is None and whole.info.version == version:
             return (whole,)
-        ways: dict[int | None, tuple[Patch, ...]] = {base_version: ()}
-        for step in steps(self._patches.values(), lambda each: each.info):
-            start = ways.get(step.base_version)
-            if start is not None:
-                ways.setdefault(step.version, (*start, *step.patches))
-        return ways.get(version, ())
+        known = steps(self._patches.values(), lambda each: each.info)
+        found = cheapest_way(known, base_version, version, lambda each: each.info.payload_nbytes)
+        return () if found is None else found[1]
 
     async def _encode_whole(self, version: int) -> None:
         """Make the patch from nothing to the held version, when that is asked for."""
