@@ -19,13 +19,12 @@ from astraflow.weights.publish.broadcast import (
     bodies,
     items,
 )
-from astraflow.wire.transfers import TransferPlan, encode_transfer_plan
-from astraflow.wire.weights import SentChunk, encode_sent_chunk
-from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
+from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.weights import SentChunk
 from crash_ends.postgres import free_port
 
 
-def messages(training, version):
+def sent_of(training, version):
     """What is sent of the patch to a version from the one before."""
     patch = next(p for p in training.store.patches if p.info.version == version)
     plan = TransferPlan(
@@ -34,9 +33,9 @@ def messages(training, version):
         chunk_count=patch.info.chunk_count,
         payload_nbytes=patch.info.payload_nbytes,
     )
-    yield PullResponse(plan=encode_transfer_plan(plan))
+    yield plan
     for chunk in training.chunks_of(patch):
-        yield PullResponse(chunk=encode_sent_chunk(SentChunk(patch_index=0, chunk=chunk)))
+        yield SentChunk(patch_index=0, chunk=chunk)
 
 
 class Members:
@@ -94,7 +93,7 @@ async def opened(puller, is_open=True):
 
 def test_frames_carry_what_a_pull_would_send(training):
     training.publish()
-    (body,) = bodies(messages(training, 0))
+    (body,) = bodies(sent_of(training, 0))
     plan, *chunks = items(body)
     assert plan.patches[0].patch.version == 0
     assert [sent.chunk for sent in chunks] == [decoded.chunk for decoded in [*items(body)][1:]]
@@ -111,7 +110,7 @@ async def test_an_inbox_knows_what_came_and_what_did_not(training):
     assert not await inbox.has(1)
     inbox.take([], 0)
     waiting = asyncio.create_task(inbox.has(1))
-    inbox.take([*items(next(bodies(messages(training, 1))))], 1)
+    inbox.take([*items(next(bodies(sent_of(training, 1))))], 1)
     assert await waiting
     assert [index.patch.version for index, _ in inbox.way(0, 1)] == [1]
     with pytest.raises(AstraflowError) as caught:
@@ -122,7 +121,7 @@ async def test_an_inbox_knows_what_came_and_what_did_not(training):
     inbox.forget(1)
     assert not await inbox.has(1)
     with pytest.raises(AstraflowError):
-        inbox.take([*items(next(bodies(messages(training, 1))))][1:], 1)
+        inbox.take([*items(next(bodies(sent_of(training, 1))))][1:], 1)
 
 
 def test_a_port_in_use_is_said_at_once():

@@ -178,14 +178,14 @@ class Patch:
         Raises:
             AstraflowError: What it failed with.
         """
-        with self.reading() as news:
-            while True:
-                news.clear()
-                if self.failure is not None:
-                    raise self.failure
-                if index in self.chunks:
-                    return self.chunks[index]
-                await news.wait()
+        if self.failure is None and index not in self.chunks:
+            with self.reading() as news:
+                while self.failure is None and index not in self.chunks:
+                    await news.wait()
+                    news.clear()
+        if self.failure is not None:
+            raise self.failure
+        return self.chunks[index]
 
     @contextmanager
     def reading(self) -> Generator[asyncio.Event]:
@@ -230,6 +230,9 @@ class Patch:
         return self._left_out.get(index) if chunk is None else chunk.header
 
     def _notify(self) -> None:
+        # A reader looks at what is here once it is registered.
+        if not self._readers:
+            return
         with self._lock:
             readers = [*self._readers.items()]
         for news, loop in readers:

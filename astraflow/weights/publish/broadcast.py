@@ -28,11 +28,11 @@ from google.protobuf.message import DecodeError
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.transport.grpc_lane import decode_response
+from astraflow.transport.grpc_lane import decode_response, encode_response
 from astraflow.weights.patches.patch import Patch, PatchName
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.wire.transfers import SentItem, TransferPlan, encode_transfer_plan
-from astraflow.wire.weights import SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import SentItem, TransferPlan
+from astraflow.wire.weights import SentChunk
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 SENDER_RANK: Final = 0
@@ -288,11 +288,11 @@ FRAME_NBYTES: Final = 16 << 20
 _LENGTH: Final = struct.Struct("<I")
 
 
-def bodies(messages: Iterable[PullResponse]) -> Iterator[np.ndarray]:
-    """Yield the bodies, u8[n], that carry messages."""
+def bodies(items: Iterable[SentItem]) -> Iterator[np.ndarray]:
+    """Yield the bodies, u8[n], that carry a plan and its chunks."""
     body = bytearray()
-    for message in messages:
-        content = message.SerializeToString()
+    for item in items:
+        content = encode_response(item).SerializeToString()
         body += _LENGTH.pack(len(content)) + content
         if len(body) >= FRAME_NBYTES:
             yield np.frombuffer(body, np.uint8)
@@ -407,7 +407,7 @@ class Broadcaster:
         patch = self._patch(version)
         if patch is not None:
             with self._publisher.store.reading([patch.info]):
-                for body in bodies(self._messages(patch)):
+                for body in bodies(self._items(patch)):
                     group.send(BroadcastFrame(body=body, number=version - 1))
 
     def _patch(self, version: int) -> Patch | None:
@@ -418,16 +418,13 @@ class Broadcaster:
                 return self._publisher.store.find(name)
         return None
 
-    def _messages(self, patch: Patch) -> Iterator[PullResponse]:
+    def _items(self, patch: Patch) -> Iterator[SentItem]:
         info = patch.info
-        plan = TransferPlan(
+        yield TransferPlan(
             transfer_id="broadcast",
             patches=(patch.index,),
             chunk_count=info.chunk_count,
             payload_nbytes=info.payload_nbytes,
         )
-        yield PullResponse(plan=encode_transfer_plan(plan))
         for index in range(info.chunk_count):
-            chunk = self._publisher.store.chunk(info, index)
-            sent = SentChunk(patch_index=0, chunk=chunk)
-            yield PullResponse(chunk=encode_sent_chunk(sent))
+            yield SentChunk(patch_index=0, chunk=self._publisher.store.chunk(info, index))
