@@ -1,6 +1,7 @@
 """What a tracker is, and the ones there are: TensorBoard, Weights & Biases, MLflow, trackio."""
 
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -92,11 +93,23 @@ def make_tracker(name: str, tracked: Tracked) -> Tracker:
         ) from error
 
 
+def _summary_writer() -> Any:
+    """Return tensorboardX's writer, imported without torch: a launcher has no tensors to show."""
+    modules: dict[str, Any] = sys.modules
+    if "torch" in modules:
+        return importlib.import_module("tensorboardX").SummaryWriter
+    modules["torch"] = None
+    try:
+        return importlib.import_module("tensorboardX").SummaryWriter
+    finally:
+        del modules["torch"]
+
+
 class TensorBoard:
     """Writes `tensorboard/POLICY`; look at it with `tensorboard --logdir runs/NAME`."""
 
     def __init__(self, tracked: Tracked) -> None:
-        make: Any = importlib.import_module("tensorboardX").SummaryWriter
+        make = _summary_writer()
         # Its own names are of a second: who follows again within one would overwrite the file.
         own = f".{time_ns()}"
         folder = str(tracked.folder / tracked.policy)

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,20 @@ def test_tensorboard_has_every_row_once(run_dir):
         *(f"eval/all/{name}" for name in ("avg_at_2", "reward", "pass_at_1", "pass_at_2")),
     }
     assert len(scalars(run_dir.root / "tensorboard" / "other")) == 1
+
+
+def test_a_launcher_tracks_without_torch(run_dir):
+    add_steps(run_dir, 1)
+    code = f"""
+import sys
+from pathlib import Path
+from astraflow.config.run_dir import RunDir
+from astraflow.launch.tracking.follower import track_run
+found = dict(track_run(RunDir(Path({str(run_dir.root)!r})), ["tensorboard"], is_live=False))
+assert found == {{"tensorboard": 1}}, found
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(run_dir):
