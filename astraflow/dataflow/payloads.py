@@ -24,7 +24,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _AT_ONCE: Final = 1000
 _CLEAR_COUNT: Final = 3
 _UNNAMED_S: Final = 3600.0
-_LOOK_EVERY_S: Final = 600.0
+_SWEEP_EVERY_S: Final = 600.0
 
 
 class PayloadCleaner:
@@ -73,9 +73,9 @@ class PayloadCleaner:
         Args:
             named: Returns the payloads of accepted rollouts.
         """
-        await together(self._remove_released(), self._look_on(named))
+        await together(self._remove_released(), self._sweep_on(named))
 
-    async def look(self, named: Callable[[], Set[str]]) -> None:
+    async def sweep(self, named: Callable[[], Set[str]]) -> None:
         """Remove what nobody has named for long enough.
 
         Raises:
@@ -104,11 +104,11 @@ class PayloadCleaner:
         while True:
             await self._remove(await self._released.take())
 
-    async def _look_on(self, named: Callable[[], Set[str]]) -> None:
+    async def _sweep_on(self, named: Callable[[], Set[str]]) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_SWEEP_EVERY_S)
             try:
-                await self.look(named)
+                await self.sweep(named)
             except AstraflowError as error:
                 log.warning("the payload store cannot be listed", why=error.message)
 

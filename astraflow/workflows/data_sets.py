@@ -23,7 +23,7 @@ __all__ = ["DataSetReader", "open_data_set"]
 Row = Mapping[str, Any]
 
 
-class RowSource(Protocol):
+class DataSetRows(Protocol):
     """All rows of a data set, in the order of the file."""
 
     def __len__(self) -> int:
@@ -275,7 +275,7 @@ def _folder(settings: DataSet, commit: str) -> Path:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_OPENERS: Mapping[str, Callable[[Path], RowSource]] = {
+_OPENERS: Mapping[str, Callable[[Path], DataSetRows]] = {
     "jsonl": JsonLines,
     "parquet": ParquetRows,
     "datasets": HubDataSet,
@@ -300,7 +300,7 @@ def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) ->
     return DataSetReader(name, _open_rows(settings, root), settings, seed=seed)
 
 
-def _open_rows(settings: DataSet, root: Path) -> RowSource:
+def _open_rows(settings: DataSet, root: Path) -> DataSetRows:
     if settings.seeds is not None:
         return SeedRows(*settings.seeds)
     if settings.hub is not None:
@@ -320,7 +320,7 @@ class DataSetReader:
         left_out_count: Of these, longer than the recipe allows.
     """
 
-    def __init__(self, name: str, rows: RowSource, settings: DataSet, *, seed: int) -> None:
+    def __init__(self, name: str, rows: DataSetRows, settings: DataSet, *, seed: int) -> None:
         """Look at every row once; `open_data_set` is the way to get one."""
         self.name = name
         self.id_field = settings.id_field

@@ -74,7 +74,7 @@ class Turn:
         return self.start + len(self.generation.tokens)
 
     @property
-    def own_draws(self) -> np.ndarray:
+    def sampled_mask(self) -> np.ndarray:
         """bool[n], which of its tokens the policy drew as it would have without a grammar."""
         constrained = self.generation.constrained
         count = len(self.generation.tokens)
@@ -241,9 +241,9 @@ def trajectory_of(
     first, last = own[0], own[-1]
     mask, logprobs = np.zeros(last.end, np.bool_), np.zeros(last.end, np.float32)
     for turn in own:
-        own_draws = turn.own_draws
-        mask[turn.start : turn.end] = own_draws
-        logprobs[turn.start : turn.end] = np.where(own_draws, turn.generation.logprobs, 0)
+        sampled_mask = turn.sampled_mask
+        mask[turn.start : turn.end] = sampled_mask
+        logprobs[turn.start : turn.end] = np.where(sampled_mask, turn.generation.logprobs, 0)
     return Trajectory(
         trajectory_id=name,
         policy_id=owner.policy_id,
@@ -265,9 +265,9 @@ def trajectory_of(
 
 def _own_spans(turn: Turn) -> Iterator[VersionSpan]:
     """Yield the version spans of a turn without what a grammar drew."""
-    own_draws, at = turn.own_draws, 0
+    sampled_mask, at = turn.sampled_mask, 0
     for span in turn.generation.version_spans:
-        length = int(np.count_nonzero(own_draws[at : at + span.length]))
+        length = int(np.count_nonzero(sampled_mask[at : at + span.length]))
         at += span.length
         if length:
             yield replace(span, length=length)

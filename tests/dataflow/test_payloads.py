@@ -51,29 +51,29 @@ def bucket(cleaner):
 async def test_what_nobody_names_for_long_is_removed_and_what_is_named_never(
     cleaner, bucket, clock
 ):
-    await cleaner.look(lambda: {"a"})
+    await cleaner.sweep(lambda: {"a"})
     clock.advance(59)
     bucket.write("late", b"1")
-    await cleaner.look(lambda: {"a"})
+    await cleaner.sweep(lambda: {"a"})
     assert bucket.names() == sorted(["a", "b", "c", "late", MARKER])
     # A node that was cut off for a minute names it after all.
     clock.advance(1)
-    await cleaner.look(lambda: {"a", "b"})
+    await cleaner.sweep(lambda: {"a", "b"})
     assert bucket.names() == sorted(["a", "b", "late", MARKER])
     clock.advance(600)
-    await cleaner.look(lambda: {"a", "b"})
+    await cleaner.sweep(lambda: {"a", "b"})
     assert bucket.names() == sorted(["a", "b", MARKER])
     assert cleaner.removed_count == 2
 
 
 async def test_a_hub_that_comes_back_counts_from_then(cleaner, bucket, clock):
-    await cleaner.look(set)
+    await cleaner.sweep(set)
     clock.advance(600)
     again = PayloadCleaner(cleaner.store, clock=clock, unnamed_s=60)
-    await again.look(set)
+    await again.sweep(set)
     assert "a" in bucket.names()
     clock.advance(60)
-    await again.look(set)
+    await again.sweep(set)
     assert bucket.names() == [MARKER]
 
 

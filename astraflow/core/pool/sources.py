@@ -66,8 +66,8 @@ class _Ranking:
 
     def sources(self) -> tuple[SourceInfo, ...]:
         holders = (self._relay(each, SourceState.LIVE) for each in self._others(self._holders()))
-        ahead = (self._relay(each, SourceState.PULLING) for each in self._others(self._ahead()))
-        near = list(islice(chain(holders, ahead), _LISTED_RELAYS))
+        ancestors = (self._relay(each, SourceState.PULLING) for each in self._others(self._ancestors()))
+        near = list(islice(chain(holders, ancestors), _LISTED_RELAYS))
         origin = self._origin()
         honest = [each for each in origin if not self._is_avoided(each.endpoint)]
         far = [*honest, *self._far(_LISTED_RELAYS - len(near))]
@@ -107,7 +107,7 @@ class _Ranking:
         )
         return [self._relay(each, SourceState.LIVE) for each in fastest]
 
-    def _ahead(self) -> Iterator[LiveRaas]:
+    def _ancestors(self) -> Iterator[LiveRaas]:
         """Yield those ahead of the caller in the tree: its parent, the parent's, then the rest."""
         member = self.member
         if not isinstance(member, LiveRaas):
