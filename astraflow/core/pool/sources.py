@@ -66,8 +66,8 @@ class _Ranking:
 
     def sources(self) -> tuple[SourceInfo, ...]:
         holders = (self._relay(each, SourceState.LIVE) for each in self._others(self._holders()))
-        ancestors = (self._relay(each, SourceState.PULLING) for each in self._others(self._ancestors()))
-        near = list(islice(chain(holders, ancestors), _LISTED_RELAYS))
+        above = (self._relay(each, SourceState.PULLING) for each in self._others(self._ancestors()))
+        near = list(islice(chain(holders, above), _LISTED_RELAYS))
         origin = self._origin()
         honest = [each for each in origin if not self._is_avoided(each.endpoint)]
         far = [*honest, *self._far(_LISTED_RELAYS - len(near))]
