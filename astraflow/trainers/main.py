@@ -223,6 +223,7 @@ def _train_from(
     """Join the run and train from one point; signals end it when this is the main thread."""
     layout = published_layout(engine.named_parameters(), Dtype(settings.export_dtype))
     publishing = publishing_of(engine, policy_id, layout)
+    publishing.own.copies_on_device = settings.copy_on_device
     departure, tallies = GracefulShutdown(), TrainerMetrics(policy_id)
     with (
         shared_interpreter(),

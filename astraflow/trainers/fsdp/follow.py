@@ -122,6 +122,7 @@ class FollowerRank:
         dtype = Dtype(self._settings.export_dtype)
         layout = published_layout(self._engine.named_parameters(), dtype)
         self._publisher = shard_publisher(self._policy_id, layout, self._ranks)
+        self._publisher.copies_on_device = self._settings.copy_on_device
         self._server = self._parts.enter_context(
             WeightServer(
                 self._publisher,

@@ -1,5 +1,6 @@
 """Parts: what of a layout one rank of a trainer publishes."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -75,6 +76,7 @@ class ShardLayout(Runs):
         self.layout = layout
         self.shard = shard
         self.pieces = tuple(_pieces(layout, shard))
+        self._starts = [piece.offset for piece in self.pieces]
         self._places: dict[int, int] = {}
         self.payload_nbytes = sum(where.nbytes for where in self.ranges())
         end = 0
@@ -96,6 +98,14 @@ class ShardLayout(Runs):
         """Return where a range, one of `ranges()`, lies in memory."""
         start = self._places[where.offset]
         return slice(start, start + where.nbytes)
+
+    def touching(self, where: ChunkRange) -> Iterator[ShardPiece]:
+        """Yield the pieces that lie in a range, at least in part."""
+        at = max(bisect_right(self._starts, where.offset) - 1, 0)
+        while at < len(self.pieces) and self._starts[at] < where.end:
+            if self.pieces[at].end > where.offset:
+                yield self.pieces[at]
+            at += 1
 
 
 def _pieces(layout: Layout, shard: Shard) -> Iterator[ShardPiece]:

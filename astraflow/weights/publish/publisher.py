@@ -1,15 +1,16 @@
 """WeightPublisher: any mapping of names to arrays becomes the next version."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 
-from astraflow.codec.encode import encode_patch
+from astraflow.codec.encode import EncodedPatch, encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -24,6 +25,11 @@ from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.publish.tensors import Exported, Reads
 from astraflow.wire.signatures import PatchSigner
 from astraflow.wire.weights import digest_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from astraflow.weights.publish.device import DeviceCopy, DeviceExport
 
 
 class Stages:
@@ -75,6 +81,9 @@ class WeightPublisher:
         store: Of what readers can ask for.
         is_damaged: Whether `scrub` has found the copy to be other than it should be. The next
             version then comes whole, from what is given alone, and readers go on from there.
+        copies_on_device: Whether there is a second copy where the weights are, when all of them are
+            tensors of torch on one device: they are compared there, and what changed alone is moved
+            to the host. It takes as much of the device's memory as a version has.
 
     Example:
         >>> layout = Layout.of([("w", Dtype.BF16, (2, 2))])
@@ -119,6 +128,8 @@ class WeightPublisher:
         self._edition = 0
         self._infos: dict[int, VersionInfo] = {}
         self._signing_key = b""
+        self.copies_on_device = False
+        self._device: DeviceCopy | None = None
 
     @property
     def version(self) -> int | None:
@@ -204,7 +215,9 @@ class WeightPublisher:
         edition, wanted = self._edition, self._digest
         if edition % 2 or self.history.newest is None:
             return None
+        device = self._device
         is_sound = self.history.digest() == wanted and self.store.is_sound()
+        is_sound = is_sound and (device is None or device.digest() == wanted)
         if self._edition != edition:
             return None
         if is_sound:
@@ -227,13 +240,18 @@ class WeightPublisher:
         patch: Patch,
     ) -> VersionInfo:
         exported, stages = Exported(self.history.shard_layout, self._reads.of(tensors)), Stages()
+        on_device = self._exported_on_device(tensors)
         if self.history.newest is None or self.is_damaged:
             self.is_damaged = False
+            self._device = None
             self._digest = self.history.start(version, exported.bits)
             stages.end("copy")
             patches: list[Patch] = []
         else:
-            patches = self._forward(version, exported, stages, patch)
+            patches = self._forward(version, exported, on_device, stages, patch)
+        if on_device is not None and self._device is None:
+            self._device = self._copied_to(on_device)
+            stages.end("upload")
         self.store.offer(patches)
         if not self.store.is_reachable(version):
             patches.append(make_whole(self.history, version))
@@ -249,19 +267,51 @@ class WeightPublisher:
         )
         return self._enter(version, patches, step, restored_from)
 
-    def _forward(
-        self, version: int, exported: Exported, stages: Stages, patch: Patch
-    ) -> list[Patch]:
-        """Return the patch from the version before; none when raw bytes are as good."""
-        part, base = self.history.shard_layout, self.history.newest
-        encoded = encode_patch(
-            part,
+    def _exported_on_device(self, tensors: Mapping[str, Any]) -> "DeviceExport | None":
+        """Return what reads the tensors on their device; None: the host does."""
+        if not self.copies_on_device or "torch" not in sys.modules:
+            return None
+        from astraflow.weights.publish.device import DeviceExport  # noqa: PLC0415 - loads torch
+
+        export = DeviceExport(self.history.shard_layout, tensors)
+        if self._device is not None and self._device.device != export.device:
+            self._device = None
+        return export if export.device is not None else None
+
+    def _copied_to(self, export: "DeviceExport") -> "DeviceCopy":
+        """Return a copy of the newest version where the weights are."""
+        from astraflow.weights.publish.device import DeviceCopy  # noqa: PLC0415 - loads torch
+
+        copy = DeviceCopy(self.history.shard_layout, cast("torch.device", export.device))
+        copy.start(self.history.newest_bits)
+        return copy
+
+    def _encoded(
+        self, exported: Exported, on_device: "DeviceExport | None", patch: Patch
+    ) -> EncodedPatch:
+        """Return what leads from the newest version to the one that is exported."""
+        if on_device is not None and self._device is not None:
+            return self._device.encode(on_device.bits, self._digest, made=patch.add)
+        return encode_patch(
+            self.history.shard_layout,
             self.history.staged(exported.bits),
             self.history.newest_bits,
             self._digest,
             thread_count=self._thread_count,
             made=patch.add,
         )
+
+    def _forward(
+        self,
+        version: int,
+        exported: Exported,
+        on_device: "DeviceExport | None",
+        stages: Stages,
+        patch: Patch,
+    ) -> list[Patch]:
+        """Return the patch from the version before; none when raw bytes are as good."""
+        part, base = self.history.shard_layout, self.history.newest
+        encoded = self._encoded(exported, on_device, patch)
         stages.end("encode")
         whole_nbytes = part.payload_nbytes
         nbytes = sum(chunk.header.payload_nbytes for chunk in encoded.chunks)

@@ -4,8 +4,7 @@ No second model is in memory. What reads a model's parameters is kept from versi
 """
 
 import sys
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from threading import local
 from time import perf_counter
@@ -50,7 +49,8 @@ _NAMES: Final = {
     **{f"uint{8 * n}": Dtype(f"u{8 * n}") for n in (1, 2, 4, 8)},
 }
 
-_TORCH_NAMES: Final = {dtype: name for name, dtype in _NAMES.items()}
+TORCH_NAMES: Final = {dtype: name for name, dtype in _NAMES.items()}
+"""What a type is called in torch."""
 
 # What torch may round to while it exports.
 _ROUNDED: Final = {Dtype.BF16, Dtype.F16, Dtype.F32}
@@ -93,7 +93,7 @@ def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:
     Raises:
         AstraflowError: LAYOUT_MISMATCH naming the tensor.
     """
-    local = _local(array, spec)
+    local = local_part(array, spec)
     shape = tuple(local.shape) if hasattr(local, "shape") else ()
     if shape != spec.shape and shape != shard.shape(spec):
         raise _mismatch(spec, f"has the shape {list(shape)}", f"{list(shard.shape(spec))}")
@@ -109,7 +109,7 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _local(array: Any, spec: TensorSpec) -> Any:
+def local_part(array: Any, spec: TensorSpec) -> Any:
     """Return what of a DTensor lies here; anything else but torch tensors as a numpy array."""
     if isinstance(array, np.ndarray) or _is_plain(array):
         return cast("Any", array)
@@ -154,7 +154,7 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
         if (known, spec.dtype) == (Dtype.F32, Dtype.BF16):
             return _rounding_reader(np.asarray(_Memory(tensor, Dtype.F32.numpy)))
     torch = sys.modules["torch"]
-    wanted = getattr(torch, _TORCH_NAMES[spec.dtype])
+    wanted = getattr(torch, TORCH_NAMES[spec.dtype])
     flat = tensor.detach().reshape(-1)
 
     def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
@@ -271,8 +271,7 @@ class Exported:
         self.gather_s = 0.0
         self._scratch = _Scratch()
         self._reads = reads
-        self._pieces = part.pieces
-        self._starts = [piece.offset for piece in part.pieces]
+        self._part = part
 
     def bits(self, where: ChunkRange) -> np.ndarray:
         """Return the bits of a range, uN[element_count]: valid until this thread's next call.
@@ -288,7 +287,8 @@ class Exported:
         size, count = where.dtype.itemsize, where.nbytes // where.dtype.itemsize
         room = self._scratch.buffer[: where.nbytes].view(where.dtype.bits)
         done = 0
-        for piece, start, end in self._touching(where):
+        for piece in self._part.touching(where):
+            start, end = max(piece.offset, where.offset), min(piece.end, where.end)
             at, stop = (start - where.offset) // size, (end - where.offset) // size
             found = self._read(piece, start, end, room[at:stop])
             if len(found) == count:
@@ -300,16 +300,6 @@ class Exported:
             done = stop
         room[done:] = 0
         return room
-
-    def _touching(self, where: ChunkRange) -> Iterator[tuple[ShardPiece, int, int]]:
-        """Yield the pieces that lie in a range, and their first byte and end there."""
-        at = max(bisect_right(self._starts, where.offset) - 1, 0)
-        while at < len(self._pieces) and self._starts[at] < where.end:
-            piece = self._pieces[at]
-            start, end = max(piece.offset, where.offset), min(piece.end, where.end)
-            if start < end:
-                yield piece, start, end
-            at += 1
 
     def _read(self, piece: ShardPiece, start: int, end: int, into: np.ndarray) -> np.ndarray:
         read = self._reads[piece.spec.name]
