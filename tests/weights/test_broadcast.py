@@ -112,7 +112,7 @@ async def test_an_inbox_knows_what_came_and_what_did_not(training):
     waiting = asyncio.create_task(inbox.has(1))
     inbox.take([*items(next(bodies(sent_of(training, 1))))], 1)
     assert await waiting
-    assert [index.patch.version for index, _ in inbox.way(0, 1)] == [1]
+    assert [patch.info.version for patch in inbox.way(0, 1)] == [1]
     with pytest.raises(AstraflowError) as caught:
         inbox.way(None, 1)
     assert caught.value.reason is Reason.PATCH_UNKNOWN

@@ -29,6 +29,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.state import CompletePatch, HeldState, stage
 from astraflow.wire.weights import (
     PatchIndex,
@@ -171,12 +172,12 @@ class PatchWriter:
         """
         self.path = folder / patch_file(index.patch.root_digest)
         found = read_patch(self.path)
-        self.indexes: set[int] = set() if found is None else {*found.chunks}
+        self.indexes: set[int] = set() if found is None else {*found[0].chunks}
         self._chunk_count = index.patch.chunk_count
         self._file = self.path.open("r+b" if found else "wb")
         if found is not None:
-            self._file.truncate(found.nbytes)
-            self._file.seek(found.nbytes)
+            self._file.truncate(found[1])
+            self._file.seek(found[1])
             return
         self._file.write(_MAGIC)
         self._append(encode_patch_index(index).SerializeToString())
@@ -212,34 +213,15 @@ class PatchWriter:
         self._file.write(content)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FoundPatch:
-    """What a patch's file holds.
-
-    Attributes:
-        index: Adds up to the root that the file is named by.
-        chunks: By index, verified.
-        nbytes: Of the file, without a torn end.
-    """
-
-    index: PatchIndex
-    chunks: dict[int, Chunk]
-    nbytes: int
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.chunks) == self.index.patch.chunk_count
-
-
-def read_patch(path: Path) -> FoundPatch | None:
-    """Return what of a patch lies in a file and is true; None: nothing."""
+def read_patch(path: Path) -> tuple[Patch, int] | None:
+    """Return what of a patch lies in a file and is true, and where that ends; None: nothing."""
     try:
         return _parsed(path, memoryview(path.read_bytes()))
     except OSError:
         return None
 
 
-def _parsed(path: Path, content: memoryview) -> FoundPatch | None:
+def _parsed(path: Path, content: memoryview) -> tuple[Patch, int] | None:
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         return None
     try:
@@ -250,11 +232,11 @@ def _parsed(path: Path, content: memoryview) -> FoundPatch | None:
     root = index.patch.root_digest
     if index.root_digest != root or path.name != patch_file(root):
         return None
-    chunks: dict[int, Chunk] = {}
+    patch = Patch(index)
     for chunk, chunk_end in _chunks(content, end, index):
-        chunks[chunk.header.index] = chunk
+        patch.add(chunk)
         end = chunk_end
-    return FoundPatch(index=index, chunks=chunks, nbytes=end)
+    return patch, end
 
 
 def _chunks(content: memoryview, at: int, index: PatchIndex) -> Iterator[tuple[Chunk, int]]:
@@ -317,7 +299,7 @@ def load(folder: Path) -> Loaded:
     held, record, patches = _state(folder, frame)
     used = set[str]() if record is None else record.names
     found = (read_patch(path) for path in folder.glob("*.patch") if path.name not in used)
-    chunks = {each.index.patch.root_digest: each.chunks for each in found if each is not None}
+    chunks = {each[0].root: each[0].chunks for each in found if each is not None}
     return Loaded(frame=frame, held=held, record=record, chunks=chunks, patches=patches)
 
 
@@ -397,10 +379,10 @@ def _after(
 
 
 def _complete(folder: Path, root: bytes) -> CompletePatch:
-    found: FoundPatch | None = read_patch(folder / patch_file(root))
-    if found is None or not found.is_complete:
+    found = read_patch(folder / patch_file(root))
+    if found is None or not found[0].is_complete:
         raise AstraflowError(Reason.DIGEST_MISMATCH, f"patch {root.hex()} is not there whole")
-    return found.index, tuple(found.chunks[number] for number in range(len(found.chunks)))
+    return found[0].index, found[0].in_order()
 
 
 def _cold(folder: Path, error: Exception) -> None:

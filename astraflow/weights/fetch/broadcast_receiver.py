@@ -19,6 +19,7 @@ from astraflow.core.versions import SourceInfo, SourceKind, SourceState, Version
 from astraflow.rpc.address import split_address
 from astraflow.weights.fetch.lanes import AnyLane, ListVersions
 from astraflow.weights.fetch.puller import PullResult, WeightPuller
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.publish.broadcast import (
     ReceiverMeetings,
     Rendezvous,
@@ -26,7 +27,7 @@ from astraflow.weights.publish.broadcast import (
     rendezvous,
 )
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
-from astraflow.wire.weights import PatchIndex, SentChunk
+from astraflow.wire.weights import SentChunk
 
 ADDRESS: Final = "broadcast"
 
@@ -37,10 +38,6 @@ _SOURCE: Final = SourceInfo(
 _KEPT_NBYTES: Final = 256 << 20
 
 
-_Arrived = tuple[PatchIndex, list[SentChunk]]
-"""A patch as it came."""
-
-
 class BroadcastInbox:
     """Patches that came by broadcast, until they are pulled; used on one event loop.
 
@@ -48,8 +45,8 @@ class BroadcastInbox:
     """
 
     def __init__(self) -> None:
-        self._arrived: dict[int, _Arrived] = {}
-        self._coming: _Arrived | None = None
+        self._arrived: dict[int, Patch] = {}
+        self._coming: Patch | None = None
         self._newest: int | None = None
         self._changed = asyncio.Event()
 
@@ -65,10 +62,10 @@ class BroadcastInbox:
         """
         for item in came:
             if isinstance(item, TransferPlan) and len(item.patches) == 1:
-                self._coming = (item.patches[0], [])
-                self._arrived[item.patches[0].patch.version] = self._coming
+                self._coming = Patch(item.patches[0])
+                self._arrived[self._coming.info.version] = self._coming
             elif isinstance(item, SentChunk) and self._coming is not None:
-                self._coming[1].append(item)
+                self._coming.add(item.chunk)
             else:
                 raise AstraflowError(Reason.CHUNK_INVALID, "a broadcast sends one patch at a time")
         self._newest = newest
@@ -91,13 +88,13 @@ class BroadcastInbox:
         """Let go of a version and those before it."""
         self._arrived = {each: kept for each, kept in self._arrived.items() if each > version}
 
-    def way(self, base_version: int | None, version: int) -> list[_Arrived]:
+    def way(self, base_version: int | None, version: int) -> list[Patch]:
         """Return the patches that lead from a base to a version, in order; chunks may lack.
 
         Raises:
             AstraflowError: PATCH_UNKNOWN when one has not come.
         """
-        way: list[_Arrived] = []
+        way: list[Patch] = []
         at: int | None = version
         while at != base_version:
             arrived = None if at is None else self._arrived.get(at)
@@ -107,13 +104,13 @@ class BroadcastInbox:
                     f"not all that leads from {base_version} to {version} came by broadcast",
                 )
             way.insert(0, arrived)
-            at = arrived[0].patch.base_version
+            at = arrived.info.base_version
         return way
 
     def _evict(self) -> None:
         room_nbytes = _KEPT_NBYTES
         for version in sorted(self._arrived, reverse=True)[1:]:
-            room_nbytes -= self._arrived[version][0].patch.payload_nbytes
+            room_nbytes -= self._arrived[version].info.payload_nbytes
             if room_nbytes < 0:
                 del self._arrived[version]
 
@@ -152,16 +149,15 @@ class BroadcastLane:
 
     async def _read(self, spec: TransferSpec) -> AsyncGenerator[SentItem]:
         way = self._inbox.way(spec.base_version, spec.version)
-        infos = [index.patch for index, _ in way]
         yield TransferPlan(
             transfer_id=ADDRESS,
-            patches=tuple(index for index, _ in way),
-            chunk_count=sum(info.chunk_count for info in infos),
-            payload_nbytes=sum(info.payload_nbytes for info in infos),
+            patches=tuple(patch.index for patch in way),
+            chunk_count=sum(patch.info.chunk_count for patch in way),
+            payload_nbytes=sum(patch.info.payload_nbytes for patch in way),
         )
-        for number, (_, chunks) in enumerate(way):
-            for sent in chunks:
-                yield replace(sent, patch_index=number)
+        for number, patch in enumerate(way):
+            for chunk in patch.chunks.values():
+                yield SentChunk(patch_index=number, chunk=chunk)
 
 
 class BroadcastPuller:

@@ -201,8 +201,7 @@ class IncomingVersion:
     def patches(self) -> Iterator[CompletePatch]:
         """Yield the patches in the order in which they are applied, chunks by index."""
         for patch in self._planned:
-            count = patch.info.chunk_count
-            yield patch.index, tuple(patch.chunks[number] for number in range(count))
+            yield patch.index, patch.in_order()
 
     def _take_plan(self, plan: TransferPlan, *, is_stored: bool) -> None:
         if self._planned:

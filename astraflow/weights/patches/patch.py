@@ -124,6 +124,10 @@ class Patch:
         known = {**self._left_out, **{n: each.header for n, each in self.chunks.items()}}
         return tuple(known[number] for number in range(self.info.chunk_count))
 
+    def in_order(self) -> tuple[Chunk, ...]:
+        """Return its chunks by index; all of them have to be here."""
+        return tuple(self.chunks[number] for number in range(self.info.chunk_count))
+
     @property
     def is_kept(self) -> bool:
         """Whether its chunks are here, or will be; else they are made again."""
