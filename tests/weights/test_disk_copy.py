@@ -28,7 +28,7 @@ class Nodes:
     def start(self, **settings):
         """Begin anew; what the one before had not written is lost."""
         if self.copy is not None:
-            self.copy._backlog.close()
+            self.copy._thread.shutdown(cancel_futures=True)
             self.copy._writer.close()
             self.copy._lock.release()
         self.copy = DiskCopy.open(self.folder, **self.options)
@@ -230,10 +230,10 @@ def test_a_file_that_is_none_holds_no_patch(tmp_path):
 
 async def test_a_backlog_that_has_no_room_has_the_state_written_instead(nodes, training):
     await follow(nodes, 2)
-    nodes.copy._backlog.waiting_nbytes = 1 << 40
+    nodes.copy._waiting_nbytes = 1 << 40
     training.publish()
     await nodes.pull(is_settled=False)
-    nodes.copy._backlog.waiting_nbytes = 0
+    nodes.copy._waiting_nbytes = 0
     await nodes.puller.flush()
     assert "base-2" in nodes.files
     nodes.start()

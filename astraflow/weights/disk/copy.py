@@ -10,8 +10,8 @@ never a version.
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
@@ -32,71 +32,10 @@ from astraflow.weights.patches.state import HeldState, StagedState
 _NICENESS: Final = 10
 
 
-class Backlog:
-    """Runs jobs one after the other; one that the file system refuses is counted.
-
-    Attributes:
-        waiting_nbytes: Of the jobs that are still to be done.
-    """
-
-    def __init__(self, *, name: str, failed: Callable[[OSError], None]) -> None:
-        """Start no thread yet.
-
-        Args:
-            name: Of the thread.
-            failed: Called in it for each job that failed.
-        """
-        self.waiting_nbytes = 0
-        self._failed = failed
-        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
-        self._changed = threading.Condition()
-        self._is_over = self._is_busy = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def do(self, job: Callable[[], None], nbytes: int = 0) -> None:
-        """Add a job, which keeps so many bytes in memory."""
-        with self._changed:
-            if not self._thread.ident:
-                self._thread.start()
-            self._jobs.append((job, nbytes))
-            self.waiting_nbytes += nbytes
-            self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Wait until all jobs are done, or the backlog is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or not (self._jobs or self._is_busy))
-
-    def close(self) -> None:
-        """End the thread after the job that it is at; the others are forgotten."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
-        if self._thread.ident:
-            self._thread.join()
-
-    def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while (found := self._next()) is not None:
-            job, nbytes = found
-            try:
-                job()
-            except OSError as error:
-                self._failed(error)
-            finally:
-                with self._changed:
-                    self.waiting_nbytes -= nbytes
-                    self._is_busy = False
-                    self._changed.notify_all()
-
-    def _next(self) -> tuple[Callable[[], None], int] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._is_over)
-            if self._is_over:
-                return None
-            self._is_busy = True
-            return self._jobs.popleft()
+def _make_way() -> None:
+    """Have the thread that runs this come after others."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 _PLACE_COUNT: Final = 64
@@ -121,7 +60,12 @@ class DiskCopy:
         self._lock = lock
         self._snapshots = Snapshots(block_nbytes=block_nbytes)
         self._writer = DiskWriter(folder, self._snapshots, max_steps=max_steps)
-        self._backlog = Backlog(name="astraflow-disk", failed=self._failed)
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="astraflow-disk", initializer=_make_way
+        )
+        # Of what is still to be written.
+        self._waiting_nbytes = 0
+        self._counting = threading.Lock()
         self._incoming: IncomingVersion | None = None
         self._noted_counts: dict[bytes, int] = {}
         self._room_nbytes = _ROOM_NBYTES
@@ -165,13 +109,13 @@ class DiskCopy:
     def forget(self) -> None:
         """Say that what was loaded is not held: the next version begins a new copy."""
         self._snapshots.hold(None)
-        self._backlog.do(partial(self._writer.go_on, None))
+        self._do(partial(self._writer.go_on, None))
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
         """Take note of a pull that begins; its chunks go to disk as they come."""
         self._incoming, self._noted_counts = incoming, {}
         self._room_nbytes = _ROOM_NBYTES + frame.layout.nbytes // 2
-        self._backlog.do(partial(self._writer.write_layout, frame))
+        self._do(partial(self._writer.write_layout, frame))
         self.note()
 
     def note(self) -> None:
@@ -180,9 +124,9 @@ class DiskCopy:
             self._noted_counts[patch.root] = len(patch.chunks)
             for chunk in fresh:
                 # The file lacks what a slow disk has no room for: then the state is written.
-                if self._backlog.waiting_nbytes <= self._room_nbytes:
+                if self._waiting_nbytes <= self._room_nbytes:
                     write = partial(self._writer.write_chunk, patch.index, chunk)
-                    self._backlog.do(write, len(chunk.payload))
+                    self._do(write, len(chunk.payload))
 
     def commit(
         self, staged: StagedState, known: Mapping[int, VersionInfo], base_version: int | None
@@ -199,18 +143,40 @@ class DiskCopy:
             steps = tuple(_steps(self._incoming, known))
             self._incoming = None
             if steps:
-                self._backlog.do(partial(self._writer.enter, steps, base_version))
+                self._do(partial(self._writer.enter, steps, base_version))
         return held
 
     def flush(self) -> None:
         """Wait until all of that lies on disk, or has failed to; beside the event loop."""
-        self._backlog.flush()
+        with suppress(RuntimeError, CancelledError):  # It was closed.
+            self._thread.submit(bool).result()
 
     def close(self) -> None:
         """Stop after the file that is being written; the place is free for others."""
-        self._backlog.close()
+        self._thread.shutdown(cancel_futures=True)
         self._writer.close()
         self._lock.release()
+
+    def _do(self, job: Callable[[], None], nbytes: int = 0) -> None:
+        """Do a job after those before it; meanwhile it keeps so many bytes in memory."""
+
+        def run() -> None:
+            try:
+                job()
+            except OSError as error:
+                self._failed(error)
+            finally:
+                self._count(-nbytes)
+
+        with suppress(RuntimeError):  # It was closed.
+            done = self._thread.submit(run)
+            self._count(nbytes)
+            # A defect shows in the log.
+            done.add_done_callback(lambda each: each.cancelled() or each.result())
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:
+            self._waiting_nbytes += nbytes
 
     def _failed(self, error: OSError) -> None:
         self.failure_count += 1
