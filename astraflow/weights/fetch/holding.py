@@ -1,17 +1,19 @@
 """Holding: the verified weights of one policy, in memory, on disk and for a relay's readers."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.tensors import WeightUpdate
+from astraflow.core.tensors import TensorUpdate, WeightUpdate
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import Loaded
@@ -56,6 +58,7 @@ class Holding:
         self._is_restored = copy is None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-held")
         self._written: Future[HeldState] | None = None
+        self._views: list[weakref.ref[np.ndarray]] = []
         self._serving: asyncio.Future[None] | None = None
 
     @property
@@ -117,6 +120,12 @@ class Holding:
         """
         if self._relay is not None:
             self._relay.release()
+        if base is not None and staged.changes and any(each() is not None for each in self._views):
+            # Somebody still has the version before as views: it stays as it is.
+            flat = await asyncio.to_thread(staged.state.flat.copy)
+            staged = replace(staged, state=replace(staged.state, flat=flat))
+        if base is None or staged.state.flat is not base.flat:
+            self._views = []
         count = sum(len(each.indices) for each in staged.changes)
         if self._copy is None and staged.is_given_by_changes and count <= _INLINE_COUNT:
             self.state = staged.commit()
@@ -146,7 +155,7 @@ class Holding:
         await self.flushed()
 
     def full_update(self) -> WeightUpdate:
-        """Return all that is held, dense.
+        """Return all that is held, dense: views, for which the next version leaves the state alone.
 
         Raises:
             AstraflowError: NOT_READY when nothing is held.
@@ -159,7 +168,7 @@ class Holding:
             policy_id=self._policy_id,
             version=self.state.version,
             base_version=None,
-            tensors=dense_updates(self.state.frame.layout, self.state.flat),
+            tensors=self._tensors(self.state),
         )
 
     async def _serve_written(self, written: Future[HeldState], target: VersionInfo) -> None:
@@ -177,12 +186,22 @@ class Holding:
         else:
             self.serve(target)
 
+    def _tensors(self, state: HeldState) -> tuple[TensorUpdate, ...]:
+        """Return every tensor as a view that cannot be written to, and take note of it."""
+        # Arrays that are cut from it hold on to this one: it is there as long as any of them.
+        view = np.frombuffer(state.flat.data, np.uint8)
+        view.flags.writeable = False
+        self._views.append(weakref.ref(view))
+        return dense_updates(state.frame.layout, view)
+
     def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
         return WeightUpdate(
             policy_id=self._policy_id,
             version=staged.state.version,
             base_version=base and base.version,
-            tensors=staged.tensor_updates(),
+            tensors=self._tensors(staged.state)
+            if staged.touched is None
+            else staged.tensor_updates(),
         )
 
 

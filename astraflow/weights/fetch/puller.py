@@ -151,7 +151,7 @@ class WeightPuller:
         self._settings = settings or FetchSettings()
         self._memory = SourceMemory(kinds, avoided_s=self._settings.avoided_s)
         self._one_at_a_time = asyncio.Lock()
-        self._decoder = PipelinedDecoder()
+        self._decoder = PipelinedDecoder(keeps_payloads=relay is not None)
         self._times = PullTimes()
         self._arrived = 0.0
 
@@ -337,7 +337,8 @@ class WeightPuller:
             # Verified chunks that make no sound version would only do the same again.
             holding.leftover = {}
             digests = {version: info.content_digest for version, info in known.items()}
-            staging = partial(stage, frame, base, incoming.patches(), digests)
+            growing, self._decoder.growing = self._decoder.growing, None
+            staging = partial(stage, frame, base, incoming.patches(), digests, growing=growing)
             staged = await _to_the_end(asyncio.to_thread(staging, self._decoder.decode))
             decoded = time.monotonic()
         except BaseException:

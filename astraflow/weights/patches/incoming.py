@@ -5,7 +5,7 @@ decoded counts only once the state that all of it makes is verified; see `state.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby, islice
@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, Chunk
+from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, Compression, Encoding
 from astraflow.codec.decode import decode_change
 from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
@@ -22,7 +22,7 @@ from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import is_readable, itself, registered_bound, steps
-from astraflow.weights.patches.state import CompletePatch, HeldState, bits_in
+from astraflow.weights.patches.state import CompletePatch, GrowingState, HeldState, bits_in
 from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
@@ -74,6 +74,18 @@ class IncomingVersion:
     @property
     def chunks(self) -> VerifiedChunks:
         return self._chunks
+
+    def keep_decoded(self, filled: Mapping[bytes, Collection[int]]) -> None:
+        """Forget leftover chunks of which only the decoded bits were kept, but for some.
+
+        Args:
+            filled: Indexes of chunks whose bits are there still, by root.
+        """
+        for root, chunks in self._chunks.items():
+            for number, chunk in [*chunks.items()]:
+                is_whole = len(chunk.payload) == chunk.header.payload_nbytes
+                if not is_whole and number not in filled.get(root, ()):
+                    del chunks[number]
 
     @property
     def left_nbytes(self) -> int | None:
@@ -318,17 +330,42 @@ def _another_way() -> AstraflowError:
     )
 
 
+def _moved(growing: GrowingState, index: PatchIndex, chunk: Chunk) -> Chunk:
+    """Decode a chunk, and return it with the payload that the state has of it, or none."""
+    try:
+        part = growing.fill(index, chunk)
+    except AstraflowError:
+        # Who stages the version finds it again, and says so.
+        return chunk
+    is_raw = chunk.header.encoding is Encoding.DENSE
+    is_plain = is_raw and chunk.header.compression is Compression.NONE
+    return Chunk(header=chunk.header, payload=part.data if is_plain else b"")
+
+
 _Decoded = tuple[Chunk, Future[Change | None]]
 
 
 class PipelinedDecoder:
-    """Decodes verified chunks of the patches that start from what is held, in a thread.
+    """Decodes verified chunks while others are on their way.
 
-    It listens to a pull as `fetch.Progress`; `decode` takes the place of `decode_change`. What is
-    held must stay as it is from `over` to `clear`.
+    Those of patches that start from what is held are decoded in a thread; `decode` takes the place
+    of `decode_change`. Those of a patch from nothing become the state at once, and their payloads
+    are let go, so that a model that is pulled is not in memory twice. It listens to a pull as the
+    last one. What is held must stay as it is from `over` to `clear`.
+
+    Attributes:
+        growing: What has come from nothing; None: nothing. It outlives a pull that fails, because
+            the next one goes on with its chunks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_payloads: bool = False) -> None:
+        """Know of no pull.
+
+        Args:
+            keeps_payloads: Whether somebody passes chunks on after they have come.
+        """
+        self.growing: GrowingState | None = None
+        self._keeps_payloads = keeps_payloads
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-decode")
         self._held: HeldState | None = None
         self._incoming: IncomingVersion | None = None
@@ -342,19 +379,36 @@ class PipelinedDecoder:
         self._held = held
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
-        del frame
+        growing = self.growing
+        if self._held is not None or self._keeps_payloads:
+            growing = None
+        elif growing is None or growing.frame.digest != frame.digest:
+            growing = GrowingState(frame)
+        self.growing = growing
+        incoming.keep_decoded({} if growing is None else growing.filled)
         self._incoming = incoming
         self._seen = {}
 
     def note(self) -> None:
-        if self._held is None or self._incoming is None:
-            return
-        for patch in self._incoming.planned:
-            if patch.info.base_version != self._held.version:
+        held, growing = self._held, self.growing
+        planned = () if self._incoming is None else self._incoming.planned
+        if (
+            growing is not None
+            and planned
+            and not growing.filled.keys() <= {p.root for p in planned}
+        ):
+            # What was planned before is forgotten.
+            growing = self.growing = GrowingState(growing.frame)
+        for patch in planned:
+            if patch.info.base_version != (None if held is None else held.version):
                 return
-            for chunk in islice(patch.chunks.values(), self._seen.get(patch.root, 0), None):
-                self.submit(self._held, patch.index, chunk)
+            fresh = [*islice(patch.chunks.values(), self._seen.get(patch.root, 0), None)]
             self._seen[patch.root] = len(patch.chunks)
+            for chunk in fresh:
+                if held is not None:
+                    self.submit(held, patch.index, chunk)
+                elif growing is not None:
+                    patch.chunks[chunk.header.index] = _moved(growing, patch.index, chunk)
 
     def submit(self, held: HeldState, index: PatchIndex | None, chunk: Chunk) -> None:
         if id(chunk) in self._decoded:

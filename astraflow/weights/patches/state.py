@@ -85,14 +85,9 @@ def sparse_updates(
 
 
 def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
-    """Return every tensor whole.
-
-    The values are copies: the state moves on in place, and an engine may keep what it got.
-    """
+    """Return every tensor whole; the values are views."""
     return tuple(
-        TensorUpdate(
-            spec=spec, indices=None, values=layout.view(flat, spec.name).reshape(-1).copy()
-        )
+        TensorUpdate(spec=spec, indices=None, values=layout.view(flat, spec.name).reshape(-1))
         for spec in layout.tensors
     )
 
@@ -165,11 +160,47 @@ class StagedState:
         return self.touched is not None and is_given_by(layout, self.touched)
 
     def tensor_updates(self) -> tuple[TensorUpdate, ...]:
-        """Return what the version asks of an engine, committed or told by its changes."""
+        """Return what the version asks of an engine, committed or told by its changes.
+
+        Values are views of the state where it came whole, and arrays of their own otherwise.
+        """
         layout, flat = self.state.frame.layout, self.state.flat
         if self.touched is None:
             return dense_updates(layout, flat)
         return sparse_updates(layout, flat, self.touched)
+
+
+class GrowingState:
+    """A version that comes from nothing: chunks are decoded into it in any order.
+
+    Attributes:
+        frame: Of its layout.
+        flat: u8[nbytes]: zeros where nothing was filled in.
+        filled: Indexes of the chunks that are in it, by root of their patch.
+    """
+
+    def __init__(self, frame: LayoutFrame) -> None:
+        """Begin with zeros."""
+        self.frame = frame
+        self.flat = np.zeros(frame.layout.nbytes, np.uint8)
+        self.filled: dict[bytes, set[int]] = {}
+
+    def fill(self, index: PatchIndex, chunk: Chunk) -> np.ndarray:
+        """Decode a verified chunk, unless it is there, and return the bytes of its range: u8[n].
+
+        Args:
+            index: Of its patch, which is one from nothing.
+            chunk: Its header was checked against the layout.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        header, filled = chunk.header, self.filled.setdefault(index.patch.root_digest, set())
+        part = self.flat[header.offset : header.end]
+        if header.index not in filled:
+            part.view(header.dtype.bits)[:] = decode_whole(chunk, index.shared_tables)
+            filled.add(header.index)
+        return part
 
 
 def stage(
@@ -178,6 +209,8 @@ def stage(
     patches: Iterable[CompletePatch],
     content_digests: Mapping[int, bytes],
     decode: Decode = decode_change,
+    *,
+    growing: GrowingState | None = None,
 ) -> StagedState:
     """Decode patches over a base, which is not touched, and verify every state on the way.
 
@@ -187,6 +220,7 @@ def stage(
         patches: In order; those of the shards of a version one behind the other.
         content_digests: By version, as the run registered them.
         decode: Returns what a chunk changes.
+        growing: Has chunks of the patch from nothing already, and becomes the state.
 
     Raises:
         AstraflowError: CHUNK_INVALID; DIGEST_MISMATCH when a state is not the registered one.
@@ -194,7 +228,7 @@ def stage(
     steps = [[*step] for _, step in groupby(patches, key=lambda each: each[0].patch.version)]
     base = held
     if base is None:
-        base = _whole(frame, steps.pop(0))
+        base = _whole(frame, steps.pop(0), growing or GrowingState(frame))
         _require(base.digest, base.version, content_digests)
     overlay, digest, version = Overlay(base.flat), base.digest, base.version
     for step in steps:
@@ -258,26 +292,24 @@ def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
 
 def _decode(frame: LayoutFrame, step: _Step, overlay: Overlay, decode: Decode) -> list[Change]:
     found = (
-        decode(chunk, overlay.bits(chunk.header), tables)
-        for chunk, tables in _covering(frame, step)
+        decode(chunk, overlay.bits(chunk.header), index.shared_tables)
+        for chunk, index in _covering(frame, step)
     )
     return [change for change in found if change is not None]
 
 
-def _whole(frame: LayoutFrame, step: _Step) -> HeldState:
+def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:
     version = step[0][0].patch.version
-    flat = np.zeros(frame.layout.nbytes, np.uint8)
-    for chunk, tables in _covering(frame, step):
-        part = flat[chunk.header.offset : chunk.header.end]
-        part.view(chunk.header.dtype.bits)[:] = decode_whole(chunk, tables)
-    frame.check_padding(flat)
-    digest = StateDigest.of(frame.layout, flat)
-    return HeldState(frame=frame, version=version, flat=flat, digest=digest)
+    for chunk, index in _covering(frame, step):
+        growing.fill(index, chunk)
+    frame.check_padding(growing.flat)
+    digest = StateDigest.of(frame.layout, growing.flat)
+    return HeldState(frame=frame, version=version, flat=growing.flat, digest=digest)
 
 
-def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, bytes]]:
-    """Return the chunks of a step by offset, with their tables: together they cover the layout."""
-    found = [(chunk, index.shared_tables) for index, chunks in step for chunk in chunks]
+def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, PatchIndex]]:
+    """Return the chunks of a step by offset, with their patches: together they cover the layout."""
+    found = [(chunk, index) for index, chunks in step for chunk in chunks]
     if len(step) > 1:
         # Shards lie between each other; the padding between tensors belongs to none of them.
         found.sort(key=lambda each: each[0].header.offset)
