@@ -145,12 +145,14 @@ class SourceConnections:
         plain_until: Until then it has no lane but gRPC, by the monotonic clock.
         is_known: Whether it was asked before.
         ready: A version that was asked for before there is one, and over what it comes.
+        is_passed_over: Whether the newest session took the place of shared memory, for once.
     """
 
     sessions: list[Session] = field(default_factory=list[Session])
     plain_until: float = 0.0
     is_known: bool = False
     ready: tuple[TransferSpec, SocketSession] | None = None
+    is_passed_over: bool = False
 
 
 async def speculative_items(
@@ -363,6 +365,11 @@ class Lanes:
         async with aclosing(session.items()) as items:
             async for item in items:
                 yield received(session.lane, item)
+        if source.is_passed_over:
+            # What comes next is small again, and has a better lane.
+            source.is_passed_over = False
+            source.sessions = [each for each in source.sessions if each is not session]
+            await session.close()
 
     async def _introduced(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
@@ -404,26 +411,34 @@ class Lanes:
             return None
         plan_s = time.monotonic() - started
         plain_s = _PLAIN_S
-        for place in self._reachable(plan):
+        places = self._reachable(plan)
+        for place in places:
             try:
-                return await self._connect(place, plan, plan_s, spec.bound)
+                session = await self._connect(place, plan, plan_s, spec.bound)
             except AstraflowError as error:
                 log.warning("a lane cannot be reached", lane=place.lane, why=str(error))
                 if error.reason is Reason.CHUNK_INVALID:
                     # What was answered there was damaged on its way: the next pull may fare better.
                     plain_s = 0.0
+            else:
+                last = places[-1].lane
+                source.is_passed_over = last is LaneKind.SHM and session.lane is not last
+                return session
         source.plain_until = started + plain_s
         with suppress(AstraflowError):
             await self._grpc.release_transfer(endpoint, plan.transfer_id, transfer_token)
         return None
 
     def _reachable(self, plan: TransferPlan) -> list[LaneEndpoint]:
-        return [
+        places = [
             place
             for lane in self._lanes
             for place in plan.endpoints
             if place.lane is lane and (lane is not LaneKind.SHM or is_same_host(place.address))
         ]
+        if _is_large(plan):
+            places.sort(key=lambda place: place.lane is LaneKind.SHM)
+        return places
 
     async def _connect(
         self, place: LaneEndpoint, plan: TransferPlan, plan_s: float, bound: TransferBound | None
@@ -456,6 +471,16 @@ class Lanes:
                 )
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
+
+
+# A source on this host writes all of a transfer into shared memory, however much of it is read.
+_LARGE_NBYTES: Final = 64 << 20
+
+
+def _is_large(plan: TransferPlan) -> bool:
+    """Whether a plan brings so much of a model that it should not lie in memory a second time."""
+    is_whole = any(index.patch.base_version is None for index in plan.patches)
+    return is_whole and plan.payload_nbytes > _LARGE_NBYTES
 
 
 def _is_broken(error: AstraflowError) -> bool:

@@ -1,4 +1,4 @@
-"""What a publisher takes beside the trainer's own tensors, measured in a process of its own."""
+"""What publishers and pullers take of memory, measured in processes of their own."""
 
 import json
 import subprocess
@@ -58,3 +58,17 @@ def test_a_publisher_takes_little_more_than_one_copy_and_its_patches():
     assert found["peak"] <= 1.15 * found["model"] + found["kept"], found
     # Some ranges of 4 MiB are at work while patches are made, however large the model is.
     assert found["beside"] - found["peak"] <= 48 << 20, found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_node_that_holds_nothing_pulls_a_model_in_little_more_memory_than_it_has(tmp_path):
+    script = Path(__file__).parent.parent.parent / "benchmarks" / "cold_join.py"
+    found = tmp_path / "cold_join.json"
+    # What a connection has on its way is the same for larger models.
+    command = (sys.executable, str(script), "--elements", str(192 << 20), "--json", str(found))
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+
+    rows = json.loads(found.read_text())["rows"]
+    assert all(row["source_count"] == 2 for row in rows)
+    assert all(row["of_model"] <= 1.5 for row in rows), rows

@@ -52,6 +52,25 @@ class TestGoodCase:
         assert training.is_live(tools.live(puller.full_update()))
         assert len(source.requests) == 4  # one round trip each
 
+    async def test_what_somebody_keeps_of_a_version_stays_when_the_next_one_comes(
+        self, training, serve, puller, tools
+    ):
+        await serve()
+        first = await pull(puller, training, training.publish())
+        kept = {part.spec.name: part.values for part in first.update.tensors}
+        before = {name: values.copy() for name, values in kept.items()}
+
+        await pull(puller, training, training.publish())
+
+        assert all((kept[name] == before[name]).all() for name in kept)
+        assert training.is_live(tools.live(puller.full_update()))
+
+    async def test_what_is_pulled_whole_cannot_be_written_to(self, training, serve, puller):
+        await serve()
+        update = (await pull(puller, training, training.publish())).update
+
+        assert not any(part.values.flags.writeable for part in update.tensors)
+
     async def test_a_reader_that_is_behind_catches_up_by_a_chain(
         self, training, serve, puller, tools
     ):
@@ -170,6 +189,25 @@ class TestFaults:
         source.cuts = []
         pulled = await pull(puller, training, training.infos[0])
         assert pulled.nbytes == training.infos[0].patches[0].payload_nbytes - CHUNK_NBYTES
+        assert training.is_live(tools.live(pulled.update))
+
+    async def test_a_failed_pull_of_a_packed_version_is_gone_on_with_by_the_next(
+        self, serve, puller, tools
+    ):
+        """What was decoded already is let go, but for its bits."""
+        training = tools.training(BIG)
+        source = await serve(training.store)
+        training.endpoints = [source.address]
+        training.publish()
+        packed = make_whole(training.publisher.history, 0, profile=CodecProfile.COMPACT)
+        info = replace(training.add(packed), patches=(packed.info,))
+        training.infos[0] = info
+        source.cuts = [1] + [0] * 9
+        error = await refused(puller, training, info, Reason.SOURCE_UNREACHABLE)
+        source.cuts = []
+        pulled = await pull(puller, training, info)
+
+        assert pulled.nbytes == packed.info.payload_nbytes - error.reports[0].nbytes
         assert training.is_live(tools.live(pulled.update))
 
     async def test_a_source_that_ends_early_is_not_believed(self, training, serve, puller):
