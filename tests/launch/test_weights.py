@@ -54,7 +54,9 @@ async def test_a_version_is_listed_inspected_pulled_verified_and_compared(run, t
     await show_versions(run, policy=None, as_json=True)
     assert [(row["policy_id"], row["version"]) for row in printed()] == [("solver", 0)]
     await show_version(run, policy=None, version=0, as_json=True)
-    digest = printed()["content_digest"]
+    shown = printed()
+    digest = shown["content_digest"]
+    assert len(shown["signing_key"]) == 64
 
     out = tmp_path / "out"
     await pull_version(run, policy="solver", version=None, out=out, as_json=True)

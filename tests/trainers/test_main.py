@@ -169,10 +169,18 @@ def test_run_leaves_metrics_versions_and_checkpoints(tmp_path, make_recipe, warm
     assert live[-1]["version"] == 5
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_sampler_and_trainer_agree_at_equal_weights(tmp_path, make_recipe, warm_model, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "copy_on_device"), [("f32", False), ("bf16", False), ("bf16", True)]
+)
+def test_sampler_and_trainer_agree_at_equal_weights(
+    tmp_path, make_recipe, warm_model, dtype, copy_on_device
+):
     steps = train(
-        make_recipe(step_count=2, max_staleness=0, export_dtype=dtype), tmp_path, warm_model
+        make_recipe(
+            step_count=2, max_staleness=0, export_dtype=dtype, copy_on_device=copy_on_device
+        ),
+        tmp_path,
+        warm_model,
     )
     assert steps[0]["mismatch/same_weights_abs_max"] <= 1e-5
     assert steps[0]["mismatch/same_weights_version"] == 0
