@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 from uuid import uuid4
 
@@ -323,23 +324,29 @@ def run_ranks(arguments: Sequence[str], *, count: int) -> int:
         count: Of ranks.
     """
     # They load torch.
-    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.api import (  # noqa: PLC0415
+        DefaultLogsSpecs,
+        SignalException,
+    )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
     os.environ[ORPHAN_RANK] = str(os.getpid())
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{_HERE}:0",
-        local_addr=_HERE,
-        max_restarts=0,
-    )
     try:
-        elastic_launch(config, sys.executable)("-m", "astraflow", *arguments)
+        with TemporaryDirectory(prefix="astraflow-ranks-") as folder:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=count,
+                run_id=uuid4().hex,
+                rdzv_backend="c10d",
+                rdzv_endpoint=f"{_HERE}:0",
+                local_addr=_HERE,
+                max_restarts=0,
+                # Else a folder of its own is left behind.
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
+            )
+            elastic_launch(config, sys.executable)("-m", "astraflow", *arguments)
     except SignalException:
         return 0
     except ChildFailedError as error:

@@ -196,7 +196,7 @@ async def test_an_error_of_the_server_is_told_as_one():
 
 
 @pytest.mark.slow
-async def test_what_was_saved_outlives_a_kill(settings):
+async def test_what_was_saved_outlives_a_kill_and_a_signal_ends_what_is_under_way(settings):
     """Weights, optimizer and sampling sessions; what is asked of a model that is gone says so."""
     data = to_data(made_data(3), "weights")
     async with process(settings) as (server, address), Peer(address) as peer:
@@ -211,7 +211,7 @@ async def test_what_was_saved_outlives_a_kill(settings):
         await model.send(model.message(data))
         server.send_signal(signal.SIGKILL)
         await server.wait()
-    async with process(settings) as (_, address), Peer(address) as peer:
+    async with process(settings) as (server, address), Peer(address) as peer:
         old = sampled(await type(sampler)(peer, sampler.sampler_id).sample(PROMPT, seed=3))
         new = sampled(await (await peer.sampler(named)).sample(PROMPT, seed=3))
         assert before[0][0] == old[0][0] == new[0][0]
@@ -223,14 +223,8 @@ async def test_what_was_saved_outlives_a_kill(settings):
         assert answer.status_code == 404
         answer = await peer.http.post("retrieve_future", json={"request_id": "of-before"})
         assert answer.status_code == 410
-
-
-@pytest.mark.slow
-async def test_the_process_ends_at_a_signal_whatever_is_under_way(settings):
-    async with process(settings) as (server, address), Peer(address) as peer:
-        model = await peer.create_model(rank=4)
-        model.seq_id += 1
-        told = await model.send(model.message(to_data(made_data(2), "weights")))
+        again.seq_id += 1
+        told = await again.send(again.message(data))
         request = {"request_id": told["request_id"]}
         waiting = asyncio.ensure_future(peer.http.post("retrieve_future", json=request))
         server.send_signal(signal.SIGTERM)

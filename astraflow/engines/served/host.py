@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -145,5 +146,6 @@ class ServerHost:
 
 
 def _log_file(name: str) -> Path:
-    """Return where a server writes to; it is left there for people."""
-    return Path(tempfile.mkdtemp(prefix=f"astraflow-{name}-{os.getpid()}-")) / "server.log"
+    """Return where a server writes to, once it starts; it is left there for people."""
+    folder = f"astraflow-{name}-{os.getpid()}-{secrets.token_hex(8)}"
+    return Path(tempfile.gettempdir()) / folder / "server.log"

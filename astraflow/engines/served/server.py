@@ -78,7 +78,7 @@ class ServerProcess:
     @classmethod
     async def start(cls, launch: ServerCommand, log_file: Path) -> "ServerProcess":
         """Start it; it appends to a log, and ends with this process at the latest."""
-        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with log_file.open("ab") as output:
             log_start = output.tell()
             process = await asyncio.create_subprocess_exec(

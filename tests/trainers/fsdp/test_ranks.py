@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from astraflow.client.trainer import TrainerBatch
@@ -106,6 +107,7 @@ def ran(tmp_path_factory, make_model, make_rows, to_part) -> Ran:
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
     )
     script = Path(__file__).with_name("ranks_at_work.py")
     with handlers_kept():
