@@ -31,11 +31,12 @@ demo: $(VENV)/.demo
 	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
 
 # Three parts at once for two cores: tests wait for sockets and processes, whole runs for each
-# other. Every part imports what it needs only: torch and transformers take seconds.
+# other. The longest begin. Every part imports what it needs only: torch and transformers take
+# seconds.
 PARTS := $(MAKE) --no-print-directory --jobs 3 --output-sync=target
 
 test: $(VENV)/.dev
-	$(PARTS) unit-models unit-weights unit-rest test-e2e slow-models slow-rest
+	$(PARTS) slow-rest test-e2e slow-models unit-models unit-rest unit-weights
 
 test-all: test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest

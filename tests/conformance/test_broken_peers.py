@@ -29,7 +29,7 @@ from astraflow_proto.common.v1.tensor_pb2 import DTYPE_I32
 
 # They wait most of the time.
 AT_ONCE = 4
-PATIENCE_S = 15.0
+PATIENCE_S = 20.0
 TOKEN = b"secret of the run"
 
 PROGRAM = Path(__file__).parents[1] / "peers" / "python" / "broken.py"
