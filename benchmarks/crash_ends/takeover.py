@@ -34,7 +34,7 @@ _HERE: Final = f"{_NET}.1"
 _THERE: Final = f"{_NET}.2"
 _CABLE: Final = f"afto{os.getpid()}"[:15]
 _SCHEMA: Final = "run"
-_LIMIT_S: Final = 60.0
+_LIMIT_S: Final = 200.0
 # So many steps are done when the host is lost.
 _BEFORE: Final = 20
 _STEP_COUNT: Final = 60
