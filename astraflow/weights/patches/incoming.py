@@ -271,7 +271,7 @@ class IncomingVersion:
     def _signed(self, index: PatchIndex) -> PatchIndex:
         """Return a patch with the signature that it was registered with, if it has none."""
         info = self._known.get(index.patch.version)
-        if index.patch.signature or info is None:
+        if index.patch.signature or info is None or not info.signing_key:
             return index
         for patch in info.patches:
             if replace(patch, signature=b"") == index.patch:
