@@ -171,9 +171,8 @@ async def dial_twice(
 
 def is_cut(error: AioRpcError) -> bool:
     """Whether the same call may go well on the next connection; an answer only if NOT_READY."""
-    if is_answer(error):
-        return raised_from(error).reason is Reason.NOT_READY
-    return error.code() in _CUT
+    is_foreign = not is_answer(error)
+    return raised_from(error).reason is Reason.NOT_READY or (is_foreign and error.code() in _CUT)
 
 
 def is_away(error: AioRpcError) -> bool:

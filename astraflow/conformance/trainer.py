@@ -208,7 +208,9 @@ def _versions_are_next(tap: Tap) -> str | None:
 
 
 def _refused_version(tap: Tap) -> str | None:
-    for call in _refused(tap, "PublishVersion", Reason.VERSION_NOT_NEXT, Reason.REQUEST_CONFLICT):
+    # A signature is over the number, too.
+    reasons = Reason.VERSION_NOT_NEXT, Reason.REQUEST_CONFLICT, Reason.SIGNATURE_INVALID
+    for call in _refused(tap, "PublishVersion", *reasons):
         return f"version {call.requests[0].version.version} was refused: {call.text}"
     return None
 

@@ -134,6 +134,10 @@ _FOREIGN: Final[Mapping[StatusCode, Reason]] = {
 }
 
 
+# What gRPC says of an answer that is plain HTTP.
+_HTTP_ANSWER: Final = "Received http2 header with status"
+
+
 def unimplemented(capability: str) -> AstraflowError:
     """Return the error of a call that is left out here, naming what is missing."""
     return AstraflowError(
@@ -165,10 +169,14 @@ def raised_from(error: AioRpcError) -> AstraflowError:
     answer = _answer(error)
     if answer is not None:
         return answer
-    reason = _FOREIGN.get(error.code(), Reason.INTERNAL)
+    reason, message = _FOREIGN.get(error.code(), Reason.INTERNAL), error.details() or ""
+    if message.startswith(_HTTP_ANSWER):
+        # As an ingress does while what is behind it is away, or the next owner of an address.
+        reason = Reason.NOT_READY
+        message = f"something answers that speaks no gRPC, or stands before it ({message})"
     return AstraflowError(
         reason,
-        error.details() or error.code().name,
+        message or error.code().name,
         retryable=reason is Reason.NOT_READY,
         metadata={"status": error.code().name},
     )

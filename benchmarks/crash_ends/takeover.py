@@ -74,10 +74,14 @@ def host_behind_cable() -> Generator[Host]:
         )
         ip("addr", "add", f"{_HERE}/24", "dev", _CABLE)
         ip("link", "set", _CABLE, "up")
+        # Without the cable there is no other way, such as one to a proxy that answers for anybody.
+        ip("route", "add", "unreachable", f"{_NET}.0/24", "metric", "9000")
         bring_up(host, mtu=1500)
         yield host
     finally:
         # With its namespace it would go some time later.
+        with suppress(LinkUnavailableError):
+            ip("route", "del", "unreachable", f"{_NET}.0/24", "metric", "9000")
         with suppress(LinkUnavailableError):
             ip("link", "del", _CABLE)
         remove_host(host.namespace)

@@ -1,3 +1,5 @@
+import asyncio
+
 import grpc
 import grpc.aio
 import pytest
@@ -88,5 +90,34 @@ async def test_calls_in_a_body_raise_our_own_error():
         with pytest.raises(AstraflowError) as caught, translate_errors():
             await channel.unary_unary("/test.Echo/unary_unary")(b"")
 
+    assert caught.value.reason is Reason.NOT_READY
+    assert caught.value.retryable
+
+
+async def test_an_ingress_that_knows_no_such_place_may_know_it_later():
+    """As while the hub behind it starts again."""
+
+    async def not_found(reader, writer):
+        # HTTP/2: empty settings; after the head of a request that of stream 1 with `:status: 404`.
+        writer.write(bytes.fromhex("000000 04 00 00000000"))
+        await reader.readexactly(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+        kind = 0
+        while kind != 1:
+            *size, kind, _ = (await reader.readexactly(9))[:5]
+            await reader.readexactly(int.from_bytes(bytes(size)))
+        writer.write(bytes.fromhex("000001 01 05 00000001 8d"))
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    closed = asyncio.Event()
+    server = await asyncio.start_server(not_found, "127.0.0.1")
+    address = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+    async with server:
+        async with dial(address) as channel:
+            with pytest.raises(AstraflowError, match="no gRPC") as caught, translate_errors():
+                await channel.unary_unary("/a/B")(b"")
+        await closed.wait()
     assert caught.value.reason is Reason.NOT_READY
     assert caught.value.retryable
