@@ -106,7 +106,7 @@ async def test_an_ingress_that_knows_no_such_place_may_know_it_later():
             *size, kind, _ = (await reader.readexactly(9))[:5]
             await reader.readexactly(int.from_bytes(bytes(size)))
         writer.write(bytes.fromhex("000001 01 05 00000001 8d"))
-        await reader.read()
+        await writer.drain()
         writer.close()
         await writer.wait_closed()
         closed.set()
