@@ -140,9 +140,12 @@ class HubTokens:
         Raises:
             AstraflowError: TOKEN_INVALID for one that has expired.
         """
+        joins = is_same_secret(token, self.join)
         if is_same_secret(token, self.operator):
-            return Grant.parse(TokenRole.OPERATOR)
-        if is_same_secret(token, self.join):
+            steers = Grant.parse(TokenRole.OPERATOR)
+            # One secret may be both, where everybody may do everything.
+            return Grant(roles=steers.roles | _MEMBER.roles) if joins else steers
+        if joins:
             return _MEMBER
         if not token.startswith(_ROLE_TOKEN):
             return None

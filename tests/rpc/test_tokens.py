@@ -118,3 +118,13 @@ def test_an_ended_session_is_refused_until_it_is_opened_again():
     assert sessions.speaks_for(token, may_be_ended=True) == "m-1"
     sessions.bind(token_digest(sessions.generate()), MemberId("m-1"))
     assert sessions.speaks_for(token) == "m-1"
+
+
+def test_one_secret_for_both_does_all():
+    grant = HubTokens(join="same", operator="same").grant("same")
+    assert grant.roles == {
+        TokenRole.TRAINER,
+        TokenRole.NODE,
+        TokenRole.READER,
+        TokenRole.OPERATOR,
+    }
