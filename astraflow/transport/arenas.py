@@ -29,6 +29,10 @@ def arena_nbytes(plan: TransferPlan) -> int:
     return aligned(plan.payload_nbytes) + plan.chunk_count * _ALIGNMENT
 
 
+# What a large transfer brought is given back piece by piece, so that it is not there twice.
+_WARM_NBYTES: Final = 64 << 20
+
+
 class Arena:
     """Where a source puts the payloads of one transfer; its memory is reused after it."""
 
@@ -37,10 +41,8 @@ class Arena:
         self._memory = memory
         self.descriptor = memory.descriptor
         self.nbytes = memory.nbytes
-        # Views of it hold it, so that its end is the end of the last of them.
-        self._taken = np.frombuffer(memory.taken.data, np.uint8)
-        self._at = 0
-        memory.user = weakref.ref(self._taken)
+        self._taken_nbytes = 0
+        memory.user = weakref.ref(self)
 
     def payload(self, offset: int, nbytes: int) -> memoryview:
         """Copy a payload out of the arena; return a view of the copy, not to be written.
@@ -48,19 +50,19 @@ class Arena:
         Raises:
             AstraflowError: CHUNK_INVALID when it would not lie inside.
         """
-        first, self._at = self._at, self._at + nbytes
-        if not 0 <= offset <= offset + nbytes <= self.nbytes or self._at > self.nbytes:
+        self._taken_nbytes += nbytes
+        if not 0 <= offset <= offset + nbytes <= self.nbytes or self._taken_nbytes > self.nbytes:
             raise bad_frame("a payload lies outside of the arena")
-        # Not at the source's offset: it could name the same one twice.
-        part = self._taken[first : self._at]
-        np.copyto(part, self._memory.shared[offset : offset + nbytes])
+        part = self._memory.shared[offset : offset + nbytes].copy()
+        if self.nbytes > _WARM_NBYTES:
+            self._memory.give_back(offset, nbytes)
         return part.data.toreadonly()
 
 
 class ArenaPool:
-    """Keeps the memory of the last transfer for the next, once nobody looks into it any more.
+    """Keeps the memory of the last transfer for the next, once that one is over.
 
-    Its pages are warm: writing into fresh ones costs more than the copy.
+    Its pages are warm, unless it is large: writing into fresh ones costs more than the copy.
     """
 
     def __init__(self) -> None:
@@ -90,14 +92,20 @@ class _Memory:
         os.ftruncate(self.descriptor, self.nbytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-        mapped = mmap.mmap(self.descriptor, self.nbytes, prot=mmap.PROT_READ)
-        self.shared = np.frombuffer(mapped, np.uint8)
-        self.taken = np.empty(self.nbytes, np.uint8)
+        self._mapped = mmap.mmap(self.descriptor, self.nbytes)
+        self.shared = np.frombuffer(self._mapped, np.uint8)
         self.user: Callable[[], object | None] = lambda: None
 
     @property
     def is_used(self) -> bool:
         return self.user() is not None
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Let the system have the pages that lie within some bytes."""
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first:
+            self._mapped.madvise(mmap.MADV_REMOVE, first, end - first)
 
 
 def _made(nbytes: int) -> _Memory:

@@ -30,7 +30,7 @@ UNPLANNED_NBYTES: Final = 64 << 20
 UNPLANNED_COUNT: Final = 1 << 16
 """How many chunks may."""
 
-_HIGH_NBYTES: Final = 256 << 20
+_HIGH_NBYTES: Final = 32 << 20
 _NO_LIMIT: Final = 1 << 62
 
 # Of a part that does not end its chunk: noting it takes less than it brings.
@@ -99,7 +99,7 @@ class ChunkAssembly:
         Args:
             stall_timeout_s: A source that sends nothing for so long is given up.
             bound: By what the run registered; None: nothing of it is.
-            on_pressure: Called with True when the reader is behind by 256 MiB, with False when
+            on_pressure: Called with True when the reader is behind by 32 MiB, with False when
                 it has caught up.
         """
         self._plan: TransferPlan | None = None

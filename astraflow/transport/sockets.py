@@ -1,7 +1,7 @@
 """Sockets: what is set on the connections of lanes, what the kernel does, and what runs for them.
 
-SO_SNDBUF and SO_RCVBUF are never set: they would be clamped, and would switch off the kernel's
-own tuning of both windows.
+SO_SNDBUF and SO_RCVBUF of TCP are never set: they would be clamped, and would switch off the
+kernel's own tuning of both windows.
 """
 
 import asyncio
@@ -70,6 +70,8 @@ def tune(sock: socket.socket) -> None:
     """Send at once; find out about a dead peer within half a minute."""
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
+        # The least there is, some headers: what they announce lies in memory until it is read.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

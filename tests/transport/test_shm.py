@@ -14,19 +14,28 @@ from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.shm import SOCKET_NAME, is_same_host, remove_stale
 
 
-def test_an_arena_is_lent_again_once_nobody_looks_into_it():
+def test_an_arena_is_lent_again_once_its_transfer_is_over():
     pool = ArenaPool()
     first = pool.take(1000)
-    payload = first.payload(0, 10)
-    descriptor = first.descriptor
-    del first
-
     second = pool.take(1000)
-    assert second.descriptor != descriptor
-    assert bytes(payload) == bytes(10)
-    del payload, second
+    assert second.descriptor != first.descriptor
+    payload = second.payload(0, 10)
+    del first, second
+
     third = pool.take(900)
+    os.pwrite(third.descriptor, b"a" * 10, 0)
     assert os.fstat(third.descriptor).st_size == 1000
+    assert bytes(payload) == bytes(10)
+
+
+def test_what_was_taken_out_of_a_large_arena_is_memory_of_the_system_again():
+    arena = ArenaPool().take(65 << 20)
+    os.pwrite(arena.descriptor, b"a" * (1 << 20), 64)
+    held = os.fstat(arena.descriptor).st_blocks
+
+    assert bytes(arena.payload(64, 1 << 20)) == b"a" * (1 << 20)
+    # The pages at both ends may hold another's bytes.
+    assert os.fstat(arena.descriptor).st_blocks <= held - (1 << 20) // 512 + 2 * 8
 
 
 def test_memory_that_the_system_does_not_give_is_a_typed_error():
