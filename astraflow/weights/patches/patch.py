@@ -112,11 +112,11 @@ class Patch:
 
     @property
     def info(self) -> PatchInfo:
-        return self.index.patch
+        return (self._index or self.index).patch
 
     @property
     def root(self) -> bytes:
-        return self.index.patch.root_digest
+        return self.info.root_digest
 
     @property
     def headers(self) -> tuple[ChunkHeader, ...]:
@@ -140,8 +140,8 @@ class Patch:
     @property
     def oldest_version(self) -> int:
         """The older of the versions that it leads between."""
-        base = self.info.base_version
-        return self.info.version if base is None else base
+        info = self.info
+        return info.version if info.base_version is None else info.base_version
 
     @property
     def reader_count(self) -> int:
@@ -283,9 +283,11 @@ def cheapest_patches(
     patches: Iterable[Patch], base: int | None, version: int, cost: Callable[[Patch], float]
 ) -> tuple[float, Way] | None:
     """Return the cheapest way by patches of one shard, and its cost; see `cheapest_way`."""
+    by_version = sorted(((each.info, each) for each in patches), key=lambda pair: pair[0].version)
     alone = [
-        PatchStep(base_version=each.info.base_version, version=each.info.version, patches=(each,))
-        for each in sorted(patches, key=lambda each: each.info.version)
+        PatchStep(base_version=info.base_version, version=info.version, patches=(each,))
+        for info, each in by_version
+        if info.version <= version and (base is None or base < info.version)
     ]
     return cheapest_way(alone, base, version, cost)
 

@@ -202,6 +202,7 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
     readable = (
         replace(step, version=version)
         for version in sorted(known)
+        if base is None or base < version <= target
         for step in steps(filter(is_readable, known[version].patches), itself)
     )
     found = cheapest_way(readable, base, target, lambda info: info.payload_nbytes)
@@ -226,7 +227,7 @@ def registered_bound(
     """
     most: dict[int | None, tuple[int, int, int]] = {base: (0, 0, 0)}
     for version in sorted(known):
-        if base is not None and version <= base:
+        if version > target or (base is not None and version <= base):
             continue
         for step in steps(filter(is_readable, known[version].patches), itself):
             if step.base_version not in most:
