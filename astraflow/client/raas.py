@@ -169,7 +169,6 @@ class VersionClient:
 # A message takes what is ready up to here, and always one item. The run works through a message
 # without a pause, so it must not be long.
 _MESSAGE_ITEM_COUNT = 64
-
 _MESSAGE_NBYTES = 1 << 20
 
 # Messages cost both ends more than rollouts do: those that end one soon after another share one.

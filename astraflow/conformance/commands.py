@@ -32,7 +32,6 @@ from astraflow_proto.weights.v1 import version_pb2
 
 # Also a machine with more to do than it can lets a member keep this.
 _TTL_S: Final = 6.0
-
 _STEPS: Final = 100_000
 
 

@@ -31,7 +31,6 @@ _TOLERANCE: Final = 1e-5
 
 # Sums in another order differ in their last bits, and Adam turns these into steps.
 _TOLERATED_SHARE: Final = 0.05
-
 _NO_TOKEN: Final = 2**31 - 1
 
 
@@ -221,7 +220,6 @@ LAWS: Final[Mapping[str, Callable[[Bench], None]]] = {
 """By the name of the check."""
 
 _PAGE: Final = "trainers/engine.py, TrainEngine."
-
 _OPTIONAL: Final = frozenset({"engine.likelihoods", "engine.likelier"})
 
 _EXPECTED: Final = (

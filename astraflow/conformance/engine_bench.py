@@ -19,7 +19,6 @@ from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.tensors import reader_of
 
 _POLICY: Final = PolicyId("solver")
-
 _PROMPT_LENGTH: Final = 2
 
 

@@ -139,7 +139,6 @@ JOIN: Final = "JoinPool"
 
 # The record grows with every rollout, and is looked through at every message.
 _STEP_S: Final = 0.1
-
 _SERVICE: Final = "dataflow/v1/raas_service.proto, "
 
 CHECKS: Final = (

@@ -89,7 +89,6 @@ _stream_stream = cast("Callable[..., Any]", grpc.stream_stream_rpc_method_handle
 MessageT = TypeVar("MessageT", bound=Message)
 
 _PASSED_ON = frozenset({"authorization", SESSION_KEY, TRANSFER_KEY})
-
 _CONTRACT = "/astraflow."
 
 

@@ -103,7 +103,6 @@ async def check_pace(stage: Stage) -> None:
 
 
 JOIN: Final = "RegisterTrainer"
-
 _FIRST: Final = 0
 
 # The record grows with every batch, and is looked through at every message.

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 
 from astraflow.client.control import ControlClient
 from astraflow.client.loop_thread import HostLoop
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.ids import PolicyId
 from astraflow.core.status import RunStatus
@@ -19,21 +18,14 @@ from astraflow.gateway.bridge.member import BridgedRaas
 from astraflow.gateway.http import RegisterRaas, TrainerReady
 from astraflow.gateway.receiving import SenderCopy
 from astraflow.gateway.sending import FlatVersions, Pusher
-from astraflow.gateway.settings import GatewaySettings
+from astraflow.gateway.settings import GatewaySettings, policy_of
 from astraflow.gateway.trainer import BridgedTrainer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_DEFAULT = "default"
-
 
 class Gateway:
-    """What the endpoints call; `async with` serves, and everybody leaves at its end.
-
-    Attributes:
-        settings: What it is.
-        address: host:port, once it is served.
-    """
+    """What the endpoints call; `async with` serves, and everybody leaves at its end."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -94,17 +86,13 @@ class Gateway:
         return await self.control.get_run()
 
     async def ready(self, ready: TrainerReady, *, caller: str | None) -> None:
-        """Let a trainer join; one of its policy that was there before leaves first.
-
-        Args:
-            ready: What it says.
-            caller: Its host, which may be dialled.
+        """Let a trainer join; who had its policy before leaves first. The caller may be dialled.
 
         Raises:
             HTTPException: 422 without a sender, 409 for another batch size.
             AstraflowError: What its sender and the run answer.
         """
-        policy_id, settings = self._policy(ready.model_id), self.settings
+        policy_id, settings = policy_of(ready.model_id, self.settings.policy_ids), self.settings
         row_count = settings.row_count(policy_id)
         if ready.sender_endpoint is None:
             raise HTTPException(422, "sender_endpoint is missing: weights are fetched from there")
@@ -125,7 +113,9 @@ class Gateway:
             )
             undo.push_async_callback(copy.close)
             async with self._joining:
-                await self._vacate(policy_id)
+                if policy_id in self._trainers:
+                    self._trainers.pop(policy_id).leave()
+                    await asyncio.wait([self._lives.pop(policy_id)])
                 # From here on the copy is the trainer's.
                 undo.pop_all()
                 trainer = self._trainers[policy_id] = BridgedTrainer(
@@ -144,7 +134,7 @@ class Gateway:
         Raises:
             HTTPException: 409 before /ready.
         """
-        policy_id = self._policy(model_id)
+        policy_id = policy_of(model_id, self.settings.policy_ids)
         if policy_id not in self._trainers:
             raise HTTPException(409, f"no trainer of {policy_id} is here: POST /ready first")
         return self._trainers[policy_id]
@@ -186,11 +176,7 @@ class Gateway:
         return run
 
     async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
-        """Let an HTTP RaaS join the pool; one of the same uid leaves first.
-
-        Args:
-            register: What it says.
-            caller: Its host, which may be dialled.
+        """Let an HTTP RaaS join; one of the same uid leaves first. The caller may be dialled.
 
         Returns:
             How many are in the pool through this gateway.
@@ -225,22 +211,6 @@ class Gateway:
         if self._raas.get(uid) is raas:
             del self._raas[uid], self._raas_lives[uid]
 
-    async def _vacate(self, policy_id: PolicyId) -> None:
-        """Let who sat there leave."""
-        if policy_id in self._trainers:
-            self._trainers.pop(policy_id).leave()
-            await asyncio.wait([self._lives.pop(policy_id)])
-
-    def _policy(self, model_id: str | None) -> PolicyId:
-        known = self.settings.policy_ids
-        if model_id in (None, _DEFAULT) and len(known) == 1:
-            return known[0]
-        if model_id is None or model_id not in known:
-            raise AstraflowError(
-                Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(known)}"
-            )
-        return PolicyId(model_id)
-
 
 def _numbers(results: Iterable[EvalResult]) -> dict[str, float]:
     found: dict[str, float] = {}
@@ -264,11 +234,6 @@ class SharedQuestion(Generic[Answer]):
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
-        """Ask nothing yet.
-
-        Args:
-            ask: Gets an answer; what it raises, all who share it get.
-        """
         self._ask = ask
         self._asked: asyncio.Future[Answer] | None = None
         self._next: asyncio.Future[Answer] | None = None

@@ -71,12 +71,7 @@ def add_errors(
     app: FastAPI,
     write: Callable[[Request, int, dict[str, Any]], Awaitable[Response]] = _as_json,
 ) -> None:
-    """Answer every error of an app.
-
-    Args:
-        app: Whose.
-        write: Makes the answer of a status and its fields.
-    """
+    """Answer every error of an app; `write` makes the answer of a status and its fields."""
 
     async def respond(request: Request, error: Exception) -> Response:
         answer = await write(request, *_fields_of(error))
@@ -110,16 +105,12 @@ def _fields_of(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 PICKLE: Final = "application/octet-stream"
-
 JSON: Final = "application/json"
-
 SAFETENSORS: Final = "application/vnd.safetensors"
-
 _WRITE_NBYTES: Final = 1 << 20
 
 # Fewer are read at once.
 _QUICK_JSON_NBYTES: Final = 1 << 14
-
 _QUICK_PICKLE_NBYTES: Final = 1 << 11
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -460,9 +451,7 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 _CONNECTIONS = 512
-
 _HOST_CONNECTIONS = 256
-
 _IDLE_S = 75.0
 
 
@@ -476,15 +465,7 @@ async def serve_app(
     token: str = "",
     tls: Tls | None = None,
 ) -> AsyncGenerator[str]:
-    """Serve an app until the end of the block; yield its host:port.
-
-    Args:
-        app: What is served.
-        host: To listen on.
-        rules: Of requests.
-        port: 0 takes a free one.
-        token: That every request shows as `Authorization: Bearer`; empty: none has to.
-        tls: Shown to callers; None: plain text.
+    """Serve an app until the end of the block; yield its host:port. A token is shown as Bearer.
 
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there, or cannot read what TLS needs.

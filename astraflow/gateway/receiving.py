@@ -41,10 +41,7 @@ class SenderCopy:
     sender answers.
 
     Attributes:
-        endpoint: host:port of the sender.
-        plan: Of its buffer.
         changed: By the last transfer: i64[n], rising, elements of two bytes; None: all of it.
-        nbytes: Of the last transfer.
     """
 
     def __init__(self, peer: Peer, plan: BufferPlan, *, host: str, timeout_s: float) -> None:
@@ -64,13 +61,7 @@ class SenderCopy:
     async def of(
         cls, endpoint: str, *, host: str, timeout_s: float, dial: DialRules
     ) -> "SenderCopy":
-        """Ask a sender what its buffer holds; nothing of that is fetched.
-
-        Args:
-            endpoint: host:port.
-            host: Under which it dials back.
-            timeout_s: For a transfer.
-            dial: Who may be dialled.
+        """Ask a sender what its buffer holds; nothing is fetched. It dials back to `host`.
 
         Raises:
             AstraflowError: INVALID_FIELD for a host from which weights must not come in the clear.
@@ -210,13 +201,7 @@ def _require(found: int, label: int) -> None:
 
 
 class Receiver:
-    """One transfer's end: pushes may come over any number of connections at once.
-
-    Attributes:
-        nbytes: Received so far.
-        port: Of the pushes.
-        message_port: Of the ZMQ message.
-    """
+    """One transfer's end: pushes may come over any number of connections at once."""
 
     def __init__(
         self, buffer: np.ndarray, listener: socket.socket, messages: zmq.asyncio.Socket, host: str
@@ -276,12 +261,7 @@ async def _fill(connection: socket.socket, view: memoryview) -> bool:
 
 @asynccontextmanager
 async def receiving(buffer: np.ndarray, host: str) -> AsyncGenerator[Receiver]:
-    """Listen for a transfer until the end of the block.
-
-    Args:
-        buffer: u8[n].
-        host: On which it listens.
-    """
+    """Listen on a host for a transfer into a buffer, u8[n], until the end of the block."""
     context = zmq.asyncio.Context()
     try:
         with (

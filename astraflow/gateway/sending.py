@@ -28,11 +28,8 @@ from astraflow.rpc.tls import Tls
 from astraflow.weights.fetch.puller import WeightPuller
 
 _STREAMS = 4
-
 _MOST_PORTS = 64
-
 _LEAST_NBYTES = 1 << 20
-
 _LINGER_MS = 5000
 
 
@@ -41,11 +38,8 @@ class HeldVersion:
     """One version; nobody writes to it, so a transfer is never torn.
 
     Attributes:
-        version: Of the run.
-        plan: Where its tensors are.
         flat: u8[nbytes].
         delta: u8[...], from the version before; None: there is none.
-        changed_count: Elements in the delta.
     """
 
     version: int
@@ -69,12 +63,7 @@ class FlatVersions:
         listed: Callable[[], Awaitable[Iterable[VersionInfo]]],
         transfer_token: bytes,
     ) -> HeldVersion:
-        """Return a version, or a newer one that is here already.
-
-        Args:
-            target: Which.
-            listed: Asks the run for its versions.
-            transfer_token: Of the run.
+        """Return a version, or a newer one that is here already; `listed` asks for all of the run.
 
         Raises:
             PullFailed: It cannot be had.
@@ -133,8 +122,6 @@ class Sender:
     """What one receiver is served: the version that it was told of, until it is told of another.
 
     Attributes:
-        policy_id: Whose weights.
-        offer: None: nothing yet.
         pushed: The number of the last version of which the receiver acknowledged every byte; None:
             of none.
     """
@@ -194,13 +181,7 @@ class Instance(Fields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a receiver is dialled: addresses that were looked up and allowed, and ports.
-
-    Attributes:
-        name: As it is called.
-        pushes: Of its listeners.
-        message: Of its ZMQ socket.
-    """
+    """Where a receiver is dialled: addresses that were looked up and allowed, and ports."""
 
     name: str
     pushes: tuple[tuple[str, int], ...]

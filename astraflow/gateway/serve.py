@@ -66,10 +66,6 @@ ones are read with `--legacy-pickle` only, and by a reader that runs nothing.
 async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGenerator[Gateway]:
     """Serve until the end of the block; yield what is served.
 
-    Args:
-        settings: What the gateway is.
-        port: 0 takes a free one.
-
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there.
     """
@@ -91,15 +87,7 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
 
 
 def main_gateway(settings: GatewaySettings, *, as_json: bool) -> int:
-    """Serve the gateway of a run until it is over, or the process is told to end.
-
-    Args:
-        settings: What the gateway is.
-        as_json: Whether the address is printed as JSON once it serves.
-
-    Returns:
-        The exit code; the log says why it is not 0.
-    """
+    """Serve until the run is over or the process is told to end; return the exit code."""
     return serve_process(_serve(settings, as_json=as_json))
 
 

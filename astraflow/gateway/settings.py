@@ -1,7 +1,7 @@
 """What the gateway is told: the run, its recipe, its limits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import structlog
 
 from astraflow.config.pool import Http
 from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.engines.models import first_model
 from astraflow.gateway.http import BodyRules
@@ -23,13 +24,8 @@ class GatewaySettings:
     """What the gateway is.
 
     Attributes:
-        recipe: Of the run; `http` has the limits.
-        hub: host:port.
-        token: The run's join token.
         operator_token: For /status, /raas_pool and /shutdown; None: these are not served.
         models: Directory of a policy's first weights; a policy left out: a trainer brings them.
-        rules: Of bodies.
-        dial: Weight senders and RaaS that may be dialled.
         http_token: That callers show; empty: they show none.
         tls: Of the hub; None: plain text.
     """
@@ -55,6 +51,21 @@ class GatewaySettings:
         return groups * self.recipe.rollouts.group_size
 
 
+def policy_of(model_id: str | None, known: Sequence[PolicyId]) -> PolicyId:
+    """Return the policy of a model_id; of none, or of `default`, the only one.
+
+    Raises:
+        AstraflowError: POLICY_UNKNOWN.
+    """
+    if model_id in (None, "default") and len(known) == 1:
+        return known[0]
+    if model_id is None or model_id not in known:
+        raise AstraflowError(
+            Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(known)}"
+        )
+    return PolicyId(model_id)
+
+
 def first_models(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyId, Path]:
     """Return where the first weights of policies lie; one that a trainer brings is left out."""
     found = {
@@ -74,12 +85,7 @@ def rules_of(http: Http) -> BodyRules:
 
 
 def dial_of(http: Http, tls: Tls | None = None) -> DialRules:
-    """Return what a recipe says of peers that are dialled.
-
-    Args:
-        http: Of the recipe.
-        tls: Of the hub; None: plain text.
-    """
+    """Return what a recipe says of peers that are dialled."""
     is_plain = (tls is None or tls.is_plain) and tls_of(http) is None
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DialRules(

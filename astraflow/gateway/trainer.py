@@ -47,7 +47,6 @@ class TrainerBatches:
     """Hands out one batch until it is settled: to whoever asks again, the same one.
 
     Attributes:
-        in_hand: What was handed out and is not settled.
         drawn_count: Batches handed out, each counted once.
         is_delivered: Whether all of the batch in hand was written to its reader.
     """
@@ -113,10 +112,7 @@ class TrainerBatches:
             raise self._error
 
     async def take(self, label: int | None) -> TrainerBatch:
-        """Return the batch in hand, or wait for the next.
-
-        Args:
-            label: Version after which it is asked for; None: not said.
+        """Return the batch in hand, or wait for the one after version `label`; None: not said.
 
         Raises:
             AstraflowError: RUN_ENDED when there will be none; what it was closed with.
@@ -219,8 +215,6 @@ class BridgedTrainer:
     """A trainer from /ready on; used on the event loop.
 
     Attributes:
-        policy_id: Whose trainer it is.
-        batches: Its own, of the run.
         label: Its own number of its newest version; None: none was published.
         offset: A version of the run less this is the trainer's own number.
     """
@@ -234,16 +228,7 @@ class BridgedTrainer:
         recovered: int | None,
         loop: LoopThread,
     ) -> None:
-        """Prepare; `live` registers.
-
-        Args:
-            policy_id: Whose trainer.
-            settings: Of the gateway.
-            copy: Of the weights of its sender; closed at the end.
-            recovered: Its number of the version that its sender has already; None: it begins with
-                the recipe's model, as 0.
-            loop: The running one.
-        """
+        """Prepare; `live` registers. Without `recovered` it begins with the recipe's model."""
         self.policy_id = policy_id
         self.batches = TrainerBatches()
         self.label: int | None = None
@@ -298,13 +283,10 @@ class BridgedTrainer:
         self._leaving.set()
 
     async def batch(self, label: int | None) -> TrainerBatch:
-        """Return the batch that follows a version.
+        """Return the batch that follows a version, once that is published; None: not said.
 
         The one in hand comes again as long as it was not delivered, and to whoever asks for the
         same version again: its reader has vanished. Else asking for the next one settles it.
-
-        Args:
-            label: The trainer's version; waits until it is published. None: not said.
 
         Raises:
             AstraflowError: RUN_ENDED; what ended it.

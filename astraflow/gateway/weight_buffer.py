@@ -104,11 +104,7 @@ class BufferPlan:
 
 
 def read_plan(fields: Mapping[str, Any], max_nbytes: int) -> BufferPlan:
-    """Read what a sender answers.
-
-    Args:
-        fields: As published.
-        max_nbytes: Of all tensors.
+    """Read what a sender answers; its tensors have at most so many bytes.
 
     Raises:
         AstraflowError: LAYOUT_MISMATCH for what is none, or another length than its tensors',
@@ -148,11 +144,7 @@ def _view(flat: np.ndarray, tensor: TensorSpec) -> np.ndarray:
 
 
 def encode_delta(base: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return what turns one flat buffer into another, and how many elements that changes.
-
-    Args:
-        base: u16[n].
-        target: u16[n].
+    """Return what turns one flat buffer, u16[n], into another, and how many elements change.
 
     Returns:
         u8[...], with 32-bit indices where they suffice.
@@ -166,11 +158,7 @@ def encode_delta(base: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, int]
 
 
 def apply_delta(flat: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Change a flat buffer in place, or not at all.
-
-    Args:
-        flat: u8[n].
-        delta: u8[...], nothing behind it.
+    """Change a flat buffer, u8[n], by a delta in place, or not at all.
 
     Returns:
         What changed: i64[...], rising, elements of two bytes.

@@ -25,9 +25,7 @@ from astraflow.rpc.auth import SESSION_KEY, bearer_of, is_same_secret, secret_of
 from astraflow.rpc.streams import Context
 
 TOKEN_NBYTES = 32
-
 TOKEN_ID_LENGTH = 8
-
 _ROLE_TOKEN: Final = "af1."  # noqa: S105 - how one begins
 
 

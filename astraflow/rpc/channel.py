@@ -20,11 +20,8 @@ _ENVELOPE_NBYTES: Final = 2**20
 # A silent connection is asked after 20 s and given up 10 s later. The server must allow what
 # the client does, or it closes the connection with "too many pings".
 _KEEPALIVE_MS: Final = 20_000
-
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
-
 _ANSWER_OPTION: Final = "grpc.max_receive_message_length"
-
 PING_INTERVAL_OPTION: Final = "grpc.http2.min_ping_interval_without_data_ms"
 
 """How far apart a server wants pings; gRPC ignores a name that it does not know."""

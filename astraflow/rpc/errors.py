@@ -27,7 +27,6 @@ DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_TEXT: Final = 1024
 _MAX_VALUE: Final = 256
 _MAX_VALUES: Final = 8
-
 _RETRY_DELAY: Final = Duration(seconds=1)
 
 _BY_CODE: Final[Mapping[StatusCode, tuple[Reason, ...]]] = {

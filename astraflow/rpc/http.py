@@ -195,7 +195,6 @@ _BACKLOG = 1024
 
 # Taken in one turn of the event loop.
 _ACCEPT_COUNT = 32
-
 _GRACE_S = 1
 
 

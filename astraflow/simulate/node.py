@@ -111,7 +111,6 @@ CODE = RegisteredCode(name="simulated")
 
 # Of the ttl: as seldom as a node may speak without being suspect.
 _KEEP_ALIVE_SHARE = 0.6
-
 _CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the hub withdrew the task")
 
 

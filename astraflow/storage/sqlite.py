@@ -309,7 +309,6 @@ def unwritable(path: Path, error: Exception) -> AstraflowError:
 # Rows that one transaction of a trim lets go, and pages that it gives back to the disk: appends
 # go on in between.
 _TRIM_COUNT = 256
-
 _SHRINK_PAGES = 32
 
 

@@ -15,7 +15,6 @@ from astraflow.rpc.server import Servicer, start_server
 
 # Pieces of up to 64 KiB between the two ends of one direction.
 _MOST_ON_THE_WAY = 1024
-
 _GOODBYE_S = 1.0
 
 

@@ -50,11 +50,8 @@ _PREFIX: Final = "/api/v1"
 
 # Clients wait for 45 s, and ask again at once.
 _HOLD_S: Final = 30.0
-
 _MAX_BODY_NBYTES: Final = 64 << 20
-
 _BODIES_NBYTES: Final = 1 << 30
-
 _BODY_S: Final = 60.0
 
 # A larger one is parsed beside the event loop.

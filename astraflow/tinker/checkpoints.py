@@ -20,7 +20,6 @@ from astraflow.trainers.checkpoints import drop_drafts, placed
 
 # Kept of each model; a session of an older one says that it is gone.
 SNAPSHOT_COUNT: Final = 16
-
 _SCHEME: Final = "tinker://"
 _STATE, _SAMPLER, _SNAPSHOT = "weights", "sampler_weights", "snapshots"
 _META_FILE: Final = "checkpoint.json"

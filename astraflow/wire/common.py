@@ -22,9 +22,7 @@ from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, sessio
 from astraflow_proto.dataflow.v1 import wait_pb2
 
 REASONS = EnumTable(Reason, failure_pb2.Reason, "REASON")
-
 ROLES = EnumTable(MemberRole, member_pb2.Role, "ROLE")
-
 CAPABILITIES = EnumTable(Capability, session_pb2.Capability, "CAPABILITY")
 
 encode_failure, decode_failure = converter(Failure, failure_pb2.Failure)

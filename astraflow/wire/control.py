@@ -84,7 +84,6 @@ def decode_saved_run(
 
 
 SCALE_ACTIONS = EnumTable(ScaleAction, scale_pb2.ScaleAction, "SCALE_ACTION")
-
 _COUNTS = ("produced_count", "entered_count", "consumed_count", "stale_count")
 
 _encode_policy, _decode_policy = converter(PolicyBalance, scale_pb2.PolicyAdvice)

@@ -97,13 +97,9 @@ DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
 
 # Of vectors: number on the wire, numpy's type, bytes per element; looked up at once.
 _ELEMENTS = {each: (DTYPES.encode(each), each.numpy, each.itemsize) for each in Dtype}
-
 _BOOL = np.dtype(np.bool_)
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 _DAY_S = 86_400
-
 _SECOND_NS = 1_000_000_000
 
 

@@ -55,7 +55,6 @@ else:
 _I32, _BOOL, _F32 = np.dtype("<i4"), np.dtype(np.bool_), np.dtype("<f4")
 
 OUTCOMES = EnumTable(Outcome, rollout_pb2.Outcome, "OUTCOME")
-
 FINISH_REASONS = EnumTable(FinishReason, trajectory_pb2.FinishReason, "FINISH_REASON")
 
 KV_POLICIES = EnumTable(

@@ -14,15 +14,10 @@ from astraflow.wire.fields import DTYPES, EnumTable, at_least, invalid, required
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2, transfer_pb2
 
 PROFILES = EnumTable(CodecProfile, patch_pb2.CodecProfile, "CODEC_PROFILE")
-
 LANES = EnumTable(LaneKind, transfer_pb2.Lane, "LANE")
-
 DIGEST_NBYTES = 32
-
 STATE_DIGEST_NBYTES = 16
-
 SIGNATURE_NBYTES = 64
-
 KEY_NBYTES = 32
 
 
@@ -107,7 +102,6 @@ encode_patch_info, decode_patch_info = converter(
 )
 
 ENCODINGS = EnumTable(Encoding, patch_pb2.Encoding, "ENCODING")
-
 COMPRESSIONS = EnumTable(Compression, patch_pb2.Compression, "COMPRESSION")
 
 

@@ -69,11 +69,7 @@ class BridgedRaas:
         self._ends_it = False
 
     def leave(self, *, shutdown: bool = False) -> None:
-        """Leave the pool; what is held is issued again.
-
-        Args:
-            shutdown: Whether the RaaS is asked to end.
-        """
+        """Leave the pool, and end the RaaS where that is said; what is held is issued again."""
         self._ends_it = shutdown
         self._leaving.set()
 

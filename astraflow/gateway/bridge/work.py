@@ -39,7 +39,6 @@ class VersionSync:
 
     Attributes:
         live: The version that the RaaS samples with; None: none that it is known to have pulled.
-        moved: Told whenever `live` is another one.
         versions: What it pulled: the version of every number that its tokens may have.
     """
 
@@ -181,17 +180,11 @@ _IDLE_S = 0.05
 
 # More than can be on their way at once; the rest is of tasks that nobody holds any more.
 _EARLY_COUNT = 1024
-
 _CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the run withdrew it")
 
 
 class HeldTasks:
-    """Tasks of training, or of evaluations.
-
-    Attributes:
-        is_eval: Which of the two.
-        busy: Set while there is one that the RaaS has.
-    """
+    """Tasks of training, or of evaluations."""
 
     def __init__(self, *, is_eval: bool) -> None:
         self.is_eval = is_eval

@@ -22,6 +22,7 @@ from astraflow.gateway.http import BodyRules, LoadVersion
 from astraflow.gateway.raas.orders import Order, OrderQueue, item_of
 from astraflow.gateway.raas.weights import SenderWeights
 from astraflow.gateway.raas.workflows import SubmitPrompt, WorkflowRegistry
+from astraflow.gateway.settings import policy_of
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import NodeFailureLog
 from astraflow.raas.metrics import NodeCounters, NodeView, count_families
@@ -34,22 +35,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Prompts of a purpose that are not pulled yet; whoever submits more is told to pull.
 _MAX_OPEN: Final = 8192
-_DEFAULT: Final = "default"
 _TRAIN: Final = TaskPurpose.TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaasSettings:
-    """What the node is.
-
-    Attributes:
-        recipe: Workflows, sampling, engines, limits.
-        uid: Its name at the Dataflow.
-        models: Directory of the first weights by policy.
-        rules: Of bodies.
-        dial: Weight senders that may be dialled.
-        http_token: That callers show; empty: they show none.
-    """
+    """What the node is."""
 
     recipe: Recipe
     uid: str = field(default_factory=lambda: f"raas-{uuid4().hex[:6]}")
@@ -60,22 +51,10 @@ class RaasSettings:
 
 
 class DataflowNode:
-    """Takes prompts of a Dataflow, and weights of its trainers; `async with` starts it.
-
-    Attributes:
-        settings: What it is.
-        address: host:port of its endpoints, once they are served.
-        ended: Set once /shutdown came.
-        book: Workflows that were registered.
-        orders: Of the Dataflow.
-    """
+    """Takes prompts of a Dataflow, and weights of its trainers; `async with` starts it."""
 
     def __init__(self, settings: RaasSettings, models: Mapping[PolicyId, ServedModel]) -> None:
-        """Prepare; nothing runs.
-
-        Args:
-            settings: What it is.
-            models: Engine and tokenizer of each policy; the engines stay the caller's.
+        """Take the engine and tokenizer of each policy; the engines stay the caller's.
 
         Raises:
             AstraflowError: CODE_UNKNOWN when a workflow or a scorer is not here.
@@ -100,6 +79,8 @@ class DataflowNode:
             )
             for policy_id, model in models.items()
         }
+        self._policy_ids = tuple(self._weights)
+        self._capacity = recipe.raas.capacity
         self._tallies = NodeCounters()
         self._notes = NodeFailureLog()
         self._group = asyncio.TaskGroup()
@@ -144,8 +125,7 @@ class DataflowNode:
         await self._exits.aclose()
 
     def _stop(self) -> None:
-        if self.orders.runner is not None:
-            self.orders.runner.stop()
+        self.orders.runner.stop()
         for loading in self._loads:
             loading.cancel()
 
@@ -153,27 +133,16 @@ class DataflowNode:
         """Log what failed beside any rollout."""
         self._notes.record(failure)
 
-    @property
-    def _policy_ids(self) -> tuple[PolicyId, ...]:
-        return tuple(self._weights)
-
     def _versions(self) -> dict[PolicyId, int | None]:
         models = self._policies.models
         return {policy_id: model.engine.version for policy_id, model in models.items()}
-
-    @property
-    def _capacity(self) -> int:
-        return self.settings.recipe.raas.capacity
-
-    def _running_count(self) -> int:
-        return 0 if self.orders.runner is None else self.orders.runner.running_count
 
     def view(self) -> NodeView:
         """Return the node as it is, for metrics; on its event loop."""
         loads = [model.engine.load() for model in self._policies.models.values()]
         load = RaasLoad(
-            inflight_count=self._running_count(),
-            queued_count=0 if self.orders.runner is None else self.orders.runner.queued_count,
+            inflight_count=self.orders.runner.running_count,
+            queued_count=self.orders.runner.queued_count,
             capacity=self._capacity,
             kv_fraction=max((each.kv_fraction for each in loads), default=0.0),
             engine_queued_count=sum(each.queued_count for each in loads),
@@ -236,14 +205,10 @@ class DataflowNode:
     async def load(self, asked: LoadVersion, *, caller: str | None) -> dict[str, Any]:
         """Bring a trainer's version to the engine; return as published, also where that failed.
 
-        Args:
-            asked: What was asked.
-            caller: Host of who asks: it may be dialled.
-
         Raises:
-            HTTPException: 404 for a model that is none.
+            AstraflowError: POLICY_UNKNOWN.
         """
-        weights = self._weights[self._policy(asked.model_id)]
+        weights = self._weights[policy_of(asked.model_id, self._policy_ids)]
         timeout_s = self.settings.recipe.http.transfer_timeout_s
 
         async def loaded() -> dict[str, Any]:
@@ -264,14 +229,6 @@ class DataflowNode:
         why = "the node ends" if loading.done() else f"it takes more than {timeout_s:g} s"
         return {"ok": False, "reason": f"version {asked.version} is not live: {why}"}
 
-    def _policy(self, model_id: str | None) -> PolicyId:
-        known = self._policy_ids
-        if model_id in (None, _DEFAULT) and len(known) == 1:
-            return known[0]
-        if model_id is None or model_id not in known:
-            raise HTTPException(404, f"model_id {model_id} is none of {', '.join(known)}")
-        return PolicyId(model_id)
-
     async def reset(self, timeout_s: float) -> dict[str, Any]:
         """Withdraw training: what runs is cancelled, what has finished is dropped."""
         began = perf_counter()
@@ -282,7 +239,7 @@ class DataflowNode:
             "cancelled": cancelled,
             "stragglers": self.orders.open_count(_TRAIN),
             "dropped_results": self.orders.drop_finished(_TRAIN),
-            "sglang_running": self._running_count(),
+            "sglang_running": self.orders.runner.running_count,
             "ready_for_eval": True,
             "reset_epoch": self._reset_epoch,
             "elapsed": perf_counter() - began,

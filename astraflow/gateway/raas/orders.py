@@ -59,11 +59,7 @@ class Order:
 
 
 class OrderQueue:
-    """Has a runner work on orders; every one ends once, and is here until it was delivered.
-
-    Attributes:
-        submitted_count: Orders so far, by purpose.
-    """
+    """Has a runner work on orders; every one ends once, and is here until it was delivered."""
 
     def __init__(
         self,
@@ -80,7 +76,7 @@ class OrderQueue:
             max_attempts: Of one sample.
         """
         self.submitted_count = dict.fromkeys(TaskPurpose, 0)
-        self.runner: EpisodeRunner | None = None
+        self.runner: EpisodeRunner
         self._pins = pins
         self._capacity = capacity
         self._max_attempts = max_attempts
@@ -106,8 +102,6 @@ class OrderQueue:
     @property
     def free_count(self) -> int:
         """Samples that the runner takes at once beside those that it has."""
-        if self.runner is None:
-            return 0
         return self._capacity - self.runner.running_count - self.runner.queued_count
 
     def submit(self, order: Order) -> None:
@@ -119,7 +113,7 @@ class OrderQueue:
     def _place(self) -> None:
         """Begin what there is room for; evaluations first."""
         for purpose in (TaskPurpose.EVAL, TaskPurpose.TRAIN):
-            while self.runner is not None and self._waiting[purpose] and self.free_count > 0:
+            while self._waiting[purpose] and self.free_count > 0:
                 order = self._waiting[purpose].popleft()
                 self._running[order.task.task_id] = order
                 self.runner.take(replace(order.task, versions=self._pins(order.task)))
@@ -162,7 +156,7 @@ class OrderQueue:
         self._waiting[purpose].clear()
         for order in orders:
             order.is_cancelled = True
-            if self.runner is not None and order.task.task_id in self._running:
+            if order.task.task_id in self._running:
                 withdrawn = TaskCancellation(task_id=order.task.task_id, reason=CancelReason.STALE)
                 self.runner.cancel(withdrawn)
         return len(orders)
@@ -212,13 +206,7 @@ _PASSED_ON = ("query_id", "source")
 
 
 def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dict[str, Any]:
-    """Return {task_id, result}; the result of one that failed is {ok: False, error}.
-
-    Args:
-        order: That has ended.
-        labels: The trainers' own numbers of versions, by policy.
-        policy_ids: Of the recipe, in its order.
-    """
+    """Return {task_id, result}; the result of one that failed is {ok: False, error}."""
     if not order.rollouts:
         why = f"{order.failure.reason}: {order.failure.message}"
         return {"task_id": order.number, "result": {"ok": False, "error": why}}

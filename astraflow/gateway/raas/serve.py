@@ -221,9 +221,7 @@ _LAST_ANSWER_S: Final = 1.0
 
 # A Dataflow answers once it has seen our /status, for which it waits two minutes.
 _REGISTER_S: Final = 150.0
-
 _ASK_S: Final = 10.0
-
 _LOOK_S: Final = 15.0
 
 # Some hundred bytes of each RaaS.
@@ -241,13 +239,7 @@ async def serve_raas(
     port: int = 0,
     dataflow: str | None = None,
 ) -> AsyncGenerator[DataflowNode]:
-    """Serve until the end of the block; yield what is served.
-
-    Args:
-        settings: What the node is.
-        models: Engine and tokenizer of each policy; the engines stay the caller's.
-        port: Of the HTTP endpoints; 0 takes a free one.
-        dataflow: Where it is registered; None: it is called by whoever knows it.
+    """Serve until the end of the block; yield what is served. Engines stay the caller's.
 
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there, or weights cannot be read.
@@ -303,13 +295,7 @@ async def _is_known(peer: Peer, uid: str) -> bool:
 
 
 def main_raas(settings: RaasSettings, *, dataflow: str | None, as_json: bool) -> int:
-    """Serve a Dataflow until it says so, or the process is told to end; return the exit code.
-
-    Args:
-        settings: What the node is.
-        dataflow: http://host:port of the Dataflow; None: it is called by whoever knows it.
-        as_json: Whether the address is printed as JSON once it serves.
-    """
+    """Serve a Dataflow until it says so, or the process is told to end; return the exit code."""
     return serve_process(_serve(settings, dataflow=dataflow, as_json=as_json))
 
 

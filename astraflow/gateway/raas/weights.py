@@ -76,11 +76,6 @@ class SenderWeights:
     async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
         """Sample with what a sender calls `label`, or the newer one that it has by now.
 
-        Args:
-            label: The trainer's number.
-            endpoint: host:port of the sender.
-            dial: Who may be dialled.
-
         Returns:
             What /notify_version answers.
 

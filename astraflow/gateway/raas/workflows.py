@@ -85,13 +85,7 @@ class SubmitPrompt(Fields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """A workflow that prompts can be submitted to.
-
-    Attributes:
-        spec: Of the recipe.
-        sample_count: Rollouts of a prompt.
-        sampling: By policy.
-    """
+    """A workflow that prompts can be submitted to."""
 
     spec: WorkflowSpec
     sample_count: int
@@ -99,18 +93,10 @@ class Registered:
 
 
 class WorkflowRegistry:
-    """The recipe's workflows under the names that a Dataflow gave them.
-
-    Attributes:
-        specs: Workflows of the recipe.
-    """
+    """The recipe's workflows under the names that a Dataflow gave them."""
 
     def __init__(self, recipe: Recipe, uid: str) -> None:
-        """Begin without a registration.
-
-        Args:
-            recipe: Has the workflows, and sampling where nothing is said of it.
-            uid: Of the RaaS: what ids of tasks begin with.
+        """Begin without a registration; ids of tasks begin with the uid.
 
         Raises:
             AstraflowError: CODE_UNKNOWN when a workflow or a scorer is not here.
