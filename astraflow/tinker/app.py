@@ -107,20 +107,15 @@ class TinkerApp:
     """The routes of a service."""
 
     def __init__(self, service: Service) -> None:
-        """Serve it; see `asgi`."""
         self._service = service
         self._held_nbytes = 0
 
     def asgi(self, token: str = "") -> ASGIApp:
-        """Return the app.
-
-        Args:
-            token: That every request shows as X-API-Key; empty: none has to.
-        """
+        """Return the app; every request shows the token as X-API-Key, if there is one."""
         posts: dict[str, Handler] = {
-            "client/config": self._configure,
-            "client/dynamic_config": self._configure,
-            "telemetry": self._ignore,
+            "client/config": self._answering({}),
+            "client/dynamic_config": self._answering({}),
+            "telemetry": self._answering({"status": "accepted"}),
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
             "sessions/{session_id}/finish": self._finish,
@@ -128,9 +123,11 @@ class TinkerApp:
             "unload_model": self._unload,
             "get_info": self._info,
             "forward_backward": self._forward_backward,
-            "optim_step": self._optim_step,
-            "save_weights": self._save_weights,
-            "save_weights_for_sampler": self._save_for_sampler,
+            "optim_step": self._ordered(OptimStep, self._service.optim_step),
+            "save_weights": self._ordered(SaveWeights, self._service.save_weights),
+            "save_weights_for_sampler": self._ordered(
+                SaveWeightsForSampler, self._service.save_weights_for_sampler
+            ),
             "load_weights": self._load_weights,
             "create_sampling_session": self._create_sampling_session,
             "asample": self._sample,
@@ -152,13 +149,12 @@ class TinkerApp:
         refused = AstraflowError(Reason.TOKEN_INVALID, "show the key of this server: X-API-Key")
         return SecretGate(app, secret=token, shown=_key_of, refused=_failed(refused))
 
-    async def _configure(self, request: Request) -> Response:
-        await self._body(request)
-        return _json({})
+    def _answering(self, fields: dict[str, Any]) -> Handler:
+        async def answer(request: Request) -> Response:
+            await self._body(request)
+            return _json(fields)
 
-    async def _ignore(self, request: Request) -> Response:
-        await self._body(request)
-        return _json({"status": "accepted"})
+        return answer
 
     async def _health(self, _: Request) -> Response:
         return _json({"status": "ok"})
@@ -213,20 +209,7 @@ class TinkerApp:
             raise AstraflowError(Reason.INVALID_FIELD, "bodies are not compressed here")
         message = await asyncio.to_thread(read_request, body)
         digest = await asyncio.to_thread(digest_of, body)
-        return _promised(
-            self._service.forward_backward(message, digest, nbytes=len(body)),
-        )
-
-    async def _optim_step(self, request: Request) -> Response:
-        return await self._ordered(request, OptimStep, self._service.optim_step)
-
-    async def _save_weights(self, request: Request) -> Response:
-        return await self._ordered(request, SaveWeights, self._service.save_weights)
-
-    async def _save_for_sampler(self, request: Request) -> Response:
-        return await self._ordered(
-            request, SaveWeightsForSampler, self._service.save_weights_for_sampler
-        )
+        return _promised(self._service.forward_backward(message, digest, nbytes=len(body)))
 
     async def _create_sampling_session(self, request: Request) -> Response:
         fields = await self._parsed(request, CreateSamplingSession)
@@ -254,19 +237,18 @@ class TinkerApp:
             return _json(later)
         return Response(answer.body, media_type=answer.kind)
 
-    async def _ordered(
-        self,
-        request: Request,
-        kind: type[OrderedT],
-        act: Callable[[OrderedT, bytes], Promise],
-    ) -> Response:
+    def _ordered(self, kind: type[OrderedT], act: Callable[[OrderedT, bytes], Promise]) -> Handler:
         """Have a request done; a wrong one has its turn, too, where it says which that is."""
-        body = await self._body(request)
-        try:
-            fields = _parse(kind, body)
-        except AstraflowError as error:
-            return _promised(self._refused(body, error))
-        return _promised(act(fields, digest_of(body)))
+
+        async def answer(request: Request) -> Response:
+            body = await self._body(request)
+            try:
+                fields = _parse(kind, body)
+            except AstraflowError as error:
+                return _promised(self._refused(body, error))
+            return _promised(act(fields, digest_of(body)))
+
+        return answer
 
     def _refused(self, body: bytes, error: AstraflowError) -> Promise:
         try:
@@ -344,8 +326,7 @@ async def _finished(fields: dict[str, Any]) -> FutureResult:
 
 
 def _promised(promise: Promise) -> Response:
-    told = {"request_id": promise.request_id}
-    return _json(told)
+    return _json({"request_id": promise.request_id})
 
 
 def _failed(error: AstraflowError) -> Response:
@@ -374,13 +355,7 @@ class TinkerSettings:
     Attributes:
         model_dir: The Hugging Face directory that all models start from.
         base_model: What clients call it.
-        listen: host:port; port 0 takes a free one.
-        directory: Of checkpoints.
-        engine: That samples.
-        max_rank: Of an adapter.
-        max_tokens_per_pass: Of one forward and backward pass.
         token: That clients show; empty: they show none.
-        tls: Shown to clients; None: plain text.
     """
 
     model_dir: Path
@@ -402,12 +377,7 @@ class TinkerSettings:
 
 
 def main_tinker(settings: TinkerSettings, *, as_json: bool) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit code.
-
-    Args:
-        settings: Of the server.
-        as_json: Whether the address is printed as JSON once it serves.
-    """
+    """Serve until SIGINT or SIGTERM; return the exit code."""
     configure_logging("tinker")
     try:
         asyncio.run(_serve(settings, as_json=as_json))
@@ -431,9 +401,6 @@ async def _serve(settings: TinkerSettings, *, as_json: bool) -> None:
 @asynccontextmanager
 async def serving(settings: TinkerSettings) -> AsyncGenerator[str]:
     """Serve for a block; yield host:port.
-
-    Args:
-        settings: Of the server.
 
     Raises:
         AstraflowError: INVALID_FIELD for a model, settings or an address that cannot be served.

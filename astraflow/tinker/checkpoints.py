@@ -21,7 +21,7 @@ from astraflow.trainers.checkpoints import drop_drafts, placed
 # Kept of each model; a session of an older one says that it is gone.
 SNAPSHOT_COUNT: Final = 16
 _SCHEME: Final = "tinker://"
-_STATE, _SAMPLER, _SNAPSHOT = "weights", "sampler_weights", "snapshots"
+STATE, SAMPLER, SNAPSHOT = "weights", "sampler_weights", "snapshots"
 _META_FILE: Final = "checkpoint.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}(:(train|sample):\d{1,18}){0,2}")
@@ -42,29 +42,6 @@ class CheckpointPath:
     name: str
 
     @classmethod
-    def state(cls, model_id: str, name: str) -> "CheckpointPath":
-        """Return where weights and the optimizer's state go.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a name that is none.
-        """
-        return cls._of(model_id, _STATE, name)
-
-    @classmethod
-    def sampler(cls, model_id: str, name: str) -> "CheckpointPath":
-        """Return where weights to sample from go.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a name that is none.
-        """
-        return cls._of(model_id, _SAMPLER, name)
-
-    @classmethod
-    def snapshot(cls, model_id: str, number: int) -> "CheckpointPath":
-        """Return where the weights of a sampling session go."""
-        return cls._of(model_id, _SNAPSHOT, f"{number:09d}")
-
-    @classmethod
     def parse(cls, path: str) -> "CheckpointPath":
         """Return the place that a client names.
 
@@ -72,16 +49,21 @@ class CheckpointPath:
             AstraflowError: INVALID_FIELD for what is no path of a checkpoint.
         """
         model_id, kind, name = [*path.removeprefix(_SCHEME).split("/"), "", "", ""][:3]
-        if f"{_SCHEME}{model_id}/{kind}/{name}" != path or kind not in (_STATE, _SAMPLER):
+        if f"{_SCHEME}{model_id}/{kind}/{name}" != path or kind not in (STATE, SAMPLER):
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 f"{path[:200]!r} is no checkpoint: give tinker://MODEL_ID/weights/NAME or "
                 "tinker://MODEL_ID/sampler_weights/NAME",
             )
-        return cls._of(model_id, kind, name)
+        return cls.of(model_id, kind, name)
 
     @classmethod
-    def _of(cls, model_id: str, kind: str, name: str) -> "CheckpointPath":
+    def of(cls, model_id: str, kind: str, name: str) -> "CheckpointPath":
+        """Return the place of a name.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a name that is none.
+        """
         require_id(model_id)
         if not _NAME.fullmatch(name):
             raise AstraflowError(
@@ -102,30 +84,11 @@ class CheckpointPath:
         return Path(self.model_id, self.kind, self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingSession:
-    """What a sampling session samples from.
-
-    Attributes:
-        sampler_id: Of the session.
-        place: Of its weights; None: the base model's.
-    """
-
-    sampler_id: str
-    place: CheckpointPath | None
-
-
 class TinkerCheckpoints:
     """The directory of all checkpoints. One thread writes."""
 
     def __init__(self, root: Path, *, base_model: str, now: Callable[[], float]) -> None:
-        """Open a directory, and clear what a killed process left half done.
-
-        Args:
-            root: The directory; made where it is missing.
-            base_model: That all of its models start from.
-            now: Seconds since 1970.
-        """
+        """Open a directory, and clear what a killed process left half done; `now`: since 1970."""
         self._root = root
         self._base_model = base_model
         self._now = now
@@ -144,13 +107,7 @@ class TinkerCheckpoints:
         overwrite: bool = False,
         ttl_s: int | None = None,
     ) -> None:
-        """Keep what a function writes: once this returns, a kill does not take it away.
-
-        Args:
-            place: Of the checkpoint.
-            write: Called with an empty directory.
-            overwrite: Whether one that is there gives way.
-            ttl_s: Seconds until it is deleted; None: it stays.
+        """Keep what a function writes into an empty directory, for `ttl_s` or for ever.
 
         Raises:
             AstraflowError: NAME_TAKEN when there is one.
@@ -171,7 +128,7 @@ class TinkerCheckpoints:
             drop_drafts(target.parent)
             raise
         _sync(target.parent)
-        if place.kind == _SNAPSHOT:
+        if place.kind == SNAPSHOT:
             self._drop_old(target.parent)
 
     def find(self, place: CheckpointPath) -> Path:
@@ -194,10 +151,10 @@ class TinkerCheckpoints:
             )
         return directory
 
-    def put_sampler(self, sampler: SamplingSession) -> None:
-        """Keep what a sampling session samples from; the same again changes nothing."""
-        fields = None if sampler.place is None else list(sampler.place.relative.parts)
-        path = self._samplers / f"{require_id(sampler.sampler_id)}.json"
+    def put_sampler(self, sampler_id: str, place: CheckpointPath | None) -> None:
+        """Keep what a sampling session samples from; None: the base model."""
+        fields = None if place is None else list(place.relative.parts)
+        path = self._samplers / f"{require_id(sampler_id)}.json"
         draft = path.with_suffix(".draft")
         with draft.open("w") as file:
             file.write(json.dumps(fields))
@@ -206,8 +163,8 @@ class TinkerCheckpoints:
         draft.rename(path)
         _sync(self._samplers)
 
-    def sampler(self, sampler_id: str) -> SamplingSession:
-        """Return a sampling session.
+    def sampler(self, sampler_id: str) -> CheckpointPath | None:
+        """Return what a sampling session samples from; None: the base model.
 
         Raises:
             AstraflowError: CHECKPOINT_UNKNOWN when there is none.
@@ -219,11 +176,9 @@ class TinkerCheckpoints:
                 Reason.CHECKPOINT_UNKNOWN, f"there is no sampling session {sampler_id}"
             ) from None
         if fields is None:
-            return SamplingSession(sampler_id=sampler_id, place=None)
+            return None
         model_id, kind, name = fields
-        return SamplingSession(
-            sampler_id=sampler_id, place=CheckpointPath(model_id=model_id, kind=kind, name=name)
-        )
+        return CheckpointPath(model_id=model_id, kind=kind, name=name)
 
     def _expire(self, directory: Path) -> dict[str, Any] | None:
         """Return what is noted of a checkpoint; None: it is gone, or goes now.

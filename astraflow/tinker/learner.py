@@ -19,6 +19,7 @@ from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.modules import last_name, target_layers
 from astraflow.engines.protocol import Likeliest
 from astraflow.tinker.losses import Batch, find_loss, require_known
+from astraflow.tinker.requests import AdamParams
 from astraflow.tinker.wire import TrainRequest
 from astraflow.trainers import tensors
 from astraflow.trainers.causal_model import CausalModel, load_module, naming_exhaustion
@@ -62,27 +63,6 @@ class Settings:
     max_tokens_per_pass: int = 16384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamParams:
-    """One step of AdamW (arXiv 1711.05101, algorithm 2).
-
-    Attributes:
-        learning_rate: At least 0.
-        beta1: In [0, 1).
-        beta2: In [0, 1).
-        eps: Above 0.
-        weight_decay: Decoupled.
-        grad_clip_norm: Of all gradients together; 0: they are not clipped.
-    """
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassOutput:
     """What one `forward_backward` found.
@@ -101,9 +81,6 @@ class LoadedBase:
 
     def __init__(self, settings: Settings) -> None:
         """Load it.
-
-        Args:
-            settings: Of all models.
 
         Raises:
             AstraflowError: INVALID_FIELD for a directory that is no model.
@@ -137,12 +114,7 @@ class LoadedBase:
         return {path: (each.out_features, each.in_features) for path, each in layers.items()}
 
     def learner(self, lora: Lora | None, *, seed: int = 0) -> "Learner":
-        """Return a model to train, as the base is.
-
-        Args:
-            lora: Its adapters; None: all weights are trained, in a copy of them.
-            seed: Of the adapters.
-        """
+        """Return a model to train, as the base is; without adapters, all weights, in a copy."""
         return Learner(self._model(lora, seed=seed), lora, self.settings)
 
     def restored(self, checkpoint: Path, *, with_optimizer: bool) -> "Learner":
@@ -227,13 +199,7 @@ class Learner:
     """One model that is trained: gradients add up until a step uses them."""
 
     def __init__(self, model: CausalModel, lora: Lora | None, settings: Settings) -> None:
-        """Begin with the weights of a model; see `SharedBase.learner`.
-
-        Args:
-            model: Its parameters that have gradients are trained.
-            lora: What they are; None: all weights.
-            settings: How it is computed.
-        """
+        """Train the parameters of a model that have gradients: adapters, or all (None)."""
         self.lora = lora
         self._model = model
         self._settings = settings
@@ -252,11 +218,12 @@ class Learner:
         loss = find_loss(request.loss_fn, request.settings)
         batch = Batch.of(
             request.data,
-            loss.kind.inputs,
+            loss.inputs,
             vocab_size=self._model.vocabulary_size,
             max_context=self._settings.max_context,
         )
-        applies = loss.applies(batch.inputs)
+        # Where the first input is 0 the loss is 0, whatever a model says.
+        applies = batch.inputs[loss.inputs[0]] != 0
         found = np.zeros(len(batch.targets), np.float32)
 
         def learn(one: PassTokens) -> float:
@@ -265,7 +232,10 @@ class Learner:
             with torch.set_grad_enabled(bool(len(live)) and not request.forward_only):
                 logprobs, _ = log_softmax_of(self._model, batch.targeted(one, cells))
                 found[cells] = logprobs.detach().cpu().numpy()
-                total = loss.of(logprobs[self._tensor(live)], self._inputs(batch, cells[live]))
+                inputs = {
+                    name: self._tensor(each[cells[live]]) for name, each in batch.inputs.items()
+                }
+                total = loss.formula(logprobs[self._tensor(live)], inputs, loss.settings)
                 if total.requires_grad:
                     backward(total)
             return float(total.detach())
@@ -303,12 +273,7 @@ class Learner:
         return {"grad_norm": norm}
 
     def save(self, directory: Path, *, with_optimizer: bool) -> None:
-        """Write the weights into an empty directory: adapters as peft has them, or the model.
-
-        Args:
-            directory: That `load` reads.
-            with_optimizer: Whether the optimizer's state goes with them.
-        """
+        """Write the weights into an empty directory: adapters as peft has them, or the model."""
         adapters = adapter_settings(self._model.module)
         if adapters is None:
             write_model(self._model.module, directory, companions_of=self._settings.model_dir)
@@ -370,9 +335,6 @@ class Learner:
             held = before[name]
             if held is not None:
                 each.grad = held if each.grad is None else held.add_(each.grad)
-
-    def _inputs(self, batch: "Batch", cells: np.ndarray) -> Mapping[str, torch.Tensor]:
-        return {name: self._tensor(each[cells]) for name, each in batch.inputs.items()}
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return to_tensor(values, self._model.device)

@@ -34,24 +34,8 @@ class LossKind:
     settings: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLoss:
-    """A loss with the options of a request."""
-
-    kind: LossKind
-    settings: Mapping[str, float]
-
-    def of(self, logprobs: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum over some tokens; see `LossKind.formula`."""
-        return self.kind.formula(logprobs, inputs, self.settings)
-
-    def applies(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return bool[n], where it is not 0 whatever a model says."""
-        return inputs[self.kind.inputs[0]] != 0
-
-
-def find_loss(name: str, settings: Mapping[str, float]) -> TokenLoss:
-    """Return a loss by its name.
+def find_loss(name: str, settings: Mapping[str, float]) -> LossKind:
+    """Return a loss by its name, with the options of a request.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING for one that is not here, INVALID_FIELD for options that
@@ -67,7 +51,7 @@ def find_loss(name: str, settings: Mapping[str, float]) -> TokenLoss:
                 Reason.INVALID_FIELD,
                 f"loss_fn_config.{key} = {value}: the finite options of {name} are {known}",
             )
-    return TokenLoss(kind=kind, settings={**kind.settings, **settings})
+    return replace(kind, settings={**kind.settings, **settings})
 
 
 def _cross_entropy(
@@ -152,13 +136,7 @@ class Batch:
         vocab_size: int,
         max_context: int | None,
     ) -> "Batch":
-        """Join datums.
-
-        Args:
-            data: At least one.
-            names: Of the inputs that the loss needs.
-            vocab_size: Ids that the model knows.
-            max_context: Tokens that a datum may have; None: any.
+        """Join datums; `names` are of the inputs that the loss needs.
 
         Raises:
             AstraflowError: INVALID_FIELD, CONTEXT_TOO_LONG.

@@ -41,12 +41,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FutureResult:
-    """What a request came to.
-
-    Attributes:
-        body: Of the answer.
-        kind: Its content type.
-    """
+    """What a request came to."""
 
     body: bytes
     kind: str = JSON
@@ -68,12 +63,7 @@ class Promise:
     """One request.
 
     Attributes:
-        request_id: That its result is asked for by.
         key: That its client gave it; the same again is the same request.
-        digest: Of its body.
-        answer: None: not yet.
-        told: Set once it is answered.
-        task: That works on it.
         drop_at: Seconds of the event loop; when it is forgotten.
     """
 
@@ -90,11 +80,6 @@ class Promises:
     """Requests by their ids, until some time after their results were told."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        """Promise nothing yet.
-
-        Args:
-            tasks: In which the requests are worked on.
-        """
         self._tasks = tasks
         self._promises: dict[str, Promise] = {}
         self._by_key: dict[Hashable, Promise] = {}
@@ -110,10 +95,6 @@ class Promises:
     def find(self, key: Hashable, digest: bytes) -> Promise | None:
         """Return the request that came before by the same key; None: it is new.
 
-        Args:
-            key: That its client gave it.
-            digest: Of its body, see `digest_of`.
-
         Raises:
             AstraflowError: REQUEST_CONFLICT when it had another body.
         """
@@ -127,13 +108,7 @@ class Promises:
     def make(
         self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, FutureResult]
     ) -> Promise:
-        """Begin to work on a new request.
-
-        Args:
-            key: That its client gave it.
-            digest: Of its body.
-            work: Makes its answer; what it raises is told to the client.
-        """
+        """Begin to work on a new request; what the work raises is told to the client."""
         self._forget()
         promise = Promise(request_id=secrets.token_hex(16), key=key, digest=digest)
         self._promises[promise.request_id] = self._by_key[key] = promise
@@ -196,11 +171,7 @@ class InOrder:
     """Lets the requests of one model run by their numbers, whatever order they come in."""
 
     def __init__(self, *, gap_s: float = _GAP_S) -> None:
-        """Wait for number 1.
-
-        Args:
-            gap_s: Seconds that a number which does not come is waited for.
-        """
+        """Wait for number 1; a number that does not come is waited for `gap_s`."""
         self._gap_s = gap_s
         self._next = 1
         self._lost_before = 0

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from astraflow.core.tasks import SamplingParams
-from astraflow.tinker.learner import AdamParams
 from astraflow.tinker.wire import unserved
 
 _I31, _I63 = 2**31, 2**63
@@ -82,8 +81,11 @@ class LoadWeights(TinkerFields):
     weights_access_token: Text | None = None
 
 
-class AdamFields(TinkerFields):
-    """One step."""
+class AdamParams(TinkerFields):
+    """One step of AdamW (arXiv 1711.05101, algorithm 2).
+
+    The norm of all gradients together is clipped; 0: it is not.
+    """
 
     learning_rate: Annotated[float, Field(ge=0)] = 1e-4
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -92,16 +94,11 @@ class AdamFields(TinkerFields):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
 
-    @property
-    def params(self) -> AdamParams:
-        """What the learner takes."""
-        return AdamParams(**self.model_dump(exclude={"type"}))
-
 
 class OptimStep(Ordered):
     """Use the gradients."""
 
-    adam_params: AdamFields
+    adam_params: AdamParams
 
 
 class SaveWeights(Ordered):
@@ -184,11 +181,7 @@ class SamplingFields(TinkerFields):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def params(self, *, likeliest_count: int) -> SamplingParams:
-        """Return what an engine takes.
-
-        Args:
-            likeliest_count: Of the likeliest tokens, told of beside each sampled one.
-        """
+        """Return what an engine takes."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             temperature=self.temperature,

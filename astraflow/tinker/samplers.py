@@ -37,12 +37,7 @@ Load = Callable[[int, Path | None], Awaitable[object]]
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """A snapshot that the engine has.
-
-    Attributes:
-        version: In the engine.
-        user_count: Requests that sample from it now.
-    """
+    """A snapshot that the engine has."""
 
     version: int
     user_count: int = 0
@@ -52,12 +47,7 @@ class Holder:
     """One engine, and the snapshots that it has."""
 
     def __init__(self, engine: Engine, load: Load) -> None:
-        """Hold nothing yet.
-
-        Args:
-            engine: Keeps versions beside each other.
-            load: Of this engine.
-        """
+        """Take an engine that keeps versions beside each other."""
         self.engine = engine
         self._load = load
         self._held: dict[Path | None, _Held] = {}
@@ -109,13 +99,7 @@ class Samplers:
         layer_shapes: Mapping[str, tuple[int, int]],
         max_rank: int,
     ) -> None:
-        """Build the engine of adapters. Needs a running event loop.
-
-        Args:
-            model_dir: Of the base model.
-            settings: Of the engines.
-            layer_shapes: Outputs and inputs of the layers that may have adapters, by path.
-            max_rank: Of an adapter.
+        """Build the engine of adapters; layers by path, (outputs, inputs). Needs a running loop.
 
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
@@ -149,13 +133,7 @@ class Samplers:
         *,
         sample_count: int,
     ) -> list[Generation]:
-        """Sample completions of one prompt from the weights of one snapshot.
-
-        Args:
-            snapshot: Directory of the weights; None: those of the base model.
-            prompt: Token ids.
-            sampling: With a seed, the completions have that and those that follow it.
-            sample_count: How many.
+        """Sample completions of a prompt from a snapshot's weights; None: the base model's.
 
         Raises:
             AstraflowError: As `Engine.generate`; APPLY_FAILED for weights that do not fit.
@@ -216,13 +194,7 @@ class Samplers:
 def _adapters(
     snapshot: Path | None, layer_shapes: Mapping[str, tuple[int, int]], rank: int
 ) -> Iterator[TensorUpdate]:
-    """Yield the adapters of a snapshot, as wide as the engine's: what is missing is 0.
-
-    Args:
-        snapshot: Directory of adapters; None: they are all 0.
-        layer_shapes: Outputs and inputs of the layers of the engine, by path.
-        rank: Of the engine.
-    """
+    """Yield the adapters of a snapshot, as wide as the engine's: what is missing is 0."""
     found: Mapping[str, np.ndarray] = {}
     scale = 0.0
     if snapshot is not None:

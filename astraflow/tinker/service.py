@@ -11,8 +11,10 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.tinker.checkpoints import (
+    SAMPLER,
+    SNAPSHOT,
+    STATE,
     CheckpointPath,
-    SamplingSession,
     TinkerCheckpoints,
     require_id,
 )
@@ -48,15 +50,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClientModel:
-    """A model that is trained.
-
-    Attributes:
-        model_id: Of the session that began it.
-        session_id: That session.
-        turns: Of its requests.
-        learner: None: it is being made, or could not be.
-        made: Set once it is one or the other.
-    """
+    """A model that is trained."""
 
     model_id: str
     session_id: str
@@ -89,16 +83,6 @@ class Service:
         base_model: str,
         max_rank: int,
     ) -> None:
-        """Serve a base model.
-
-        Args:
-            base: Loaded.
-            samplers: Of the same model.
-            checkpoints: Of models trained on it.
-            promises: Of all requests.
-            base_model: What clients call it.
-            max_rank: Of an adapter.
-        """
         self.base_model = base_model
         self.promises = promises
         self._base = base
@@ -166,11 +150,7 @@ class Service:
         """
 
         def make() -> Learner:
-            if fields.base_model != self.base_model:
-                raise AstraflowError(
-                    Reason.MODEL_MISMATCH,
-                    f"base_model {fields.base_model!r}: this server has {self.base_model!r}",
-                )
+            self._require_base(fields.base_model)
             return self._new_learner(fields.lora_config or LoraConfig())
 
         return self._begin(fields.session_id, fields.model_seq_id, digest, make)
@@ -192,11 +172,8 @@ class Service:
             )
 
         def make() -> Learner:
-            if fields.base_model not in (None, self.base_model):
-                raise AstraflowError(
-                    Reason.MODEL_MISMATCH,
-                    f"base_model {fields.base_model!r}: this server has {self.base_model!r}",
-                )
+            if fields.base_model is not None:
+                self._require_base(fields.base_model)
             directory = self._checkpoints.find(CheckpointPath.parse(fields.path))
             return self._base.restored(directory, with_optimizer=fields.optimizer)
 
@@ -205,12 +182,7 @@ class Service:
     def forward_backward(
         self, message: pb.ForwardBackwardRequest, digest: bytes, *, nbytes: int
     ) -> Promise:
-        """Add the gradient of a loss.
-
-        Args:
-            message: What is asked for.
-            digest: Of its body, and
-            nbytes: how long that was.
+        """Add the gradient of a loss; the body of the message had `nbytes`.
 
         Raises:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT; OVERLOADED when too much waits.
@@ -249,7 +221,7 @@ class Service:
 
         async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
-            metrics = await self._train(lambda: learner.optim_step(fields.adam_params.params))
+            metrics = await self._train(lambda: learner.optim_step(fields.adam_params))
             return FutureResult.of({"metrics": dict(metrics)})
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
@@ -263,7 +235,7 @@ class Service:
 
         async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
-            place = CheckpointPath.state(model.model_id, fields.path or f"seq-{fields.seq_id}")
+            place = CheckpointPath.of(model.model_id, STATE, fields.path or f"seq-{fields.seq_id}")
 
             def save() -> None:
                 self._checkpoints.save(
@@ -290,17 +262,13 @@ class Service:
                 raise unserved(f"kind {fields.kind}", "sample from snapshots")
             learner = await model.ready()
             if fields.path is None and fields.sampling_session_seq_id is not None:
-                place = CheckpointPath.snapshot(model.model_id, fields.seq_id)
-                number = fields.sampling_session_seq_id
-                sampler = SamplingSession(
-                    sampler_id=f"{model.session_id}:sample:{number}", place=place
-                )
-                told = {"sampling_session_id": sampler.sampler_id}
+                place = CheckpointPath.of(model.model_id, SNAPSHOT, f"{fields.seq_id:09d}")
+                sampler_id = f"{model.session_id}:sample:{fields.sampling_session_seq_id}"
+                told = {"sampling_session_id": sampler_id}
             else:
-                place = CheckpointPath.sampler(
-                    model.model_id, fields.path or f"seq-{fields.seq_id}"
-                )
-                sampler, told = None, {"path": place.path}
+                name = fields.path or f"seq-{fields.seq_id}"
+                place, sampler_id = CheckpointPath.of(model.model_id, SAMPLER, name), None
+                told = {"path": place.path}
 
             def save() -> None:
                 self._checkpoints.save(
@@ -308,8 +276,8 @@ class Service:
                     lambda draft: learner.save(draft, with_optimizer=False),
                     ttl_s=fields.ttl_seconds,
                 )
-                if sampler is not None:
-                    self._checkpoints.put_sampler(sampler)
+                if sampler_id is not None:
+                    self._checkpoints.put_sampler(sampler_id, place)
 
             await self._train(save)
             return FutureResult.of(told)
@@ -337,20 +305,16 @@ class Service:
         place = None
         if fields.model_path is not None:
             place = CheckpointPath.parse(fields.model_path)
-            if place.kind != "sampler_weights":
+            if place.kind != SAMPLER:
                 raise AstraflowError(
                     Reason.INVALID_FIELD,
                     f"{fields.model_path}: sessions sample from what save_weights_for_sampler kept",
                 )
             await asyncio.to_thread(self._checkpoints.find, place)
-        elif fields.base_model != self.base_model:
-            raise AstraflowError(
-                Reason.MODEL_MISMATCH,
-                f"base_model {fields.base_model!r}: this server has {self.base_model!r}",
-            )
+        else:
+            self._require_base(fields.base_model)
         sampler_id = f"{fields.session_id}:sample:{fields.sampling_session_seq_id}"
-        sampler = SamplingSession(sampler_id=sampler_id, place=place)
-        await asyncio.to_thread(self._checkpoints.put_sampler, sampler)
+        await asyncio.to_thread(self._checkpoints.put_sampler, sampler_id, place)
         return sampler_id
 
     async def sampler(self, sampler_id: str) -> dict[str, Any]:
@@ -359,10 +323,11 @@ class Service:
         Raises:
             AstraflowError: CHECKPOINT_UNKNOWN.
         """
-        sampler = await asyncio.to_thread(self._checkpoints.sampler, sampler_id)
+        place = await asyncio.to_thread(self._checkpoints.sampler, sampler_id)
         told = {"sampler_id": sampler_id, "base_model": self.base_model}
-        is_named = sampler.place is not None and sampler.place.kind == "sampler_weights"
-        return {**told, "model_path": sampler.place.path} if is_named and sampler.place else told
+        return (
+            told if place is None or place.kind != SAMPLER else {**told, "model_path": place.path}
+        )
 
     def sample(self, fields: SampleRequest, digest: bytes) -> Promise:
         """Sample, and score the prompt where that is asked for.
@@ -378,14 +343,14 @@ class Service:
             raise AstraflowError(
                 Reason.OVERLOADED, f"{self._sequence_count} completions wait here already"
             )
+        promise = self.promises.make(key, digest, self._sample(fields))
         self._sequence_count += fields.num_samples
-        return self.promises.make(key, digest, self._sampled(fields))
 
-    async def _sampled(self, fields: SampleRequest) -> FutureResult:
-        try:
-            return await self._sample(fields)
-        finally:
+        def done(_: object) -> None:
             self._sequence_count -= fields.num_samples
+
+        promise.task.add_done_callback(done)
+        return promise
 
     async def _sample(self, fields: SampleRequest) -> FutureResult:
         fields.require_served()
@@ -412,8 +377,15 @@ class Service:
         return FutureResult(body=output, kind=PROTOBUF)
 
     def _snapshot_of(self, sampler_id: str) -> Path | None:
-        place = self._checkpoints.sampler(sampler_id).place
+        place = self._checkpoints.sampler(sampler_id)
         return None if place is None else self._checkpoints.find(place)
+
+    def _require_base(self, base_model: str | None) -> None:
+        if base_model != self.base_model:
+            raise AstraflowError(
+                Reason.MODEL_MISMATCH,
+                f"base_model {base_model!r}: this server has {self.base_model!r}",
+            )
 
     def _new_learner(self, config: LoraConfig) -> Learner:
         if not config.rank:

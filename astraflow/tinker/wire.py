@@ -45,9 +45,6 @@ class TrainRequest:
     """What `forward_backward` is asked for.
 
     Attributes:
-        data: At least one.
-        loss_fn: Name of the loss.
-        settings: Of the loss.
         forward_only: Whether gradients are left as they are.
     """
 
@@ -208,14 +205,7 @@ def sample_output(
     prompt_logprobs: np.ndarray | None = None,
     prompt_likeliest: Sequence[Likeliest] = (),
 ) -> bytes:
-    """Return a `SampleResponse`.
-
-    Args:
-        generations: Completions.
-        likeliest_count: Of the likeliest tokens, told of beside each sampled one.
-        prompt_logprobs: f32[prompt], NaN where there is none; None: not asked for.
-        prompt_likeliest: At each position of the prompt; empty: not asked for.
-    """
+    """Return a `SampleResponse`; prompt_logprobs are f32[prompt], NaN where there is none."""
     answer = pb.SampleResponse(
         sequences=[_sequence(each, likeliest_count) for each in generations],
         prompt_logprobs=None

@@ -3,7 +3,13 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.tinker.checkpoints import CheckpointPath, SamplingSession, TinkerCheckpoints
+from astraflow.tinker.checkpoints import (
+    SAMPLER,
+    SNAPSHOT,
+    STATE,
+    CheckpointPath,
+    TinkerCheckpoints,
+)
 
 MODEL = "session-1:train:0"
 
@@ -39,7 +45,7 @@ def read(checkpoints, place):
 )
 def test_a_name_that_could_leave_the_folder_is_refused(name):
     with pytest.raises(AstraflowError) as refused:
-        CheckpointPath.state(MODEL, name)
+        CheckpointPath.of(MODEL, STATE, name)
     assert refused.value.reason is Reason.INVALID_FIELD
 
 
@@ -64,12 +70,15 @@ def test_a_path_that_is_none_is_refused(path):
 
 
 def test_a_path_is_that_of_its_place():
-    for place in (CheckpointPath.state(MODEL, "final"), CheckpointPath.sampler(MODEL, "000020")):
+    for place in (
+        CheckpointPath.of(MODEL, STATE, "final"),
+        CheckpointPath.of(MODEL, SAMPLER, "000020"),
+    ):
         assert CheckpointPath.parse(place.path) == place
 
 
 def test_what_was_saved_is_found_and_not_replaced_unless_it_may(opened):
-    checkpoints, place = opened(), CheckpointPath.state(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.of(MODEL, STATE, "a")
     checkpoints.save(place, writing("one"))
     with pytest.raises(AstraflowError) as refused:
         checkpoints.save(place, writing("two"))
@@ -87,7 +96,7 @@ def test_what_failed_half_way_is_not_there(opened, tmp_path):
         writing("half")(draft)
         raise OSError("the disk is full")
 
-    checkpoints, place = opened(), CheckpointPath.state(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.of(MODEL, STATE, "a")
     with pytest.raises(OSError, match="full"):
         checkpoints.save(place, fails)
     with pytest.raises(AstraflowError) as refused:
@@ -97,7 +106,7 @@ def test_what_failed_half_way_is_not_there(opened, tmp_path):
 
 
 def test_what_a_kill_left_half_replaced_is_as_it_was(opened, tmp_path):
-    checkpoints, place = opened(), CheckpointPath.state(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.of(MODEL, STATE, "a")
     checkpoints.save(place, writing("one"))
     folder = tmp_path / MODEL / "weights"
     (folder / "a").rename(folder / ".a.17.old")
@@ -107,7 +116,7 @@ def test_what_a_kill_left_half_replaced_is_as_it_was(opened, tmp_path):
 
 
 def test_what_has_expired_is_gone_and_its_name_stays(opened, now, tmp_path):
-    checkpoints, place = opened(), CheckpointPath.sampler(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.of(MODEL, SAMPLER, "a")
     checkpoints.save(place, writing("one"), ttl_s=60)
     now.seconds += 59
     assert read(opened(), place) == "one"
@@ -122,13 +131,10 @@ def test_what_has_expired_is_gone_and_its_name_stays(opened, now, tmp_path):
 
 
 def test_a_sampling_session_is_found_again(opened):
-    place = CheckpointPath.snapshot(MODEL, 3)
-    for sampler in (
-        SamplingSession(sampler_id="session-1:sample:0", place=place),
-        SamplingSession(sampler_id="session-1:sample:1", place=None),
-    ):
-        opened().put_sampler(sampler)
-        assert opened().sampler(sampler.sampler_id) == sampler
+    place = CheckpointPath.of(MODEL, SNAPSHOT, "000000003")
+    for name, found in (("session-1:sample:0", place), ("session-1:sample:1", None)):
+        opened().put_sampler(name, found)
+        assert opened().sampler(name) == found
     for strange in ("session-1:sample:2", "../session-1"):
         with pytest.raises(AstraflowError):
             opened().sampler(strange)
