@@ -85,15 +85,7 @@ def run(
 def _checked(
     path: Path, overrides: list[str], runs: Path, *, is_dry: bool, is_bound: bool
 ) -> "Recipe":
-    """Return a recipe that can be run; else say why not, and exit.
-
-    Args:
-        path: Of the recipe.
-        overrides: Each `a.b=value`.
-        runs: Folder that is to keep the run.
-        is_dry: Print it, with every default.
-        is_bound: Whether errors of the check end the command.
-    """
+    """Return a recipe that can be run; else say why not, and exit."""
     from astraflow.launch.check import check_recipe  # noqa: PLC0415
     from astraflow.launch.check.subject import Severity, show_report  # noqa: PLC0415
 

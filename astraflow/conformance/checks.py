@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,7 +26,6 @@ class ContractCheck:
         name: Such as batches.acked; stable.
         expected: What a peer does, in a sentence.
         source: Where the contract says so: a message, call or page.
-        verdict: Whether it did.
         seen: What was seen instead; empty when it passed.
     """
 
@@ -35,15 +34,6 @@ class ContractCheck:
     source: str
     verdict: CheckVerdict = CheckVerdict.NOT_REACHED
     seen: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "verdict": self.verdict.value,
-            "expected": self.expected,
-            "source": self.source,
-            "seen": self.seen,
-        }
 
 
 class Broken(Exception):  # noqa: N818 - it is a finding, not a defect of this program
@@ -103,8 +93,7 @@ def show(checks: CheckList, *, as_json: bool) -> None:
 
 def to_json(checks: CheckList) -> str:
     """Return the findings as one JSON object."""
-    found = [check.to_json() for check in checks.all]
-    return json.dumps({"passed": checks.are_kept, "checks": found})
+    return json.dumps({"passed": checks.are_kept, "checks": [asdict(each) for each in checks.all]})
 
 
 def _explanation(check: ContractCheck) -> str:

@@ -37,14 +37,7 @@ _STEPS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRole:
-    """A kind of member that can be looked at.
-
-    Attributes:
-        checks: In their order.
-        laws: What must hold all the time.
-        set_up: Brings the other members.
-        play: The script.
-    """
+    """A kind of member that can be looked at."""
 
     checks: Sequence[ContractCheck]
     laws: Callable[[], dict[str, Law]]
@@ -83,13 +76,7 @@ class CheckTerms:
 async def examine(
     role: CheckedRole, terms: CheckTerms, *, on_ready: Callable[[Stage], None] | None = None
 ) -> CheckList:
-    """Look at a member, from its first call to its last.
-
-    Args:
-        role: What it is.
-        terms: How it is looked at.
-        on_ready: Called once it may dial; None: nobody is.
-    """
+    """Look at a member, from its first call to its last; `on_ready` is called once it may dial."""
     checks = CheckList(role.checks)
     async with _stage(role, terms, checks) as stage:
         await role.set_up(stage)

@@ -292,11 +292,6 @@ def _tells_likelihoods(bench: Bench) -> bool:
 def check_train_engine(factory: str, *, vocabulary_size: int, as_json: bool) -> bool:
     """Look at an engine, show what was found, and return whether it keeps the contract.
 
-    Args:
-        factory: module:attribute; called without arguments.
-        vocabulary_size: Tokens that it knows.
-        as_json: Whether the findings are for machines.
-
     Raises:
         AstraflowError: CODE_UNKNOWN when the factory is not there.
     """

@@ -25,14 +25,7 @@ _PROMPT_LENGTH: Final = 2
 def made_batch(
     vocabulary_size: int, *, seed: int = 0, row_count: int = 6, advantage: float | None = None
 ) -> TrainerBatch:
-    """Return a batch of one part; the same for the same arguments.
-
-    Args:
-        vocabulary_size: Tokens are drawn from 0 to below that.
-        seed: Of all that is drawn.
-        row_count: Rows of 4 to 9 tokens, a prompt of 2 first.
-        advantage: Of every sampled token; None: drawn for each row.
-    """
+    """Return a batch of one part, rows of 4 to 9 tokens; the same for the same arguments."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(4, 10, row_count)
     drawn = rng.normal(size=row_count)
@@ -126,7 +119,6 @@ class Bench:
 
     Attributes:
         make: Returns a new engine, with the same first weights every time.
-        vocabulary_size: Tokens that it knows: 0 to below that.
         folder: Empty; for its checkpoints.
     """
 

@@ -3,41 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from astraflow.conformance.tap import Call
+from astraflow.conformance.tap import Call, Fault
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY
 
 
-class PassThrough:
-    """Lets everything pass."""
-
-    def begin(self, call: Call) -> None:
-        """Leave it."""
-
-    def request(self, call: Call, message: Any) -> Sequence[Any]:
-        del call
-        return [message]
-
-    def response(self, call: Call, message: Any) -> Sequence[Any]:
-        del call
-        return [message]
-
-
-class CutResponse(PassThrough):
-    """Ends a call in place of its response: what was asked for is done, the answer lost.
-
-    Attributes:
-        lost: What did not arrive; None before.
-        call: Whose answer it was.
-    """
+class CutResponse(Fault):
+    """Ends a call in place of its response: what was asked for is done, the answer lost."""
 
     def __init__(self, name: str, wants: Callable[[Any], object] = bool) -> None:
-        """Wait for a response.
-
-        Args:
-            name: Of the method.
-            wants: Which response it is, by whether this is true of it.
-        """
         self.lost: Any = None
         self.call: Call | None = None
         self._name = name
@@ -51,21 +25,10 @@ class CutResponse(PassThrough):
         raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
 
 
-class ChangeResponse(PassThrough):
-    """Puts other responses in the place of one.
-
-    Attributes:
-        changed: What it was before; None while it did not come.
-        call: Whose response it was.
-    """
+class ChangeResponse(Fault):
+    """Puts other responses in the place of one."""
 
     def __init__(self, name: str, change: Callable[[Any], Sequence[Any] | None]) -> None:
-        """Wait for a response.
-
-        Args:
-            name: Of the method.
-            change: Returns what goes on, None where the message is not the one.
-        """
         self.changed: Any = None
         self.call: Call | None = None
         self._name = name
@@ -82,7 +45,7 @@ class ChangeResponse(PassThrough):
         return others
 
 
-class EveryResponse(PassThrough):
+class EveryResponse(Fault):
     """Changes all responses of a call in place."""
 
     def __init__(self, name: str, change: Callable[[Any], object]) -> None:
@@ -95,7 +58,7 @@ class EveryResponse(PassThrough):
         return [message]
 
 
-class Refuse(PassThrough):
+class Refuse(Fault):
     """Answers a call with an error, every time."""
 
     def __init__(self, name: str, error: AstraflowError) -> None:
@@ -108,20 +71,10 @@ class Refuse(PassThrough):
         return [message]
 
 
-class EndSession(PassThrough):
-    """Has every call of a session answer SESSION_ENDED until its member joined again.
-
-    Attributes:
-        rejoined: The call by which it does; None before.
-    """
+class EndSession(Fault):
+    """Has every call of a session answer SESSION_ENDED until its member joined again."""
 
     def __init__(self, token: bytes, *, join: str) -> None:
-        """End a session.
-
-        Args:
-            token: Of the session.
-            join: Name of the call that opens one.
-        """
         self.rejoined: Call | None = None
         self._is_joined = False
         self._token = token

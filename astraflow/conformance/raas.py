@@ -26,7 +26,6 @@ from astraflow_proto.weights.v1 import version_pb2
 
 
 def items(call: Call) -> list[Any]:
-    """Return what was sent on a StreamRollouts, in order."""
     return [item for message in call.requests for item in message.items]
 
 
@@ -54,7 +53,6 @@ def nacks(tap: Tap) -> list[Any]:
 
 
 def first_of(found: Any) -> Any:
-    """Return the first of what was found; None of nothing."""
     return next(iter(found), None)
 
 

@@ -53,13 +53,8 @@ class Stage:
     """What a script of checks works with.
 
     Attributes:
-        run: The run behind the tap.
-        tap: What the member dials.
-        checks: To be judged.
         laws: What must hold all the time, by the name of its check: returns what broke it.
-        patience_s: How long one thing is waited for.
         model: Whose weights the run has; None: a tensor of its own.
-        peer: The process of the member; None: somebody else starts it.
         errors: File that has its standard error: all of it is there once the process has ended.
     """
 
@@ -93,12 +88,7 @@ class Stage:
     async def until(
         self, condition: Callable[[], Found | None], what: str, *, patience_s: float | None = None
     ) -> Found:
-        """Return what a condition finds, looked at after every message.
-
-        Args:
-            condition: None: not yet.
-            what: Is waited for, for the finding.
-            patience_s: How long; None: that of the stage.
+        """Return what a condition finds, looked at after every message; None: not yet.
 
         Raises:
             Broken: It did not come in time, or the process of the peer ended first.

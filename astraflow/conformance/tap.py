@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -39,16 +39,7 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A call of the contract.
-
-    Attributes:
-        service: Name of its service, without the package.
-        name: Of the call.
-        path: As it is called.
-        is_unary: One message each way.
-        request: Class of what is sent.
-        response: Class of what is answered.
-    """
+    """A call of the contract."""
 
     service: str
     name: str
@@ -97,15 +88,9 @@ class Call:
     """One call of the member.
 
     Attributes:
-        method: Which.
-        metadata: The secrets that it carries.
         timeout_s: After which the caller gives up; None: never.
         began_s: On the monotonic clock.
-        requests: Of the member, in order.
-        responses: That reached the member, in order.
         code: How it ended; None while it lasts.
-        reason: Of an error.
-        text: Of an error.
         broken: Ends the call with the error that it is given.
     """
 
@@ -130,12 +115,11 @@ class Call:
             self.broken.set_exception(error)
 
 
-class Fault(Protocol):
-    """What is done to calls and messages that pass."""
+class Fault:
+    """What is done to calls and messages that pass: here nothing."""
 
     def begin(self, call: Call) -> None:
         """Change the secrets or the deadline of a call before it goes on."""
-        ...
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
         """Return what goes on in place of a message of the member.
@@ -143,22 +127,21 @@ class Fault(Protocol):
         Raises:
             AstraflowError: The call ends with it.
         """
-        ...
+        del call
+        return [message]
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
         """Return what goes on in place of a message to the member; raises as `request`."""
-        ...
+        del call
+        return [message]
 
 
 class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in its stubs only
     """Passes all calls on, each message seen and noted.
 
     Attributes:
-        calls: All of them, in the order in which they began.
         strange_paths: Called under a name of the contract that has no such call for members.
-        faults: At work now.
         address: host:port, once it serves.
-        hub: host:port of the run.
         origin: host:port of what answers calls to TransferService; empty: nobody does.
         is_closed: Whether the run behind it may end at any time.
     """
@@ -222,19 +205,9 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         """Return the last call of a method that was answered."""
         return next((call for call in reversed(self.of(name)) if call.responses), None)
 
-    def cut(self, *names: str) -> None:
-        """Cut the open calls of some methods."""
-        for call in self.of(*names):
-            call.end(AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True))
-
     @contextmanager
     def held(self, name: str, wants: Callable[[Any], object] = bool) -> Generator[None]:
-        """Let no response of a method pass within the block, from the first that is wanted on.
-
-        Args:
-            name: Of the method.
-            wants: Which response it is, by whether this is true of it.
-        """
+        """Let no response of a method pass within the block, from the first that is wanted on."""
         opened = asyncio.Event()
         self._gates[name] = opened, wants
         try:

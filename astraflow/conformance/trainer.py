@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, ContractCheck
-from astraflow.conformance.faults import CutResponse, PassThrough
+from astraflow.conformance.faults import CutResponse
 from astraflow.conformance.session_checks import (
     EVERY_MEMBERS,
     check_drain,
@@ -15,7 +15,7 @@ from astraflow.conformance.session_checks import (
     laws_of_sessions,
 )
 from astraflow.conformance.stage import DIGITS, Law, ScriptEnded, Stage
-from astraflow.conformance.tap import Call, Tap
+from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import CheckedSource, check_source
 from astraflow.core.errors import Reason
@@ -32,7 +32,7 @@ BACKPRESSURE: Final = ContractCheck(
 )
 
 
-class PaceWatch(PassThrough):
+class PaceWatch(Fault):
     """Lets everything pass, and notes the first thing by which a trainer gets ahead of itself."""
 
     def __init__(self) -> None:

@@ -90,14 +90,7 @@ KeepLaws = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSource:
-    """A TransferService, and a version that it serves.
-
-    Attributes:
-        address: host:port.
-        token: Session.transfer_token of the run.
-        told: Returns the version as the run has it registered; it may gain patches.
-        patience_s: How long one call may take.
-    """
+    """A TransferService, and a version that it serves."""
 
     address: str
     token: bytes
@@ -105,31 +98,18 @@ class CheckedSource:
     patience_s: float = 10.0
 
     @property
-    def info(self) -> VersionInfo:
-        """The version, as it is registered now."""
-        return self.registered()
-
-    @property
     def spec(self) -> TransferSpec:
         """Asks for the whole version."""
+        info = self.registered()
         return TransferSpec(
-            policy_id=self.info.policy_id,
-            version=self.info.version,
-            layout_digest=self.info.layout_digest,
+            policy_id=info.policy_id, version=info.version, layout_digest=info.layout_digest
         )
 
 
 async def check_source(
     checks: CheckList, source: CheckedSource, *, keep_laws: KeepLaws | None = None
 ) -> bool:
-    """Judge all checks of a source; return whether it passed them all.
-
-    Args:
-        checks: To be judged.
-        source: Of weights.
-        keep_laws: Raises where the peer has broken a law or has ended: what it does after that
-            says nothing. None: nobody looks.
-    """
+    """Judge all checks of a source; return whether it passed them all."""
     async with _probe(source) as probe:
         found = [await _judge(checks, name, check, keep_laws) for name, check in probe.scripts()]
     return all(found)
@@ -206,7 +186,7 @@ class _Probe:
         await _refused(_first(chunks), Reason.TOKEN_INVALID)
 
     async def _layout(self) -> None:
-        wanted = self._source.info.layout_digest
+        wanted = self._source.registered().layout_digest
         answer = await self._layout_call(metadata=self._token)
         if answer is None:
             raise Broken("GetLayout ended without an answer")
@@ -215,13 +195,13 @@ class _Probe:
             raise Broken(f"its BLAKE3 is {found.hex()}, registered is {wanted.hex()}")
 
     async def _unknown_version(self) -> None:
-        spec = replace(self._source.spec, version=self._source.info.version + 1_000_000)
+        spec = replace(self._source.spec, version=self._source.registered().version + 1_000_000)
         await _refused(_first(self._pull(spec)), Reason.VERSION_UNKNOWN)
 
     async def _plan(self) -> None:
         plan, chunks = await self._pulled(self._source.spec)
         await chunks.aclose()
-        roots = {patch.root_digest for patch in self._source.info.patches}
+        roots = {patch.root_digest for patch in self._source.registered().patches}
         for index in plan.patches:
             root = root_digest(index.chunk_digests, index.shared_tables)
             if root != index.patch.root_digest:
@@ -271,10 +251,10 @@ class _Probe:
         source = VersionSource(
             kind=SourceKind.ORIGIN, state=SourceState.LIVE, endpoint=self._source.address
         )
-        info = replace(self._source.info, sources=(source,))
+        info = replace(self._source.registered(), sources=(source,))
 
         async def listed() -> tuple[VersionInfo, ...]:
-            return (self._source.info,)
+            return (self._source.registered(),)
 
         puller = WeightPuller(info.policy_id, stall_timeout_s=self._source.patience_s)
         try:
@@ -298,7 +278,7 @@ class _Probe:
 
     def _layout_call(self, *, metadata: MetadataPairs) -> Any:
         return self._get_layout(
-            pb.GetLayoutRequest(layout_digest=self._source.info.layout_digest),
+            pb.GetLayoutRequest(layout_digest=self._source.registered().layout_digest),
             metadata=metadata,
             timeout=self._source.patience_s,
         )

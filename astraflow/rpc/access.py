@@ -88,12 +88,7 @@ _MEMBER: Final = Grant(roles=frozenset({TokenRole.TRAINER, TokenRole.NODE}))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubTokens:
-    """The secrets with which a run is entered.
-
-    Attributes:
-        join: For members of every role.
-        operator: For people who steer the run; tokens of single roles are made from it.
-    """
+    """The secrets with which a run is entered."""
 
     join: str = field(repr=False)
     operator: str = field(repr=False)
@@ -231,14 +226,7 @@ class SessionTokens:
     def bind(
         self, digest: bytes, member_id: MemberId, *, token_id: str = "", is_relay: bool = False
     ) -> None:
-        """Let a session's token speak for a member, whose session is live from now on.
-
-        Args:
-            digest: Of the token.
-            member_id: Whose session.
-            token_id: Of the token of a role that opened it; empty: none did.
-            is_relay: Whether the member takes no tasks.
-        """
+        """Let a session's token speak for a member, whose session is live from now on."""
         if token_id != self._token_ids.get(member_id, ""):
             self._token_ids = {**self._token_ids, member_id: token_id}
         if is_relay != self.is_relay(member_id):
@@ -338,14 +326,7 @@ class Access:
         roles: Mapping[MemberId, MemberRole],
         identities: Mapping[str, str] | None = None,
     ) -> None:
-        """Let in by these secrets.
-
-        Args:
-            tokens: Of the run.
-            sessions: Of its members.
-            roles: Of every member that has a session or had one.
-            identities: Names in the certificates of callers, and what each may do without a token,
-                as `Grant.parse` reads it.
+        """Let in by these secrets; `identities` are names in certificates and their roles.
 
         Raises:
             AstraflowError: INVALID_FIELD for a role that there is not.

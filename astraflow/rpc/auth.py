@@ -66,11 +66,6 @@ def is_same_secret(given: str | bytes, expected: str | bytes) -> bool:
 def require_secret(context: HasMetadata, key: str, *expected: bytes) -> None:
     """Let a call pass that carries one of the expected secrets.
 
-    Args:
-        context: Of the call.
-        key: Where the secret stands, such as `TRANSFER_KEY`.
-        expected: The current secret, and older ones that are still good.
-
     Raises:
         AstraflowError: TOKEN_INVALID.
     """

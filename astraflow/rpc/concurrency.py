@@ -165,14 +165,7 @@ class Retry:
         clock: Clock | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        """Start fresh.
-
-        Args:
-            limit_s: How long failures may go on without a success between them.
-            backoff: Pauses between attempts.
-            clock: Tells the time.
-            liveness: Of the peer; None: one that nobody else sees.
-        """
+        """Start fresh; failures without a success between them may go on for `limit_s`."""
         self._limit_s = limit_s
         self._backoff = backoff or Backoff()
         self._clock = clock or SystemClock()

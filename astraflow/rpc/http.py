@@ -199,11 +199,7 @@ _GRACE_S = 1
 
 
 class HttpServer:
-    """Serves one app.
-
-    Attributes:
-        address: host:port as listened on.
-    """
+    """Serves one app."""
 
     def __init__(self, server: "_Server", task: asyncio.Task[None], address: str) -> None:
         """Take over a server that runs; `start` is the way to get one."""
@@ -220,13 +216,7 @@ class HttpServer:
         limits: HttpLimits | None = None,
         tls: Tls | None = None,
     ) -> "HttpServer":
-        """Listen.
-
-        Args:
-            app: ASGI.
-            listen: host:port; port 0 takes a free one.
-            limits: Of clients.
-            tls: Shown to clients, which show theirs where it has a `ca`; None: plain text.
+        """Serve an ASGI app on host:port; clients show a certificate where `tls` has a `ca`.
 
         Raises:
             AstraflowError: INVALID_FIELD when the address cannot be listened on, or for a file
@@ -322,14 +312,7 @@ class SecretGate:
     def __init__(
         self, app: ASGIApp, *, secret: str, shown: Callable[[Headers], str], refused: ASGIApp
     ) -> None:
-        """Guard an app.
-
-        Args:
-            app: What is behind it.
-            secret: That requests show.
-            shown: Returns what a request shows, of its headers; empty: nothing.
-            refused: Answers the others.
-        """
+        """Guard an app; `shown` returns what headers show, `refused` answers the others."""
         self._app = app
         self._secret = secret
         self._shown = shown

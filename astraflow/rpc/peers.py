@@ -122,33 +122,17 @@ def _network(host: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAnswer:
-    """What a peer answered.
-
-    Attributes:
-        status: Of HTTP.
-        raw: The body, as it came.
-    """
+    """What a peer answered."""
 
     status: int
     raw: bytearray
 
 
 class Peer:
-    """One peer; every call raises SOURCE_UNREACHABLE, SOURCE_TIMEOUT, MESSAGE_TOO_LARGE.
-
-    Attributes:
-        url: Without a slash at its end.
-        dial: Who may be dialled.
-    """
+    """One peer; every call raises SOURCE_UNREACHABLE, SOURCE_TIMEOUT, MESSAGE_TOO_LARGE."""
 
     def __init__(self, url: str, dial: DialRules, *, retries: int = 0) -> None:
-        """Prepare; nothing is dialled.
-
-        Args:
-            url: http://host:port, with or without a path.
-            dial: Who may be dialled.
-            retries: Of a connection that does not come about.
-        """
+        """Prepare; nothing is dialled. Retries are of a connection that does not come about."""
         self.url = url.rstrip("/")
         self.dial = dial
         parts = urlsplit(self.url)
@@ -178,15 +162,7 @@ class Peer:
         timeout_s: float = _CALL_S,
         max_nbytes: int = SMALL_NBYTES,
     ) -> dict[str, Any]:
-        """Return the dict that a peer answers.
-
-        Args:
-            method: GET or POST.
-            path: Behind the url.
-            fields: Sent as JSON; None: no body.
-            timeout_s: For all of it.
-            max_nbytes: Of the answer.
-        """
+        """Return the dict that a peer answers."""
         body = None if fields is None else json.dumps(fields).encode()
         answer = await self.ask(
             method, path, body, timeout_s=timeout_s, max_nbytes=min(max_nbytes, JSON_NBYTES)
@@ -196,13 +172,7 @@ class Peer:
     async def get_parsed(
         self, path: str, parse: Callable[[dict[str, Any]], Value], *, max_nbytes: int
     ) -> Value:
-        """Return what is made of the dict that a peer answers.
-
-        Args:
-            path: Behind the url.
-            parse: Pure; off the event loop where the answer is long.
-            max_nbytes: Of the answer.
-        """
+        """Return what a pure function makes of the dict that a peer answers."""
         answer = await self.ask("GET", path, max_nbytes=min(max_nbytes, JSON_NBYTES))
         return await self._read(path, answer, parse)
 
@@ -233,16 +203,7 @@ class Peer:
         timeout_s: float = _CALL_S,
         max_nbytes: int | None = None,
     ) -> PeerAnswer:
-        """Return what a peer answers.
-
-        Args:
-            method: GET or POST.
-            path: Behind the url.
-            body: None: none.
-            kind: Content type of the body.
-            timeout_s: For all of it.
-            max_nbytes: Of the answer; None: of the rules.
-        """
+        """Return what a peer answers."""
         headers = {"host": self._netloc, "accept-encoding": "identity"}
         if body is not None:
             headers["content-type"] = kind

@@ -38,12 +38,6 @@ class ReadBudget:
     def reserve(self, host: str | None, held: int, nbytes: int, max_nbytes: int) -> int:
         """Make room for a body that grows; return what it holds from now on.
 
-        Args:
-            host: From where it comes.
-            held: What it holds so far.
-            nbytes: Of it, so far.
-            max_nbytes: Of one.
-
         Raises:
             AstraflowError: OVERLOADED where others take it all.
         """
@@ -64,13 +58,7 @@ class ReadBudget:
 async def read(
     reader: Callable[[bytearray], Value], raw: bytearray, *, quick_nbytes: int = _QUICK_NBYTES
 ) -> Value:
-    """Return what a reader makes of bytes, off the event loop where they are many.
-
-    Args:
-        reader: Pure.
-        raw: Are read.
-        quick_nbytes: Fewer are read at once.
-    """
+    """Return what a pure reader makes of bytes, off the event loop where they are many."""
     if len(raw) < quick_nbytes:
         return reader(raw)
     return await asyncio.get_running_loop().run_in_executor(_READER, _read, reader, raw)

@@ -155,7 +155,6 @@ class Servicer:
     """One service of a server.
 
     Attributes:
-        add: The generated `add_...Servicer_to_server`.
         methods: Object with the methods of the service. Methods that it lacks answer
             UNIMPLEMENTED with their name as the capability, such as `save_run`.
     """

@@ -19,12 +19,7 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Timeline:
-    """Runs acts at their times.
-
-    Attributes:
-        seconds: Simulated, since the start.
-        now: The same as a time.
-    """
+    """Runs acts at their times."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -74,11 +69,7 @@ class SimulatedHub:
     """One run on a timeline.
 
     Attributes:
-        timeline: Tells the time.
-        settings: Of the run.
-        workers: Nodes by their member id.
         trainer: Gets batches; set before the first one.
-        event_count: Events applied so far.
     """
 
     timeline: Timeline

@@ -31,16 +31,7 @@ def made_up_version(
     base_version: int | None = None,
     restored_from: int | None = None,
 ) -> VersionInfo:
-    """Return a version to publish.
-
-    Args:
-        policy_id: Whose.
-        version: Which.
-        step: Optimizer steps behind it.
-        content: Digest of the state, 16 bytes; empty: by the version.
-        base_version: Of its patch; None: from nothing.
-        restored_from: The older version that it is; None: a new one.
-    """
+    """Return a version to publish."""
     return VersionInfo(
         policy_id=policy_id,
         version=version,
@@ -60,15 +51,7 @@ def made_up_trajectory(
     prompt_count: int = 1,
     reward: float | None = None,
 ) -> Trajectory:
-    """Return a trajectory.
-
-    Args:
-        name: Its id.
-        policy_id: Who sampled it.
-        spans: Of what was sampled.
-        prompt_count: Tokens before that.
-        reward: Its own; None: it has none.
-    """
+    """Return a trajectory."""
     is_sampled = np.arange(prompt_count + sum(span.length for span in spans)) >= prompt_count
     return Trajectory(
         trajectory_id=TrajectoryId(name),

@@ -38,13 +38,7 @@ class Lengths:
     """Draws how long rollouts are."""
 
     def __init__(self, *, mean: float, spread: float, seed: int) -> None:
-        """Draw from a log-normal distribution.
-
-        Args:
-            mean: Tokens.
-            spread: Standard deviation of the logarithm.
-            seed: Of the draws.
-        """
+        """Draw from a log-normal distribution of this mean; `spread` is of the logarithm."""
         self._random = Random(seed)  # noqa: S311 - a simulation, not a secret
         self._mu = log(mean) - spread**2 / 2
         self._spread = spread
@@ -57,15 +51,7 @@ class Lengths:
 def make_rollout(
     task: RolloutTask, index: int, *, tokens: float, first_version: int, last_version: int
 ) -> Rollout:
-    """Return a scored rollout.
-
-    Args:
-        task: That it answers.
-        index: Which sample.
-        tokens: How long it is.
-        first_version: That sampled its beginning.
-        last_version: That sampled its end.
-    """
+    """Return a scored rollout."""
     name = f"{task.task_id}/{index}"
     count = max(2, round(tokens / GRAIN))
     ids, mask, logprobs = _columns(count)
@@ -128,13 +114,7 @@ class SimulatedNode:
     """One node, from its join to its end.
 
     Attributes:
-        name: Unique in the pool.
-        pool: What it is like.
-        hub: Whom it works for.
-        lengths: Of rollouts.
         on_end: Called once when it is gone.
-        is_gone: Whether it left or crashed.
-        member_id: Once it joined.
     """
 
     name: str

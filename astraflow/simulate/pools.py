@@ -15,12 +15,7 @@ from astraflow.simulate.scenario import Autoscale, Pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """The number of nodes that are paid for, from a time on.
-
-    Attributes:
-        seconds: Since the start.
-        count: Nodes.
-    """
+    """The number of nodes that are paid for, from a time on."""
 
     seconds: float
     count: int
@@ -31,9 +26,6 @@ class Pools:
     """All nodes of a simulation.
 
     Attributes:
-        hub: Whom they work for.
-        lengths: Of rollouts.
-        random: Decides who flaps and when.
         sizes: How many nodes there were, in order of time.
         node_s: Seconds of nodes that have ended.
         crash_count: Times that a node went silently.
@@ -100,15 +92,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleStep:
-    """One change that the scaler made.
-
-    Attributes:
-        seconds: Since the start.
-        started: Nodes.
-        drained: Nodes.
-        target: Nodes wanted.
-        message: Why.
-    """
+    """One change that the scaler made."""
 
     seconds: float
     started: int
@@ -118,23 +102,12 @@ class ScaleStep:
 
 
 class Autoscaler:
-    """Acts on the advice of the run, as `astraflow autoscale` does.
-
-    Attributes:
-        steps: What it did.
-    """
+    """Acts on the advice of the run, as `astraflow autoscale` does."""
 
     def __init__(
         self, settings: Autoscale, hub: SimulatedHub, start: Callable[[str], object], join_s: float
     ) -> None:
-        """Begin to look at the advice.
-
-        Args:
-            settings: Of the scenario.
-            hub: Gives the advice.
-            start: Starts one node of a name.
-            join_s: What a node takes to join.
-        """
+        """Begin to look at the advice."""
         self.steps: list[ScaleStep] = []
         self._settings = settings
         self._hub = hub

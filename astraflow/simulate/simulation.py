@@ -28,23 +28,13 @@ class SimulationReport:
     """Numbers of one simulated run.
 
     Attributes:
-        hours: Simulated.
-        wall_s: That it took.
-        event_count: Events that the run decided.
         node_count: Nodes, a mean over time.
-        node_hours: Paid for.
-        step_count: Batches trained on.
         wait_fraction: Share of the trainer's time from the first batch on, 0 to 1.
         rollouts_per_s: Trained on.
         tokens_per_s: Sampled for them.
         staleness: Rollouts of the last batches, by versions between sampling and training.
-        crash_count: Nodes that went silently.
         leave_count: Flapping nodes that left in order.
-        books: At the end.
-        law_checks: Times that the laws were looked at.
         broken_laws: How often each did not hold; empty: all held.
-        scaling: What the scaler did.
-        sizes: How many nodes there were.
         steps: Of each batch: when it was done, how long it was waited for, its rollouts.
     """
 
@@ -81,12 +71,7 @@ class SimulationReport:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Laws:
-    """Looks at the run and counts what breaks a law.
-
-    Attributes:
-        checked_count: Looks.
-        broken: How often each law did not hold; empty: all held.
-    """
+    """Looks at the run and counts what breaks a law."""
 
     hub: SimulatedHub
     trainer: SimulatedTrainer

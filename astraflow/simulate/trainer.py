@@ -22,8 +22,6 @@ class SimulatedTrainer:
     """The trainer.
 
     Attributes:
-        scenario: Says how long steps take.
-        hub: Whom it works for.
         waited_s: Time without a batch, from the first one on.
         trained_s: Time with one.
         steps: Batches trained on, as (end, seconds waited before, rollouts).

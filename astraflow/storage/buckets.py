@@ -68,12 +68,7 @@ class Bucket:
             return bytes(self._fs.cat_file(self._path(name), start=first, end=end))
 
     def write(self, name: str, content: bytes, *, is_synced: bool = False) -> None:
-        """Write an object: there is the old one, or none, until the new one is there whole.
-
-        Args:
-            name: Of the object.
-            content: All of it.
-            is_synced: Whether a local file is on the disk when this returns.
+        """Write an object: the old one, or none, is there until the new one is, whole.
 
         Raises:
             AstraflowError: SOURCE_UNREACHABLE: no room, no rights, no connection.

@@ -23,10 +23,6 @@ def making(nbytes: int, report: Callable[[str], None]) -> Generator[Path]:
 
     One process at a time does so; what a killed one left is dropped.
 
-    Args:
-        nbytes: What it may take.
-        report: Told when another process is waited for.
-
     Raises:
         AstraflowError: CAPACITY_EXCEEDED when the disk is too small, or cannot be written.
     """

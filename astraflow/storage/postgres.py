@@ -203,11 +203,7 @@ def _read(place: Place, database: Database, start: int, limit: int) -> list[byte
 
 
 class _Lease:
-    """Renewed by a thread with a connection of its own, until it ends or is lost.
-
-    Attributes:
-        lost: Gets the error when another hub has taken the journal, or the database is away.
-    """
+    """Renewed by a thread with a connection of its own, until it ends or is lost."""
 
     def __init__(self, place: Place, epoch: int, lease_s: float) -> None:
         self.lost = Future[None]()

@@ -186,12 +186,7 @@ def _must_be_ours(path: Path, database: sqlite3.Connection) -> None:
 def sound_bounds(
     path: Path, database: sqlite3.Connection, *, acknowledged: int = 0
 ) -> tuple[int, int]:
-    """Cut a torn tail, records at the very end whose checksum is wrong; return what is left.
-
-    Args:
-        path: Of the file.
-        database: The file, open.
-        acknowledged: End of what somebody may know of; that is never cut.
+    """Cut a torn tail, not what may be acknowledged; return what is left.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when nothing is sound, or a record that may have been

@@ -38,9 +38,6 @@ class TensorDiff:
     """How one tensor differs.
 
     Attributes:
-        name: Of the tensor.
-        element_count: In all.
-        changed_count: Elements with other bits.
         note: Why it cannot be compared; empty: it was.
     """
 

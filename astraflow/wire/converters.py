@@ -84,12 +84,8 @@ def converter(
 ) -> tuple[Callable[[Value], Wire], Callable[[Wire], Value]]:
     """Return the functions that encode a dataclass and decode its message.
 
-    Args:
-        kind: The dataclass.
-        message: The generated class.
-        check: Of the whole that was read; raises what is wrong with it.
-        without: Fields of one side that the other side lacks.
-        rules: By field of the dataclass, or by property that is sent and not read.
+    `check` raises what is wrong with the whole, fields in `without` are of one side alone, and
+    rules go by field of the dataclass, or by property that is sent and not read.
 
     Raises:
         TypeError: A name is on one side alone, or the types of a field do not go together.
@@ -107,15 +103,7 @@ def converted(
     *,
     fill: Callable[[Wire, Value], None] | None = None,
 ) -> None:
-    """Have a dataclass that is nested in others converted by functions written by hand.
-
-    Args:
-        kind: The dataclass.
-        message: The generated class.
-        encode: Returns the message.
-        decode: Reads it.
-        fill: Fills an empty one in place; None: it is copied.
-    """
+    """Have a dataclass that is nested in others converted by functions written by hand."""
 
     def copy(target: Message, value: Value) -> None:
         target.CopyFrom(encode(value))

@@ -34,13 +34,7 @@ class EnumTable(Generic[Member]):
     def __init__(
         self, core: type[Member], wire: Any, prefix: str, *, unspecified: Member | None = None
     ) -> None:
-        """Make the table.
-
-        Args:
-            core: The core enum.
-            wire: The generated enum.
-            prefix: Of the wire's names.
-            unspecified: What number 0 means, where it means something.
+        """Make the table; `unspecified` is what number 0 means, where it means something.
 
         Raises:
             KeyError: When one side has a name that the other lacks.

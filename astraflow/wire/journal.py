@@ -26,10 +26,7 @@ class RunOpened:
     """The first record of a journal.
 
     Attributes:
-        run_id: Which run.
         settings_digest: 16 bytes over what it was set up with.
-        data_set_sizes: Rows by data set.
-        software: Release that wrote it.
     """
 
     run_id: str
@@ -130,14 +127,7 @@ def record_bytes(
     received: bytes | None = None,
     goes_on: bool = False,
 ) -> bytes:
-    """Return one record.
-
-    Args:
-        entry: What happened.
-        time: When it was decided.
-        received: The serialized rollout of a RolloutArrived as it came.
-        goes_on: Whether the next record came together with it.
-    """
+    """Return one record; `received` is a RolloutArrived's rollout, serialized, as it came."""
     # Fields of a message may follow each other in pieces.
     head = _head(time, goes_on)
     if received is not None and isinstance(entry, ev.RolloutArrived):

@@ -228,11 +228,7 @@ encode_rollout, _decode_rollout = converter(
 
 
 def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> Rollout:
-    """Read a Rollout, whole.
-
-    Args:
-        message: As it came.
-        data: The same, serialized, over which the arrays may lie; None: it is serialized here.
+    """Read a Rollout, whole; its arrays may lie over `data`, the same serialized.
 
     Raises:
         AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.

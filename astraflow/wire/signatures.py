@@ -20,17 +20,10 @@ _STATEMENT: Final = b"astraflow patch v1"
 
 
 class PatchSigner:
-    """Signs the patches of one policy.
-
-    Attributes:
-        public_key: Verifies what it signs: 32 bytes.
-    """
+    """Signs the patches of one policy."""
 
     def __init__(self, seed: bytes) -> None:
-        """Make the key of a seed.
-
-        Args:
-            seed: 32 bytes; a secret.
+        """Make the key of a seed: 32 bytes, a secret.
 
         Raises:
             AstraflowError: INVALID_FIELD for a seed of another size.
@@ -47,11 +40,7 @@ class PatchSigner:
 
 
 def require_signed(version: VersionInfo, patch: PatchInfo) -> None:
-    """Check that the key of a version has signed a patch that leads to it; about 0.1 ms.
-
-    Args:
-        version: Its signing key is trusted; without one nothing is checked.
-        patch: As it was stored or sent.
+    """Check that the key of a version, if it has one, signed a patch to it; about 0.1 ms.
 
     Raises:
         AstraflowError: SIGNATURE_INVALID.

@@ -50,12 +50,7 @@ _Apart = tuple[str, tuple[str, ...], Iterable[Any]]
 
 
 def dump_state(root: object, *, position: int, modules: tuple[str, ...]) -> bytes:
-    """Return a snapshot of an object and all that it holds.
-
-    Args:
-        root: The whole.
-        position: Of the first record that is not in it.
-        modules: Prefixes of the modules whose objects are written.
+    """Return a snapshot of an object of these modules; record `position` is the next one.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when it holds something that has no plain value.

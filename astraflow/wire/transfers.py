@@ -26,7 +26,6 @@ class ChunkSet:
     """Chunks of one patch.
 
     Attributes:
-        root_digest: Of the patch.
         indexes: Runs of chunk indexes, rising, without overlap; empty: all.
     """
 
@@ -53,13 +52,7 @@ class ChunkSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferBound:
-    """What a transfer has at most, by what the run registered.
-
-    Attributes:
-        patch_count: Patches of its plan.
-        chunk_count: Of all of them.
-        payload_nbytes: Of all of them.
-    """
+    """What a transfer has at most, by what the run registered."""
 
     patch_count: int
     chunk_count: int
@@ -71,18 +64,13 @@ class TransferSpec:
     """What a puller wants, has and can do; see `weights/v1/transfer.proto`.
 
     Attributes:
-        policy_id: Whose weights.
-        version: What is wanted.
         base_version: What is held; None: nothing.
-        layout_digest: Of both.
         profiles: In order of preference; empty: the source chooses.
         goodput_bytes_per_s: Measured by the puller on this link; 0: unknown.
         core_count: Cores it can decode on; 0: unknown.
         decode_rates: What one of them does, by profile, as measured; empty: unknown.
         max_memory_nbytes: For staging; 0: no limit.
         ranges: Parts of the layout that are wanted, in bytes; empty: all.
-        want_chunks: Only these; empty: all.
-        have_chunks: Not these.
         is_ahead: The version may be still to come: it is sent as it is made.
         bound: Who sends more lies; None: what is asked for was not registered. It does not travel.
     """
@@ -116,11 +104,6 @@ class TransferPlan:
     """What a source will send; patches are applied in this order.
 
     Attributes:
-        transfer_id: Names the transfer at its source.
-        patches: What leads to the version.
-        chunk_count: Chunks to be sent.
-        payload_nbytes: Of the chunks to be sent.
-        endpoints: Where else the chunks can be had.
         token: Secret of this transfer, presented on every connection of its lanes.
         expire_time: What the transfer needs is kept until then.
     """

@@ -99,12 +99,7 @@ encode_version_report, decode_version_report = converter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchObject:
-    """An object with the payloads of a patch, one behind the other.
-
-    Attributes:
-        index: Digests and tables.
-        headers: By chunk index.
-    """
+    """An object with the payloads of a patch, one behind the other."""
 
     index: PatchIndex
     headers: tuple[ChunkHeader, ...]

@@ -110,7 +110,6 @@ class PatchIndex:
     """What a puller needs to verify and decode the chunks of a patch.
 
     Attributes:
-        patch: Names it.
         chunk_digests: BLAKE3, 32 bytes each, by chunk index.
         shared_tables: Entropy tables used by all chunks.
     """

@@ -17,7 +17,7 @@ import pytest
 
 from astraflow.conformance.checks import CheckList, CheckVerdict
 from astraflow.conformance.commands import RAAS, TRAINER, CheckTerms, examine
-from astraflow.conformance.faults import PassThrough
+from astraflow.conformance.tap import Fault
 from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -78,7 +78,7 @@ def fail(_):
     raise AstraflowError(Reason.INTERNAL, "the disk is gone")
 
 
-class Endless(PassThrough):
+class Endless(Fault):
     """Sends the last chunk again and again."""
 
     def response(self, call, message):
@@ -89,7 +89,7 @@ def is_item_chunk(call, message):
     return call.name == "Pull" and message.HasField("chunk")
 
 
-class Holds(PassThrough):
+class Holds(Fault):
     """Sends a plan, and no chunk of it ever."""
 
     gate = None
@@ -100,7 +100,7 @@ class Holds(PassThrough):
             self.gate.__enter__()
 
 
-class NewestInstead(PassThrough):
+class NewestInstead(Fault):
     """Sends the version that it has, whatever it is asked for."""
 
     def request(self, call, message):
@@ -109,7 +109,7 @@ class NewestInstead(PassThrough):
         return [message]
 
 
-class OneOnly(PassThrough):
+class OneOnly(Fault):
     """Serves one who pulls, and nobody while that one does not read; from a resumed Pull on."""
 
     is_resumed = is_taken = False

@@ -42,14 +42,14 @@ async def test_our_own_source_passes_every_check(source):
 
 
 async def test_a_state_of_another_digest_is_found(source):
-    lie = replace(source.info, content_digest=bytes(16))
+    lie = replace(source.registered(), content_digest=bytes(16))
 
     assert await failed(replace(source, registered=lambda: lie)) == {"weights.state"}
 
 
 async def test_a_patch_that_nobody_registered_is_found(source):
-    (patch, *others) = source.info.patches
-    lie = replace(source.info, patches=(replace(patch, root_digest=bytes(32)), *others))
+    (patch, *others) = source.registered().patches
+    lie = replace(source.registered(), patches=(replace(patch, root_digest=bytes(32)), *others))
 
     assert await failed(replace(source, registered=lambda: lie)) == {
         "weights.plan",
@@ -58,7 +58,7 @@ async def test_a_patch_that_nobody_registered_is_found(source):
 
 
 async def test_a_layout_that_is_not_the_registered_one_is_found(source):
-    lie = replace(source.info, layout_digest=bytes(32))
+    lie = replace(source.registered(), layout_digest=bytes(32))
 
     assert "weights.layout" in await failed(replace(source, registered=lambda: lie))
 
@@ -71,7 +71,11 @@ async def test_a_source_that_is_not_there_fails_every_check_by_name(source):
 
 @pytest.mark.parametrize(("digest", "code"), [(None, 0), (bytes(16), 1)])
 def test_the_command_says_what_it_found(source, tmp_path, digest, code):
-    info = source.info if digest is None else replace(source.info, content_digest=digest)
+    info = (
+        source.registered()
+        if digest is None
+        else replace(source.registered(), content_digest=digest)
+    )
     version = tmp_path / "version.json"
     version.write_text(MessageToJson(encode_version_info(info)))
     said = CliRunner().invoke(

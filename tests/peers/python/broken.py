@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from astraflow.conformance.faults import EveryResponse, PassThrough
-from astraflow.conformance.tap import Tap, method_of
+from astraflow.conformance.faults import EveryResponse
+from astraflow.conformance.tap import Fault, Tap, method_of
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.auth import BEARER_KEY, SESSION_KEY
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, train_counter
@@ -72,7 +72,7 @@ class Garbage:
         return b"\xff\xfe garbage"
 
 
-class On(PassThrough):
+class On(Fault):
     """Breaks a call of one name.
 
     Args:
@@ -167,7 +167,7 @@ def no_deadline(call):
     call.timeout_s = None
 
 
-class Drainless(PassThrough):
+class Drainless(Fault):
     """Never hears that it is to go."""
 
     def response(self, call, message):
@@ -179,7 +179,7 @@ class Drainless(PassThrough):
         return [message]
 
 
-class Acks(PassThrough):
+class Acks(Fault):
     """Settles what has not come: a batch with its header, or one that nobody sent."""
 
     def __init__(self, batch_id=None):
@@ -198,7 +198,7 @@ class Acks(PassThrough):
         await self.tap.stub().AckBatch(request, metadata=tuple(call.metadata.items()), timeout=5)
 
 
-class SecondStream(PassThrough):
+class SecondStream(Fault):
     """Takes batches on two streams at once."""
 
     def __init__(self):
@@ -217,7 +217,7 @@ class SecondStream(PassThrough):
             pass
 
 
-class AnswersOtherwise(PassThrough):
+class AnswersOtherwise(Fault):
     """Repeats an ack, with another outcome or not at all."""
 
     def __init__(self, change):
@@ -277,7 +277,7 @@ def as_doubles(rollout):
     tensor.dtype = DTYPE_F64
 
 
-class Items(PassThrough):
+class Items(Fault):
     """Changes the list of items that are sent on a StreamRollouts."""
 
     def __init__(self, change):
@@ -337,7 +337,7 @@ def renamed():
     return Items(change)
 
 
-class DeafToDeadlines(PassThrough):
+class DeafToDeadlines(Fault):
     """Forgets a task whose deadline passed."""
 
     def __init__(self):
@@ -357,7 +357,7 @@ class DeafToDeadlines(PassThrough):
         return [message]
 
 
-class GivesBack(PassThrough):
+class GivesBack(Fault):
     """Gives its first task back, because it has no place; and closes it all the same."""
 
     def __init__(self, reason, *, closes):
@@ -426,7 +426,7 @@ MEMBERS = {
         lambda join: On(join, ask=put(resume__incarnation=2), since=1),
     ),
     "never_leaves": ("member.drained", "EndSession", lambda _: Drainless()),
-    "leaves_with_an_error": ("member.drained", "exit code is 3", lambda _: PassThrough()),
+    "leaves_with_an_error": ("member.drained", "exit code is 3", lambda _: Fault()),
 }
 
 TRAINERS = {
