@@ -11,22 +11,8 @@ from uuid import uuid4
 from astraflow.core.errors import AstraflowError, Reason
 
 PROTOCOLS: Final = (
-    *(
-        "file",
-        "memory",
-        "s3",
-        "s3a",
-        "gs",
-        "gcs",
-        "az",
-        "abfs",
-        "abfss",
-        "oci",
-        "oss",
-        "obs",
-        "cos",
-    ),
-    *("hdfs", "webhdfs", "sftp", "smb", "http", "https"),
+    *("file", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs"),
+    *("cos", "hdfs", "webhdfs", "sftp", "smb", "http", "https"),
 )
 """What is opened. An address comes over the network, so none that runs code or opens others is."""
 

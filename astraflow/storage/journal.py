@@ -27,11 +27,15 @@ class JournalRecords(Protocol):
         ...
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on; empty at the end."""
+        """Return at most `limit` records from position `start` on; empty at the end.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when one was trimmed, is damaged or lies past the end.
+        """
         ...
 
 
-class Journal(Protocol):
+class Journal(JournalRecords, Protocol):
     """An append-only list of records, trimmed at its old end.
 
     Example:
@@ -40,18 +44,8 @@ class Journal(Protocol):
     """
 
     @property
-    def identity(self) -> bytes:
-        """What tells it from every other journal; empty: nothing does."""
-        ...
-
-    @property
     def first(self) -> int:
         """Position of the oldest record that is kept; `end` when there is none."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """Position of the next record."""
         ...
 
     async def append(self, records: Sequence[bytes]) -> int:
@@ -62,14 +56,6 @@ class Journal(Protocol):
 
         Raises:
             AstraflowError: JOURNAL_FAILED when they cannot be written or it is closed.
-        """
-        ...
-
-    async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on; empty at the end.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED when `start` was trimmed or lies past the end.
         """
         ...
 
@@ -101,21 +87,14 @@ class InMemoryJournal:
     def __init__(self) -> None:
         self.identity = b""
         self._records: deque[bytes] = deque()
-        self._first = 0
+        self.first = 0
         self._is_closed = False
 
     @property
-    def first(self) -> int:
-        """Position of the oldest record that is kept; `end` when there is none."""
-        return self._first
-
-    @property
     def end(self) -> int:
-        """Position of the next record."""
-        return self._first + len(self._records)
+        return self.first + len(self._records)
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Keep records until they are trimmed or the process ends."""
         if self._is_closed:
             raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
         position = self.end
@@ -123,26 +102,23 @@ class InMemoryJournal:
         return position
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on."""
-        if not self._first <= start <= self.end:
+        if not self.first <= start <= self.end:
             raise AstraflowError(
                 Reason.JOURNAL_FAILED,
-                f"position {start} is not kept; the journal has {self._first} to {self.end}",
+                f"position {start} is not kept; the journal has {self.first} to {self.end}",
             )
-        offset = start - self._first
+        offset = start - self.first
         return tuple(islice(self._records, offset, offset + limit))
 
     async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
-        """Let go of every record below position `before`."""
         del spare_nbytes
-        while self._records and self._first < before:
+        while self._records and self.first < before:
             self._records.popleft()
-            self._first += 1
+            self.first += 1
 
     async def fenced(self) -> None:
         """Wait for ever: nobody else has it."""
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """Let nothing more be appended."""
         self._is_closed = True

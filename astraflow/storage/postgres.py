@@ -261,7 +261,7 @@ class PostgresJournal:
         self._database = database
         self._lease = lease
         self._epoch = epoch
-        self._first, self._end = bounds
+        self.first, self.end = bounds
         self._durability = durability
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -312,16 +312,6 @@ class PostgresJournal:
             durability=durability,
         )
 
-    @property
-    def first(self) -> int:
-        """Position of the oldest record that is kept; `end` when there is none."""
-        return self._first
-
-    @property
-    def end(self) -> int:
-        """Position of the next record."""
-        return self._end
-
     async def append(self, records: Sequence[bytes]) -> int:
         """Commit records in one round trip.
 
@@ -331,24 +321,19 @@ class PostgresJournal:
         """
         if self._is_closed:
             raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
-        return await self._do(lambda: self._append(records)) if records else self._end
+        return await self._do(lambda: self._append(records)) if records else self.end
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on, their checksums verified.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED also for a record that is damaged or missing.
-        """
-        if not self._first <= start <= self._end:
-            raise _not_kept(self._place, start, self._first, self._end)
+        if not self.first <= start <= self.end:
+            raise _not_kept(self._place, start, self.first, self.end)
         return await self._do(lambda: self._again(lambda: self._read(start, limit)))
 
     async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
         """Let go of every record below position `before`; their room is the database's."""
         del spare_nbytes
-        before = min(before, self._end)
-        while self._first < before:
-            upto = min(before, self._first + _TRIM_COUNT)
+        before = min(before, self.end)
+        while self.first < before:
+            upto = min(before, self.first + _TRIM_COUNT)
             await self._do(lambda upto=upto: self._again(lambda: self._trim(upto)))
             hit(FaultPoint.TRIMMED_SOME)
 
@@ -381,7 +366,7 @@ class PostgresJournal:
             raise _unusable(self._place, error) from error
 
     def _append(self, records: Sequence[bytes]) -> int:
-        start, count = self._end, len(records)
+        start, count = self.end, len(records)
         sums = [checksum(position, record) for position, record in enumerate(records, start)]
         named = {
             "start": start,
@@ -395,7 +380,7 @@ class PostgresJournal:
             # Another hub has the journal, or they were written before the connection broke.
             self._again(lambda: self._must_hold(start, sums))
         hit(FaultPoint.JOURNAL_COMMITTED)
-        self._end += count
+        self.end += count
         return start
 
     def _must_hold(self, start: int, sums: Sequence[int]) -> None:
@@ -433,7 +418,7 @@ class PostgresJournal:
 
     def _trim(self, before: int) -> None:
         self._database.execute(_TRIM, {"before": before, "epoch": self._epoch})
-        self._first = before
+        self.first = before
 
 
 class PostgresReader:
@@ -450,28 +435,13 @@ class PostgresReader:
             self._database = place.connect()
         try:
             with _usable(place):
-                self.identity, self._first, self._end = _row(place, self._database)
+                self.identity, self.first, self.end = _row(place, self._database)
         except BaseException:
             self._database.close()
             raise
 
-    @property
-    def first(self) -> int:
-        """Position of the oldest record."""
-        return self._first
-
-    @property
-    def end(self) -> int:
-        """Position after the newest record."""
-        return self._end
-
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED for a record that is damaged, missing or not kept.
-        """
-        limit = min(limit, self._end - start)
+        limit = min(limit, self.end - start)
         with _usable(self._place):
             records = _read(self._place, self._database, start, limit)
         if len(records) < limit:
@@ -479,7 +449,6 @@ class PostgresReader:
         return records
 
     def close(self) -> None:
-        """Let go of the database."""
         self._database.close()
 
 
@@ -494,11 +463,7 @@ class PostgresSnapshot:
         return f"the snapshot in {self._place}"
 
     def write(self, data: bytes, *, identity: bytes, position: int) -> None:
-        """Replace what was written before; one that goes further is left as it is.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED when it cannot be written; the one before is still there.
-        """
+        """Replace what was written before; one that goes further is left as it is."""
         # One part at least, also of nothing.
         starts = range(0, max(1, len(data)), _PART_NBYTES)
         with _usable(self._place), self._place.connect() as database, database.transaction():
@@ -514,14 +479,6 @@ class PostgresSnapshot:
                 database.execute("INSERT INTO snapshot VALUES (%s, %s, %s, %s, %b)", row)
 
     def read(self, *, identity: bytes) -> bytes | None:
-        """Return what was written last; None: nothing was.
-
-        Args:
-            identity: Of the journal beside it; empty: of any.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED when it is damaged or of another journal.
-        """
         query = "SELECT part, identity, checksum, data FROM snapshot ORDER BY part"
         pieces: list[bytes] = []
         with (

@@ -60,61 +60,50 @@ class SnapshotFile:
         return str(self.path)
 
     def write(self, data: bytes, *, identity: bytes, position: int) -> None:
-        """Replace the file."""
         del position
-        _write(self.path, data, identity)
+        draft = self.path.with_name(self.path.name + ".draft")
+        data = identity.ljust(_IDENTITY_NBYTES, b"\0") + data
+        try:
+            with draft.open("wb") as file:
+                file.write(_MAGIC + _HEAD.pack(crc32(data), len(data)))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            hit(FaultPoint.SNAPSHOT_DRAFTED)
+            draft.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED, f"{self.path} cannot be written ({error}); make room for it"
+            ) from error
 
     def read(self, *, identity: bytes) -> bytes | None:
-        """Return what the file holds; None: there is none."""
-        return _read(self.path, identity)
-
-
-def _write(path: Path, data: bytes, identity: bytes) -> None:
-    draft = path.with_name(path.name + ".draft")
-    data = identity.ljust(_IDENTITY_NBYTES, b"\0") + data
-    try:
-        with draft.open("wb") as file:
-            file.write(_MAGIC + _HEAD.pack(crc32(data), len(data)))
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        hit(FaultPoint.SNAPSHOT_DRAFTED)
-        draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise AstraflowError(
-            Reason.JOURNAL_FAILED, f"{path} cannot be written ({error}); make room for it"
-        ) from error
-
-
-def _read(path: Path, identity: bytes) -> bytes | None:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _damaged(path, str(error)) from error
-    head, data = content[: len(_MAGIC) + _HEAD.size], content[len(_MAGIC) + _HEAD.size :]
-    if len(head) < len(_MAGIC) + _HEAD.size or not head.startswith((_MAGIC, _FIRST_MAGIC)):
-        raise _damaged(path, "it is no snapshot")
-    checksum, nbytes = _HEAD.unpack(head[len(_MAGIC) :])
-    if nbytes != len(data) or checksum != crc32(data):
-        raise _damaged(path, "its checksum is wrong")
-    if head.startswith(_FIRST_MAGIC):
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._damaged(str(error)) from error
+        head, data = content[: len(_MAGIC) + _HEAD.size], content[len(_MAGIC) + _HEAD.size :]
+        if len(head) < len(_MAGIC) + _HEAD.size or not head.startswith((_MAGIC, _FIRST_MAGIC)):
+            raise self._damaged("it is no snapshot")
+        checksum, nbytes = _HEAD.unpack(head[len(_MAGIC) :])
+        if nbytes != len(data) or checksum != crc32(data):
+            raise self._damaged("its checksum is wrong")
+        if head.startswith(_FIRST_MAGIC):
+            return data
+        said, data = data[:_IDENTITY_NBYTES], data[_IDENTITY_NBYTES:]
+        if identity and said.strip(b"\0") and said != identity:
+            raise self._damaged("it belongs to another journal than the one beside it")
         return data
-    said, data = data[:_IDENTITY_NBYTES], data[_IDENTITY_NBYTES:]
-    if identity and said.strip(b"\0") and said != identity:
-        raise _damaged(path, "it belongs to another journal than the one beside it")
-    return data
 
-
-def _damaged(path: Path, why: str) -> AstraflowError:
-    return AstraflowError(
-        Reason.JOURNAL_FAILED,
-        f"{path} cannot be used: {why}; restore it from a copy, or move its folder aside to begin "
-        "the run anew from the trainer's last checkpoint",
-    )
+    def _damaged(self, why: str) -> AstraflowError:
+        return AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"{self.path} cannot be used: {why}; restore it from a copy, or move its folder aside "
+            "to begin the run anew from the trainer's last checkpoint",
+        )

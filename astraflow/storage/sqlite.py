@@ -326,7 +326,7 @@ class SqliteJournal:
         self._path = path
         self._database = database
         self._lock = lock
-        self._first, self._end = bounds
+        self.first, self.end = bounds
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
@@ -353,37 +353,17 @@ class SqliteJournal:
             raise
         return cls(path, database, lock, watermark, level.identity, bounds=bounds)
 
-    @property
-    def first(self) -> int:
-        """Position of the oldest record that is kept; `end` when there is none."""
-        return self._first
-
-    @property
-    def end(self) -> int:
-        """Position of the next record."""
-        return self._end
-
     async def append(self, records: Sequence[bytes]) -> int:
-        """Commit records in one transaction.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED when they cannot be written, such as on a full or
-                read-only disk; none of them is kept then.
-        """
+        """Commit records in one transaction, all or none."""
         if self._is_closed:
             raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
         return await self._do(lambda: self._append(records))
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on, their checksums verified.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED also for a record that is damaged or missing.
-        """
-        if not self._first <= start <= self._end:
+        if not self.first <= start <= self.end:
             raise AstraflowError(
                 Reason.JOURNAL_FAILED,
-                f"position {start} is not kept; the journal has {self._first} to {self._end}, "
+                f"position {start} is not kept; the journal has {self.first} to {self.end}, "
                 "and its snapshot is missing or an older copy; restore the whole folder from one "
                 "copy",
             )
@@ -391,9 +371,9 @@ class SqliteJournal:
 
     async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
         """Let go of every record below position `before`, and of their room, some at a time."""
-        before = min(before, self._end)
-        while self._first < before:
-            upto = min(before, self._first + _TRIM_COUNT)
+        before = min(before, self.end)
+        while self.first < before:
+            upto = min(before, self.first + _TRIM_COUNT)
             await self._do(lambda upto=upto: self._trim(upto))
             hit(FaultPoint.TRIMMED_SOME)
         while await self._do(lambda: self._shrink(spare_nbytes // PAGE_NBYTES)):
@@ -418,7 +398,7 @@ class SqliteJournal:
             raise unwritable(self._path, error) from error
 
     def _append(self, records: Sequence[bytes]) -> int:
-        position = self._end
+        position = self.end
         rows = [
             (number, checksum(number, record), record)
             for number, record in enumerate(records, position)
@@ -428,14 +408,14 @@ class SqliteJournal:
             hit(FaultPoint.JOURNAL_WRITTEN)
         self._watermark.rise(position + len(rows))
         hit(FaultPoint.JOURNAL_COMMITTED)
-        self._end += len(rows)
+        self.end += len(rows)
         return position
 
     def _trim(self, before: int) -> None:
         with self._database:
             self._database.execute("DELETE FROM records WHERE position < ?", (before,))
             self._database.execute("UPDATE bounds SET first = ?", (before,))
-        self._first = before
+        self.first = before
 
     def _shrink(self, spare: int) -> bool:
         """Give some free pages back to the disk; return whether there were more than to spare.
@@ -465,32 +445,17 @@ class JournalReader:
             # Before the bounds, which may grow meanwhile.
             level = read_level(path)
             self._database = open_for_reading(path)
-            self._first, self._end = bounds_of(self._database)
+            self.first, self.end = bounds_of(self._database)
             self.identity = identity_of(self._database)
         except (sqlite3.Error, OSError) as error:
             raise unusable(path, error) from error
         if level is not None and level.identity != self.identity:
             raise _incomplete(path, "its watermark is of another journal")
-        if level is not None and level.end > self._end:
-            raise _cut_off(path, self._end, level.end)
-
-    @property
-    def first(self) -> int:
-        """Position of the oldest record."""
-        return self._first
-
-    @property
-    def end(self) -> int:
-        """Position after the newest record."""
-        return self._end
+        if level is not None and level.end > self.end:
+            raise _cut_off(path, self.end, level.end)
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
-        """Return at most `limit` records from position `start` on.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED for a record that is damaged, missing or not kept.
-        """
-        limit = min(limit, self._end - start)
+        limit = min(limit, self.end - start)
         try:
             records = read_rows(self._path, self._database, start, limit)
         except sqlite3.Error as error:
@@ -504,5 +469,4 @@ class JournalReader:
         return records
 
     def close(self) -> None:
-        """Let go of the file."""
         self._database.close()
