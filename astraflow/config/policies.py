@@ -83,7 +83,8 @@ class Loss(Strict):
     ratio: Literal["token", "sequence"] = "token"
     """sequence: the geometric mean over a row, for all of its tokens (GSPO)."""
     old: Literal["sampler", "recomputed"] = "sampler"
-    """What the ratio compares with: what was sampled from, or the policy before the step."""
+    """What the ratio compares with: what was sampled from, or the policy before the batch. The
+    two differ where data are stale; recomputed clips only what minibatches or epochs have moved."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio is not rewarded below 1 - clip_low."""
     clip_high: float = Field(default=0.28, gt=0)
@@ -426,6 +427,12 @@ class TrainerConfig(Strict):
     """Optimizer steps, one batch each; unset: until the data ends."""
     groups_per_batch: int = Field(default=16, ge=1)
     """Groups (prompts) per batch; rollouts per batch are this times group_size."""
+    minibatches: int = Field(default=1, ge=1)
+    """Parts that a batch is trained on in, one optimizer update each; rows of one prompt stay
+    together where that is even."""
+    epochs: int = Field(default=1, ge=1)
+    """Times that a batch goes through all its parts, which are other ones each time. However many
+    updates it makes, a batch is one step: one version, one learning rate, one ack."""
     max_staleness: int = Field(default=2, ge=0)
     """Versions between sampling and training, at most. 0 is synchronous."""
     sync: Sync = Sync()

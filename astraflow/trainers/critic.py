@@ -131,18 +131,34 @@ class CriticLearner:
 
     @contextmanager
     def stepping(
-        self, rows: TrainRows, values: np.ndarray, returns: np.ndarray, step: int
+        self,
+        rows: TrainRows,
+        values: np.ndarray,
+        returns: np.ndarray,
+        step: int,
+        *,
+        part: np.ndarray | None = None,
     ) -> Generator[Mapping[str, float]]:
-        """Make the step of `step` at the end of a block; one that fails leaves all as it was."""
+        """Make the step of `step` at the end of a block; one that fails leaves all as it was.
+
+        Args:
+            rows: Of the batch.
+            values: f32[K], before the batch.
+            returns: f64[K].
+            step: Counted from 1.
+            part: bool[N], the rows that it learns from; None: all.
+        """
+        part = np.ones(rows.row_count, np.bool_) if part is None else part
+        at = part[rows.loss.rows]
         with self._optimizer.gathering():
-            count = self._peers.all_reduce_sum(len(values))
-            plan = self._passes(rows)
+            count = self._peers.all_reduce_sum(int(at.sum()))
+            plan = self._passes(rows, part)
             loss = sum((self._learn(each, values, returns, count) for each in plan), 0.0)
             norm = self._optimizer.clip(step)
             yield {
                 "critic/loss": self._peers.all_reduce_sum(loss),
                 "critic/grad_norm": norm,
-                **_fit(self._peers.all_gather(values), self._peers.all_gather(returns)),
+                **_fit(self._peers.all_gather(values[at]), self._peers.all_gather(returns[at])),
             }
             self._optimizer.apply(step)
 
@@ -177,8 +193,9 @@ class CriticLearner:
         chosen = to_tensor(tokens.chosen, device)
         return self._model.logits(to_tensor(tokens.tokens, device), chosen).float()[:, 0]
 
-    def _passes(self, rows: TrainRows) -> list[PassTokens]:
+    def _passes(self, rows: TrainRows, part: np.ndarray | None = None) -> list[PassTokens]:
         chosen = np.isin(np.arange(rows.row_count), rows.loss.rows)
+        chosen = chosen if part is None else chosen & part
         plan = passes_of(rows, chosen, max_tokens=self._max_tokens)
         return [
             PassTokens.of(rows, one) for one in evened(plan, self._peers.all_reduce_max(len(plan)))

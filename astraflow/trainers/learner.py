@@ -1,31 +1,37 @@
-"""One optimizer step from one batch."""
+"""One step from one batch: an optimizer update, or one for each minibatch of each epoch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 
 from astraflow.config.recipe import TrainerConfig
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.critic import CriticLearner
+from astraflow.trainers.critic import CriticLearner, Estimates
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.losses import (
     ClipRange,
     LossInputs,
     clip_range_of,
+    divisor_of,
     loss_metrics,
     policy_loss,
     prepared,
     surrogate_of,
 )
 from astraflow.trainers.optimizer import AdamW, flat_state, read_state
-from astraflow.trainers.passes import ModelPass, evened, passes_of
+from astraflow.trainers.passes import ModelPass, evened, minibatches_of, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
-from astraflow.trainers.rows import LossTokens, TrainRows
+from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Rows that the log speaks of when a batch has none that moves the weights.
 _LOOKED_AT_ROWS = 16
@@ -52,6 +58,42 @@ class Likelihoods:
         """Keep what one pass found."""
         self.logprobs[indices] = logprobs.detach().cpu().numpy()
         self.entropies[indices] = entropies.cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedBatch:
+    """What of a batch stays as it was before its first update.
+
+    Attributes:
+        rows: Of the batch, with the advantages and weights that the recipe asks for.
+        is_trained: bool[N], which of them can move the weights.
+        limits: Where ratios are clipped.
+        old_logprobs: f32[K], under the policy before the batch; None: the one update knows them.
+        reference_logprobs: f32[K], under the reference; None: there is none.
+    """
+
+    rows: TrainRows
+    is_trained: np.ndarray
+    limits: ClipRange
+    old_logprobs: np.ndarray | None
+    reference_logprobs: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Update:
+    """What came of one update.
+
+    Attributes:
+        metrics: Of it alone.
+        indices: i64[k], the loss tokens that it trained on.
+        logprobs: f32[k], theirs before it.
+        entropies: f32[k].
+    """
+
+    metrics: Mapping[str, float]
+    indices: np.ndarray
+    logprobs: np.ndarray
+    entropies: np.ndarray
 
 
 class PolicyLearner:
@@ -132,33 +174,31 @@ class PolicyLearner:
         return {} if self._critic is None else self._critic.parameters
 
     def step(self, rows: TrainRows, *, divisor: float) -> Mapping[str, float]:
-        """Change the weights once.
+        """Change the weights, once for each minibatch of each epoch.
 
         Rows that can move nothing are left out; late in a run most have no advantage. Of a batch
         without any other row some are looked at, for the log.
 
         Args:
             rows: This rank's share of the batch.
-            divisor: Of the mean over the whole batch; see `divisor_of`.
+            divisor: Of the mean over the whole batch; see `divisor_of`. Minibatches have their own.
 
         Returns:
-            Numbers for the log, of the weights before the step and the rows that are not
+            Numbers for the log, of the weights before each update and the rows that are not
             left out.
 
         Raises:
-            AstraflowError: INTERNAL when the gradient is not finite, INVALID_FIELD when a
-                token is not in the model's vocabulary. The weights stay.
+            AstraflowError: INTERNAL when the gradient of the first update is not finite,
+                INVALID_FIELD when a token is not in the model's vocabulary. The weights stay.
         """
         with agreeing(self._peers):
             rows.require_vocabulary(self._model.vocabulary_size)
         if self._critic is None or not self._peers.all_reduce_max(len(rows.loss)):
-            return self._step(rows, divisor)
+            return self._step(rows, divisor, None)
         values, found = self._critic.estimate(rows)
         advantages = found.advantages.astype(np.float32)
         valued = replace(rows, loss=replace(rows.loss, advantages=advantages))
-        with self._critic.stepping(rows, values, found.returns, self._step_count + 1) as learned:
-            metrics = self._step(valued, divisor)
-        return {**metrics, **learned}
+        return self._step(valued, divisor, (values, found))
 
     def likelihoods(self, rows: TrainRows, chosen_rows: np.ndarray) -> Likelihoods:
         """Return what the present weights say of some rows; 0 for the tokens of the others.
@@ -172,27 +212,112 @@ class PolicyLearner:
             self._evaluate(rows, one, seen)
         return seen
 
-    def _step(self, rows: TrainRows, divisor: float) -> Mapping[str, float]:
-        """Change the weights once, by the advantages of the rows."""
-        rows = replace(rows, loss=prepared(rows.loss, self._settings.loss, self._peers))
-        is_trained = self._trained_rows(rows)
-        limits = self._limits(rows, is_trained)
+    def _step(
+        self, rows: TrainRows, divisor: float, valued: tuple[np.ndarray, Estimates] | None
+    ) -> Mapping[str, float]:
+        """Change the weights by the advantages of the rows, and the critic's by what it said."""
+        settings = self._settings
+        batch = self._prepare(rows)
+        parts = minibatches_of(
+            rows, count=settings.minibatches, epochs=settings.epochs, peers=self._peers
+        )
+        updates: list[Update] = []
+        learned: list[Mapping[str, float]] = []
+        for part in parts:
+            try:
+                with self._critic_update(rows, part, valued) as seen:
+                    made = self._update(
+                        batch,
+                        part,
+                        divisor if settings.minibatches == 1 else self._divisor(rows, part),
+                        is_first=not updates,
+                    )
+            except Exception as error:
+                if not updates and not learned:
+                    raise
+                if not isinstance(error, AstraflowError) or error.reason is not Reason.INTERNAL:
+                    # The weights are no version, and other ranks may have made this update.
+                    name = type(error).__name__
+                    raise RuntimeError(f"{name} between two updates of a batch") from error
+                log.warning("the batch ends before its last update", why=error.message)
+                break
+            updates += [] if made is None else [made]
+            learned += [seen] if seen else []
+        self._step_count += 1
+        found = self._log(batch, updates) if updates else self._stand_still(batch)
+        return {**found, **_means(learned)}
+
+    def _prepare(self, rows: TrainRows) -> PreparedBatch:
+        """Look at a batch before anything changes."""
+        settings = self._settings
+        reference = self._reference_likelihoods(rows)
+        loss = prepared(rows.loss, settings.loss, self._peers, reference_logprobs=reference)
+        rows = replace(rows, loss=loss)
+        is_trained, old = self._trained_rows(rows), None
+        is_moving = settings.loss.old == "recomputed" and settings.minibatches * settings.epochs > 1
+        if is_moving or settings.loss.m2_threshold is not None:
+            old = self.likelihoods(rows, is_trained).logprobs
+        return PreparedBatch(
+            rows=rows,
+            is_trained=is_trained,
+            limits=self._limits(rows, is_trained, old),
+            old_logprobs=old if is_moving else None,
+            reference_logprobs=reference,
+        )
+
+    def _update(
+        self, batch: PreparedBatch, part: np.ndarray, divisor: float, *, is_first: bool
+    ) -> Update | None:
+        """Change the weights once, by some rows; None: none of them moves anything."""
+        rows, chosen = batch.rows, part & batch.is_trained
+        if not self._peers.all_reduce_max(int(chosen.any())):
+            return None
         seen = Likelihoods.empty(len(rows.loss))
         with self._optimizer.gathering():
-            plan = self._plan(rows, is_trained)
-            loss = sum((self._learn(rows, one, seen, limits, divisor) for one in plan), 0.0)
-        if not self._peers.all_reduce_max(int(is_trained.any())):
-            return self._stand_still(rows, limits)
+            plan = self._plan(rows, chosen)
+            loss = sum((self._learn(batch, one, seen, divisor) for one in plan), 0.0)
+        if is_first:
+            self._before_change()
+        norm = self._optimizer.step(self._step_count + 1)
+        indices = np.flatnonzero(chosen[rows.loss.rows])
+        return Update(
+            metrics={"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm},
+            indices=indices,
+            logprobs=seen.logprobs[indices],
+            entropies=seen.entropies[indices],
+        )
+
+    @contextmanager
+    def _critic_update(
+        self, rows: TrainRows, part: np.ndarray, valued: tuple[np.ndarray, Estimates] | None
+    ) -> Generator[Mapping[str, float]]:
+        """Change the critic's weights, too, at the end of a block, by some rows."""
+        if self._critic is None or valued is None:
+            yield {}
+            return
+        values, found = valued
         step = self._step_count + 1
-        self._before_change()
-        norm = self._optimizer.step(step)
-        self._step_count = step
+        with self._critic.stepping(rows, values, found.returns, step, part=part) as metrics:
+            yield metrics
+
+    def _divisor(self, rows: TrainRows, part: np.ndarray) -> float:
+        """Return that of a minibatch, which all ranks have rows of."""
+        token_count = int(part[rows.loss.rows].sum())
+        return divisor_of(
+            self._settings.loss,
+            row_count=self._peers.all_reduce_sum(int(part.sum())),
+            token_count=self._peers.all_reduce_sum(token_count),
+        )
+
+    def _log(self, batch: PreparedBatch, updates: Sequence[Update]) -> Mapping[str, float]:
+        """Return numbers for the log of a batch that changed the weights."""
+        is_one = self._settings.minibatches * self._settings.epochs == 1
         return {
-            "train/loss": self._peers.all_reduce_sum(loss),
-            "train/grad_norm": norm,
-            "train/lr": self._optimizer.rate(step),
-            "train/trained_rows_frac": self._share(is_trained),
-            **self._metrics(rows, seen, is_trained, limits),
+            **_means([each.metrics for each in updates]),
+            "train/lr": self._optimizer.rate(self._step_count),
+            "train/trained_rows_frac": self._share(batch.is_trained),
+            **({} if is_one else {"train/updates": float(len(updates))}),
+            **self._metrics(batch, updates),
         }
 
     def _trained_rows(self, rows: TrainRows) -> np.ndarray:
@@ -201,40 +326,49 @@ class PolicyLearner:
             return rows.row_is_trained
         return np.isin(np.arange(rows.row_count), rows.loss.rows)
 
-    def _limits(self, rows: TrainRows, is_trained: np.ndarray) -> ClipRange:
-        """Return where ratios are clipped in this batch; M2PO has to look at all of it first."""
+    def _limits(
+        self, rows: TrainRows, is_trained: np.ndarray, old_logprobs: np.ndarray | None
+    ) -> ClipRange:
+        """Return where ratios are clipped in this batch; M2PO looks at all of it for that."""
         settings = self._settings.loss
-        if settings.m2_threshold is None:
+        if settings.m2_threshold is None or old_logprobs is None:
             return clip_range_of(settings)
         at = is_trained[rows.loss.rows]
-        gap = self.likelihoods(rows, is_trained).logprobs[at] - rows.loss.sampler_logprobs[at]
+        gap = old_logprobs[at] - rows.loss.sampler_logprobs[at]
         joined = self._peers.all_gather
         return clip_range_of(settings, joined(gap), joined(rows.loss.advantages[at]))
 
-    def _stand_still(self, rows: TrainRows, limits: ClipRange) -> Mapping[str, float]:
-        """Count a step that moves nothing."""
-        self._step_count += 1
-        chosen = np.arange(rows.row_count) < _LOOKED_AT_ROWS
+    def _stand_still(self, batch: PreparedBatch) -> Mapping[str, float]:
+        """Return numbers for the log of a batch that moves nothing."""
+        chosen = np.arange(batch.rows.row_count) < _LOOKED_AT_ROWS
+        seen = self.likelihoods(batch.rows, chosen)
+        indices = np.flatnonzero(chosen[batch.rows.loss.rows])
+        shown = Update(
+            metrics={},
+            indices=indices,
+            logprobs=seen.logprobs[indices],
+            entropies=seen.entropies[indices],
+        )
         return {
             "train/loss": 0.0,
             "train/grad_norm": 0.0,
             "train/lr": self._optimizer.rate(self._step_count),
             "train/trained_rows_frac": 0.0,
-            **self._metrics(rows, self.likelihoods(rows, chosen), chosen, limits),
+            **self._metrics(replace(batch, old_logprobs=None), [shown]),
         }
 
-    def _metrics(
-        self, rows: TrainRows, seen: Likelihoods, chosen_rows: np.ndarray, limits: ClipRange
-    ) -> Mapping[str, float]:
-        at = chosen_rows[rows.loss.rows]
+    def _metrics(self, batch: PreparedBatch, updates: Sequence[Update]) -> Mapping[str, float]:
+        indices = np.concatenate([each.indices for each in updates])
+        old = batch.old_logprobs
         found = loss_metrics(
-            rows.loss.where(at),
-            logprobs=seen.logprobs[at],
-            entropies=seen.entropies[at],
+            batch.rows.loss.where(indices),
+            logprobs=np.concatenate([each.logprobs for each in updates]),
+            entropies=np.concatenate([each.entropies for each in updates]),
             settings=self._settings.loss,
-            limits=limits,
+            limits=batch.limits,
+            old_logprobs=None if old is None else old[indices],
         )
-        return self._peers.merged(found, weight=float(at.sum()))
+        return self._peers.merged(found, weight=float(len(indices)))
 
     def _share(self, is_trained: np.ndarray) -> float:
         """Return which share of the whole batch's rows is trained on."""
@@ -260,20 +394,23 @@ class PolicyLearner:
         return evened(plan, self._peers.all_reduce_max(len(plan)))
 
     def _learn(
-        self, rows: TrainRows, one: ModelPass, seen: Likelihoods, limits: ClipRange, divisor: float
+        self, batch: PreparedBatch, one: ModelPass, seen: Likelihoods, divisor: float
     ) -> float:
         """Add one pass to the gradient and return its share of the loss."""
-        tokens = PassTokens.of(rows, one)
+        tokens = PassTokens.of(batch.rows, one)
         logprobs, entropies = log_softmax_of(self._model, tokens)
         seen.put(tokens.loss_indices, logprobs, entropies)
-        inputs = self._inputs(rows.loss, tokens, logprobs)
-        share = policy_loss(inputs, self._settings.loss, limits, divisor=divisor)
+        inputs = self._inputs(batch, tokens.loss_indices, logprobs)
+        share = policy_loss(inputs, self._settings.loss, batch.limits, divisor=divisor)
         backward(share)
         return float(share.detach())
 
-    def _inputs(self, loss: LossTokens, tokens: PassTokens, logprobs: torch.Tensor) -> LossInputs:
-        indices = tokens.loss_indices
+    def _inputs(
+        self, batch: PreparedBatch, indices: np.ndarray, logprobs: torch.Tensor
+    ) -> LossInputs:
+        loss = batch.rows.loss
         rows = _numbered(loss.rows[indices])
+        old, reference = batch.old_logprobs, batch.reference_logprobs
         return LossInputs(
             logprobs=logprobs,
             sampler_logprobs=self._tensor(loss.sampler_logprobs[indices]),
@@ -281,15 +418,21 @@ class PolicyLearner:
             weights=self._tensor(loss.weights[indices]),
             rows=self._tensor(rows),
             row_count=int(rows.max(initial=-1)) + 1,
-            reference_logprobs=self._reference_logprobs(tokens),
+            old_logprobs=None if old is None else self._tensor(old[indices]),
+            reference_logprobs=None if reference is None else self._tensor(reference[indices]),
         )
 
     @torch.no_grad()
-    def _reference_logprobs(self, tokens: PassTokens) -> torch.Tensor | None:
-        """Return what another model says, which has ways of its own through its experts."""
+    def _reference_likelihoods(self, rows: TrainRows) -> np.ndarray | None:
+        """Return f32[K], by another model, which has ways of its own through its experts."""
         if self._reference is None:
             return None
-        return log_softmax_of(self._reference, replace(tokens, routed_experts=None))[0]
+        seen = Likelihoods.empty(len(rows.loss))
+        own = replace(rows, routed_experts=None)
+        for one in self._plan(own, self._trained_rows(own)):
+            tokens = PassTokens.of(own, one)
+            seen.put(tokens.loss_indices, *log_softmax_of(self._reference, tokens))
+        return seen.logprobs
 
     @torch.no_grad()
     def _evaluate(self, rows: TrainRows, one: ModelPass, seen: Likelihoods) -> None:
@@ -298,6 +441,13 @@ class PolicyLearner:
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return to_tensor(values, self._model.device)
+
+
+def _means(found: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the mean of each number over updates."""
+    names = dict.fromkeys(name for each in found for name in each)
+    known = {name: [each[name] for each in found if name in each] for name in names}
+    return {name: sum(values) / len(values) for name, values in known.items()}
 
 
 def _numbered(rows: np.ndarray) -> np.ndarray:

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, sqrt
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from astraflow.config.recipe import Correction, Loss
-from astraflow.core.batches import BatchHeader
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import LossTokens
+from astraflow.trainers.tensors import to_tensor
 
 __all__ = [
     "ClipRange",
@@ -48,6 +48,7 @@ class LossInputs:
         weights: f[k], factor of each token in the mean.
         rows: i64[k], in which row of the pass each stands, from 0.
         row_count: Rows of the pass.
+        old_logprobs: f[k], under the policy before the batch; None: it is the one that is trained.
         reference_logprobs: f[k], under the reference of a KL term; None: there is none.
     """
 
@@ -57,7 +58,13 @@ class LossInputs:
     weights: Tensor
     rows: Tensor
     row_count: int
+    old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+
+    @property
+    def before(self) -> Tensor:
+        """f[k], under the policy before the batch, without a gradient."""
+        return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
 
     def row_sums(self, values: Tensor) -> Tensor:
         """Return f[k], for each token the sum over its row."""
@@ -67,13 +74,6 @@ class LossInputs:
     def row_means(self, values: Tensor) -> Tensor:
         """Return f[k], for each token the mean over its row."""
         return self.row_sums(values) / self.row_sums(torch.ones_like(values))
-
-    def rest_sums(self, values: Tensor) -> Tensor:
-        """Return f[k], for each token the sum over itself and what follows it in its row."""
-        exact = values.double()
-        totals = exact.new_zeros(self.row_count).index_add(0, self.rows, exact)
-        ends = totals.cumsum(0)
-        return (ends[self.rows] - exact.cumsum(0) + exact).to(values.dtype)
 
 
 def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
@@ -238,11 +238,11 @@ def surrogate_of(name: str) -> Surrogate:
 def correction_of(inputs: LossInputs, settings: Correction) -> Tensor:
     """Return f[k], weights without a gradient.
 
-    w = exp(old - sampler), old being the policy before the step: decoupled PPO (arXiv 2110.00641).
+    w = exp(old - sampler), old the policy before the batch: decoupled PPO (arXiv 2110.00641).
     Truncated: min(w, high), TIS (Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training", 2025). Masked: w where it lies within low to high, else 0.
     """
-    gap = log_ratio(inputs.logprobs.detach(), inputs.sampler_logprobs)
+    gap = log_ratio(inputs.before, inputs.sampler_logprobs)
     match settings.level:
         case "token":
             spread = gap
@@ -297,15 +297,15 @@ def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, diviso
     if settings.correction is not None:
         costs = costs * correction_of(inputs, settings.correction)
     if settings.kl is not None and settings.kl.where == "loss":
-        estimate = divergence(inputs.logprobs, _reference(inputs), settings.kl.estimator)
+        reference = _known(inputs.reference_logprobs)
+        estimate = divergence(inputs.logprobs, reference, settings.kl.estimator)
         costs = costs + settings.kl.coefficient * estimate
     return (costs * inputs.weights).sum() / divisor
 
 
 def _surrogate(inputs: LossInputs, settings: Loss, limits: ClipRange) -> Tensor:
-    is_recomputed = settings.old == "recomputed"
-    old = inputs.logprobs.detach() if is_recomputed else inputs.sampler_logprobs
-    ratio, advantages = log_ratio(inputs.logprobs, old), _advantages(inputs, settings)
+    old = inputs.before if settings.old == "recomputed" else inputs.sampler_logprobs
+    ratio, advantages = log_ratio(inputs.logprobs, old), inputs.advantages
     if settings.ratio == "sequence":
         # GSPO (arXiv 2507.18071).
         ratio, advantages = inputs.row_means(ratio), inputs.row_means(advantages)
@@ -313,51 +313,80 @@ def _surrogate(inputs: LossInputs, settings: Loss, limits: ClipRange) -> Tensor:
     return surrogate_of(settings.surrogate)(terms, settings, limits)
 
 
-def _advantages(inputs: LossInputs, settings: Loss) -> Tensor:
-    """Return f[k]; with a KL in the reward less what is still to be paid.
+def _less_kl(
+    tokens: LossTokens, settings: Loss, reference_logprobs: np.ndarray | None
+) -> np.ndarray:
+    """Return f[K], scaled advantages, with a KL in the reward less what is still to be paid.
 
     That is the return of a per-token reward -beta KL_t: over the rest of the row with a discount of
     1 (InstructGPT, arXiv 2203.02155, section 3.5), of the token alone with a discount of 0. The
     latter is on-policy distillation where the reference is a teacher (GKD, arXiv 2306.13649): the
     gradient is on average that of KL(policy, teacher) at the states that the policy visits.
     """
-    kl, earned = settings.kl, inputs.advantages
+    kl, earned = settings.kl, tokens.advantages
     if settings.advantage_scale != 1:
         earned = settings.advantage_scale * earned
     if kl is None or kl.where == "loss":
         return earned
-    spent = divergence(inputs.sampler_logprobs, _reference(inputs), kl.estimator)
-    return earned - kl.coefficient * (inputs.rest_sums(spent) if kl.where == "reward" else spent)
+    sampler, reference = map(to_tensor, (tokens.sampler_logprobs, _known(reference_logprobs)))
+    spent = divergence(sampler, reference, kl.estimator).double().numpy()
+    owed = _rest_sums(spent, tokens.rows) if kl.where == "reward" else spent
+    return (earned - kl.coefficient * owed).astype(earned.dtype)
 
 
-def _reference(inputs: LossInputs) -> Tensor:
-    if inputs.reference_logprobs is None:
+def _rest_sums(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return f64[K], for each token the sum over itself and what follows it in its row, i64[K]."""
+    ends = np.bincount(rows, weights=values).cumsum() if len(rows) else values
+    return ends[rows] - values.cumsum() + values
+
+
+_Known = TypeVar("_Known")
+
+
+def _known(reference_logprobs: _Known | None) -> _Known:
+    if reference_logprobs is None:
         raise AstraflowError(Reason.INTERNAL, _NO_REFERENCE)
-    return inputs.reference_logprobs
+    return reference_logprobs
 
 
 _EPSILON: Final = 1e-6
 
 
-def divisor_of(header: BatchHeader, settings: Loss) -> float:
-    """Return what the sum over the tokens of a whole batch is divided by."""
+def divisor_of(settings: Loss, *, row_count: float, token_count: float) -> float:
+    """Return what the sum over the tokens of an update is divided by.
+
+    Args:
+        settings: Of the recipe.
+        row_count: Rows of all ranks, those that move nothing included.
+        token_count: Their loss tokens.
+    """
     match settings.mean:
         case "tokens":
-            return header.loss_token_count
+            return token_count
         case "rows":
-            return header.row_count
+            return row_count
         case "constant":
-            return header.row_count * (settings.row_tokens or 1)
+            return row_count * (settings.row_tokens or 1)
 
 
-def prepared(tokens: LossTokens, settings: Loss, peers: Peers = ALONE) -> LossTokens:
+def prepared(
+    tokens: LossTokens,
+    settings: Loss,
+    peers: Peers = ALONE,
+    *,
+    reference_logprobs: np.ndarray | None = None,
+) -> LossTokens:
     """Return the tokens of a batch with the weights and advantages that the recipe asks for.
+
+    Advantages are scaled, lose the KL that is in the reward, and are whitened, in that order.
 
     Args:
         tokens: Of this rank's rows.
         settings: Of the recipe.
         peers: The ranks that have the others; whitening counts the tokens of all.
+        reference_logprobs: f32[K], under the reference of a KL term.
     """
+    tokens = replace(tokens, advantages=_less_kl(tokens, settings, reference_logprobs))
     if settings.whiten:
         tokens = replace(tokens, advantages=_whitened(tokens.advantages, tokens.weights, peers))
     if settings.mean == "rows":
@@ -384,11 +413,13 @@ def loss_metrics(
     entropies: np.ndarray,
     settings: Loss,
     limits: ClipRange,
+    old_logprobs: np.ndarray | None = None,
 ) -> Mapping[str, float]:
     """Return numbers for the log.
 
     The KL estimate is k3 (http://joschu.net/blog/kl-approx.html) of the sampler's distribution
-    from the trainer's: mean of r - 1 - log r over tokens that the sampler drew.
+    from that of the policy before the batch: mean of w - 1 - log w over tokens that the sampler
+    drew.
 
     Args:
         loss: The K tokens.
@@ -396,11 +427,15 @@ def loss_metrics(
         entropies: f32[K], of the distributions that the tokens come from.
         settings: Of the recipe.
         limits: Where ratios are clipped.
+        old_logprobs: f32[K], under the policy before the batch; None: `logprobs` are those.
     """
     if not len(loss):
         return {}
-    gap = logprobs.astype(np.float64) - loss.sampler_logprobs
-    ratio = np.exp(np.clip(gap, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    trained = logprobs.astype(np.float64)
+    before = trained if old_logprobs is None else old_logprobs.astype(np.float64)
+    gap = before - loss.sampler_logprobs
+    old = before if settings.old == "recomputed" else loss.sampler_logprobs
+    ratio, weight = _raised(trained - old), _raised(gap)
     found = {
         "train/entropy": float(entropies.mean(dtype=np.float64)),
         "train/clip_frac": _clipped_share(ratio, loss.advantages, limits),
@@ -408,12 +443,16 @@ def loss_metrics(
         "train/ratio_max": float(ratio.max()),
         "mismatch/logp_abs_mean": float(np.abs(gap).mean()),
         "mismatch/logp_abs_max": float(np.abs(gap).max()),
-        "mismatch/kl": float((ratio - 1 - gap).mean()),
+        "mismatch/kl": float((weight - 1 - gap).mean()),
     }
     if settings.m2_threshold is not None:
         found |= {"train/m2": float(np.square(gap).mean()), "train/clip_high": limits.high - 1}
         found["train/clip_low"] = 1 - limits.low
     return found
+
+
+def _raised(log_ratios: np.ndarray) -> np.ndarray:
+    return np.exp(np.clip(log_ratios, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
 
 def _clipped_share(ratio: np.ndarray, advantages: np.ndarray, limits: ClipRange) -> float:

@@ -12,12 +12,14 @@ of a tree, so a batch is cut into trees that are worth it, and trees of like siz
 pass as rows are.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.peers import ALONE, Peers
+from astraflow.trainers.rows import TrainRows, scatter
 
 # What a further pass costs, in padded tokens. Measured on one core: 25 us per token and 4 ms per
 # pass with 0.24 M parameters; it fades as models grow.
@@ -133,6 +135,33 @@ def passes_of(
         _joined([trees[int(each)] for each in one.rows], one.length)
         for one in plan_passes(sizes, max_tokens=max_tokens)
     )
+
+
+def minibatches_of(
+    rows: TrainRows, *, count: int, epochs: int, peers: Peers = ALONE
+) -> Iterator[np.ndarray]:
+    """Yield bool[N] for each update of a batch: which of these rows are in it.
+
+    Each epoch deals all rows of all ranks out anew, prompt by prompt, evenly by rows; rows that are
+    equal stay together. What is in a part depends on the rows alone, not on their order or ranks.
+
+    Args:
+        rows: This rank's share of the batch.
+        count: Parts of an epoch.
+        epochs: Times that every row comes.
+        peers: The ranks that have the other rows; all make the same calls.
+    """
+    if count == 1:
+        yield from [np.ones(rows.row_count, np.bool_)] * epochs
+        return
+    prompts, contents = rows.prompt_fingerprints, rows.fingerprints
+    for epoch in range(epochs):
+        keys = np.stack([scatter(prompts + np.uint64(epoch)), contents], axis=1)
+        own = [tuple(key) for key in keys.tolist()]
+        ordered = sorted(tuple(key) for key in peers.all_gather(keys).tolist())
+        places = np.array([bisect_left(ordered, key) for key in own], np.int64)
+        parts = places * count // max(1, len(ordered))
+        yield from (parts == part for part in range(count))
 
 
 def evened(plan: Sequence[ModelPass], count: int) -> tuple[ModelPass, ...]:

@@ -75,9 +75,22 @@ class TrainRows:
     @property
     def fingerprints(self) -> np.ndarray:
         """u64[N], of each row's tokens: an order of rows that does not depend on their arrival."""
+        return self._fingerprints(self.offsets[1:])
+
+    @property
+    def prompt_fingerprints(self) -> np.ndarray:
+        """u64[N], of each row's tokens before the first that the loss applies to."""
+        ends = self.offsets[1:].copy()
+        rows, first = np.unique(self.loss.rows, return_index=True)
+        ends[rows] = self.loss.positions[first]
+        return self._fingerprints(ends)
+
+    def _fingerprints(self, ends: np.ndarray) -> np.ndarray:
+        """Return u64[N], of the tokens of each row before `ends`, i64[N]."""
         places = np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], self.lengths)
-        mixed = _mix(self.tokens.astype(np.uint64) + _mix(places.astype(np.uint64)))
-        return np.add.reduceat(mixed, self.offsets[:-1])
+        mixed = scatter(self.tokens.astype(np.uint64) + scatter(places.astype(np.uint64)))
+        sums = np.concatenate([np.zeros(1, np.uint64), mixed.cumsum(dtype=np.uint64)])
+        return sums[ends] - sums[self.offsets[:-1]]
 
     @property
     def row_is_trained(self) -> np.ndarray:
@@ -156,8 +169,8 @@ class TrainRows:
         )
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """Scatter u64 values; the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+def scatter(values: np.ndarray) -> np.ndarray:
+    """Return u64 values as if drawn: SplitMix64's finaliser (Steele et al., OOPSLA 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

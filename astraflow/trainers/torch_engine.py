@@ -171,7 +171,10 @@ class TorchEngine:
             rows = TrainRows.from_parts(batch.parts)
             rows = replayed(rows, self._model, self._settings.router_replay)
         seen = {**self._probe.measure(rows), **replay_metrics(rows, self._model, self._peers)}
-        divisor = divisor_of(batch.header, self._settings.loss)
+        header = batch.header
+        divisor = divisor_of(
+            self._settings.loss, row_count=header.row_count, token_count=header.loss_token_count
+        )
         return {**self._learner.step(rows, divisor=divisor), **seen}
 
     def _load(self, directory: Path, *, is_resumed: bool = False) -> None:

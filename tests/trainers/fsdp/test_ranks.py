@@ -45,6 +45,11 @@ VARIANTS = {
         "loss": {"whiten": True, "mean": "rows", "kl": {"coefficient": 0.1}},
         "fsdp": {"replicas": 2},
     },
+    "minibatches": {
+        "minibatches": 3,
+        "epochs": 2,
+        "loss": {"old": "recomputed", "correction": {"high": 2.0}},
+    },
     "bf16": {"fsdp": {"compute": "bf16", "offload": True}},
 }
 SETTINGS = {
@@ -182,7 +187,7 @@ def test_ranks_have_the_critic_of_one(ran):
     assert alone[-1]["critic/value_mean"] != 0
 
 
-@pytest.mark.parametrize("name", ["m2po", "whitened"])
+@pytest.mark.parametrize("name", ["m2po", "whitened", "minibatches"])
 def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
     alone = ran.alone(name, STEPS - LAST)
     assert furthest(ran.found[name], alone) < 1e-4

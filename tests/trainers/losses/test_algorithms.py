@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from astraflow.config.recipe import Correction, Kl, Loss
-from astraflow.core.batches import BatchHeader
 from astraflow.trainers.losses import LossInputs, clip_range_of, divisor_of, policy_loss, prepared
 from astraflow.trainers.rows import LossTokens
 from tests.trainers.losses.reference import batch_loss
@@ -74,20 +73,6 @@ def loss_tokens(rows):
     )
 
 
-def header(rows):
-    return BatchHeader(
-        batch_id="b",
-        policy_id="p",
-        version=0,
-        part_count=1,
-        row_count=len(rows),
-        token_count=1000,
-        loss_token_count=len(joined(rows, "logprobs")),
-        groups=(),
-        policy_ids=("p",),
-    )
-
-
 def limits_of(rows, settings):
     gap = joined(rows, "logprobs") - joined(rows, "sampler_logprobs")
     return clip_range_of(settings, gap, joined(rows, "advantages"))
@@ -95,11 +80,14 @@ def limits_of(rows, settings):
 
 def measured(settings, rows, dtype, *, passes=1):
     """Return loss and gradient, the rows shared out over passes."""
-    limits, divisor = limits_of(rows, settings), divisor_of(header(rows), settings)
+    limits = limits_of(rows, settings)
+    token_count = len(joined(rows, "logprobs"))
+    divisor = divisor_of(settings, row_count=len(rows), token_count=token_count)
     loss, gradients = 0.0, []
     for some in np.array_split(np.arange(len(rows)), passes):
         chosen = [rows[index] for index in some]
-        tokens = prepared(loss_tokens(chosen), settings)
+        reference = joined(chosen, "reference")
+        tokens = prepared(loss_tokens(chosen), settings, reference_logprobs=reference)
         logprobs = torch.tensor(joined(chosen, "logprobs"), dtype=dtype, requires_grad=True)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -108,7 +96,7 @@ def measured(settings, rows, dtype, *, passes=1):
             weights=torch.tensor(tokens.weights, dtype=dtype),
             rows=torch.tensor(tokens.rows),
             row_count=len(chosen),
-            reference_logprobs=torch.tensor(joined(chosen, "reference"), dtype=dtype),
+            reference_logprobs=torch.tensor(reference, dtype=dtype),
         )
         share = policy_loss(inputs, settings, limits, divisor=divisor)
         share.backward()
@@ -155,11 +143,21 @@ def test_distillation_follows_the_divergence_from_the_teacher_on_average():
     logprobs = logits.log_softmax(0)
     teacher = torch.randn(7, generator=chance, dtype=torch.float64).log_softmax(0)
     settings = Loss(advantage_scale=0, kl=DISTILLED)
+    drawn = logprobs.detach()
+    tokens = LossTokens(
+        positions=np.arange(7),
+        rows=np.arange(7),
+        sampler_logprobs=drawn.numpy(),
+        advantages=np.full(7, 3.0),
+        weights=drawn.exp().numpy(),
+        temperatures=np.ones(7),
+    )
+    tokens = prepared(tokens, settings, reference_logprobs=teacher.numpy())
     inputs = LossInputs(
         logprobs=logprobs,
-        sampler_logprobs=logprobs.detach(),
-        advantages=torch.full((7,), 3.0, dtype=torch.float64),
-        weights=logprobs.detach().exp(),
+        sampler_logprobs=drawn,
+        advantages=torch.from_numpy(tokens.advantages),
+        weights=drawn.exp(),
         rows=torch.arange(7),
         row_count=7,
         reference_logprobs=teacher,
@@ -168,6 +166,19 @@ def test_distillation_follows_the_divergence_from_the_teacher_on_average():
     (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
     (right,) = torch.autograd.grad((logprobs.exp() * (logprobs - teacher)).sum(), logits)
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
+
+
+def test_kl_is_taken_off_before_advantages_are_whitened():
+    """REINFORCE++ (arXiv 2501.03262, equations 4 and 5): A = r - beta sum KL, then normalised."""
+    rows, kl = some_rows(), Kl(coefficient=0.3, estimator="k1", where="reward")
+    reference = joined(rows, "reference")
+    earned = []
+    for row in rows:
+        spent = row["sampler_logprobs"] - row["reference"]
+        earned += [row["advantages"][t] - 0.3 * spent[t:].sum() for t in range(len(spent))]
+    found = prepared(loss_tokens(rows), Loss(whiten=True, kl=kl), reference_logprobs=reference)
+    right = (earned - np.mean(earned)) / np.std(earned)
+    np.testing.assert_allclose(found.advantages, right, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
