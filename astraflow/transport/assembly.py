@@ -57,11 +57,7 @@ class _Staged:
         self.missing = header.payload_nbytes
 
     def claim(self, first: int, nbytes: int) -> memoryview:
-        """Return where bytes go, for who brings them alone.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
+        """Return where bytes go, for who brings them alone."""
         end, size = first + nbytes, len(self._buffer)
         least = min(_MIN_PART_NBYTES, max(size - first, min(size, 1)))
         if end > size or nbytes < least:
@@ -94,14 +90,6 @@ class ChunkAssembly:
         on_pressure: Callable[[bool], None],
         bound: TransferBound | None,
     ) -> None:
-        """Start empty.
-
-        Args:
-            stall_timeout_s: A source that sends nothing for so long is given up.
-            bound: By what the run registered; None: nothing of it is.
-            on_pressure: Called with True when the reader is behind by 32 MiB, with False when
-                it has caught up.
-        """
         self._plan: TransferPlan | None = None
         self._stall_timeout_s = stall_timeout_s
         self._bound = bound or TransferBound(
@@ -190,11 +178,7 @@ class ChunkAssembly:
         self._note()
 
     async def planned(self) -> None:
-        """Return once the plan is known, or the source has said that it waits for it.
-
-        Raises:
-            AstraflowError: As `items`.
-        """
+        """Return once the plan is known, or the source has said that it waits for it."""
         while self._plan is None and not self._is_waiting:
             await self._wait()
 
@@ -323,14 +307,6 @@ class FrameInbox:
         on_plan: Callable[[TransferPlan], Arena | None] = lambda _: None,
         bound: TransferBound | None = None,
     ) -> None:
-        """Start empty.
-
-        Args:
-            stall_timeout_s: A source that sends nothing for so long is given up.
-            on_pressure: See Assembly.
-            on_plan: Called with the plan; returns where payloads will lie, None: in frames.
-            bound: By what the run registered; None: nothing of it is.
-        """
         self._assembly = ChunkAssembly(
             stall_timeout_s=stall_timeout_s, on_pressure=on_pressure, bound=bound
         )

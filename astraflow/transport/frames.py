@@ -158,10 +158,6 @@ def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> bytes:
 def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> TransferSpec:
     """Read the body of a REQUEST.
 
-    Args:
-        body: Proof and message.
-        is_proven: Whether a proof is one of a message.
-
     Raises:
         AstraflowError: TOKEN_INVALID when it proves nothing; CHUNK_INVALID, INVALID_FIELD.
     """

@@ -243,12 +243,7 @@ class ConnectionGroup:
         self._tasks.start(self._send(connection, channel, parts))
 
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
-        """Send a transfer, after the one before.
-
-        Args:
-            transfer: Closed at its end.
-            with_plan: Whether the puller does not have its plan yet.
-        """
+        """Send a transfer, after the one before."""
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 

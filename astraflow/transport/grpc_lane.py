@@ -111,12 +111,7 @@ class GrpcLane:
     async def plan_transfer(
         self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes
     ) -> TransferPlan:
-        """Open a transfer for other lanes.
-
-        Raises:
-            AstraflowError: As `pull`; LANE_UNAVAILABLE, CAPABILITY_MISSING when the source has
-                none of the lanes.
-        """
+        """Open a transfer for other lanes."""
         request = pb.PlanTransferRequest(
             spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
         )
@@ -134,11 +129,7 @@ class GrpcLane:
     async def release_transfer(
         self, endpoint: str, transfer_id: str, transfer_token: bytes
     ) -> None:
-        """Give up a transfer that no lane has claimed.
-
-        Raises:
-            AstraflowError: As `pull`.
-        """
+        """Give up a transfer that no lane has claimed."""
         stub = await self._stub(endpoint, nbytes=CHUNK_NBYTES)
         try:
             await stub.ReleaseTransfer(
@@ -155,12 +146,7 @@ class GrpcLane:
             await channel.close(None)
 
     async def _stub(self, endpoint: str, *, nbytes: int) -> Any:
-        """Return a stub; the channel that was not used for longest makes room for a new one.
-
-        Args:
-            endpoint: Of the source.
-            nbytes: What a message of it has at most; what is larger ends the call.
-        """
+        """Return a stub; the channel that was not used for longest makes room for a new one."""
         key = endpoint, nbytes
         channel = self._channels.pop(key, None)
         channel = channel or dial(endpoint, tls=self._tls, max_answer_nbytes=nbytes)

@@ -49,12 +49,6 @@ class Channel:
     """
 
     def __init__(self, transcript: bytes, keys: tuple[bytes, bytes] | None) -> None:
-        """Begin at the first record.
-
-        Args:
-            transcript: Digest of the handshake.
-            keys: To seal and to open with, 32 bytes each; None: records are in the clear.
-        """
         self._transcript = transcript
         self._seal = self._open = None
         if keys is not None:
@@ -92,11 +86,7 @@ class Channel:
         return content
 
     def open_into(self, record: memoryview, place: memoryview) -> None:
-        """Write what a record has to its place; a place that fails means nothing.
-
-        Raises:
-            AstraflowError: As `opened`.
-        """
+        """Write what a record has to its place; a place that fails means nothing."""
         if self._open is None:
             place[:] = record
             return
@@ -138,12 +128,6 @@ class SourceHandshake:
     """
 
     def __init__(self, lane: LaneKind, *, seals: bool) -> None:
-        """Draw what this connection is known by.
-
-        Args:
-            lane: Over which it came.
-            seals: Whether all that follows is encrypted.
-        """
         self._lane = lane
         self._share = _Share(seals=seals)
         self.greeting = _GREETING.pack(_MAGIC, seals, secrets.token_bytes(27), self._share.public)
@@ -175,14 +159,6 @@ class PullerHandshake:
     """The puller's end of one connection."""
 
     def __init__(self, lane: LaneKind, group: bytes, secret: bytes, *, must_seal: bool) -> None:
-        """Prepare.
-
-        Args:
-            lane: Over which it goes.
-            group: Name of the connections that belong together, 16 bytes.
-            secret: Of the run, or of the planned transfer.
-            must_seal: Whether a source that does not encrypt is left.
-        """
         self._lane = lane
         self._group = group
         self._secret = secret

@@ -40,7 +40,6 @@ class LaneHosts:
     """
 
     def __init__(self, transfers: Transfers) -> None:
-        """Prepare; `start` serves."""
         self.transfers = transfers
         self._endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
@@ -64,13 +63,6 @@ class LaneHosts:
         seals: bool = False,
     ) -> None:
         """Serve.
-
-        Args:
-            listen: host:port of the gRPC server; the TCP lane listens on the same interface, on
-                the port above its own when that is free.
-            advertised: host:port by which others know it.
-            lanes: Which ones; a host that has no shared memory serves the others.
-            seals: Whether what leaves the host is encrypted.
 
         Raises:
             AstraflowError: INVALID_FIELD when a lane cannot listen there.

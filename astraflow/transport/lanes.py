@@ -158,11 +158,7 @@ class SourceConnections:
 async def speculative_items(
     source: SourceConnections, progress: TransferProgress
 ) -> AsyncGenerator[SentItem]:
-    """Yield what was asked for ahead, if that is what is wanted; nothing if it did not come.
-
-    Raises:
-        AstraflowError: What ended it once its plan was known; CHUNK_INVALID.
-    """
+    """Yield what was asked for ahead, if that is what is wanted; nothing if it did not come."""
     spec = progress.spec
     if source.ready is None or spec.version < source.ready[0].version:
         return
@@ -278,11 +274,6 @@ class Lanes:
         """Ask for the version that comes next, where TCP connections stand; else do nothing.
 
         The source sends it while it makes it; a later `pull` of it takes what has come.
-
-        Args:
-            endpoint: Of the source, host:port.
-            spec: Of the version after the one that is held.
-            transfer_token: Of the run.
         """
         await self.forget_ready(spec)
         source = await self._source(endpoint)
@@ -301,11 +292,7 @@ class Lanes:
                 return
 
     async def forget_ready(self, spec: TransferSpec) -> None:
-        """Let go of what was asked for ahead, if it has come another way, or will not come.
-
-        Args:
-            spec: Of what may come next.
-        """
+        """Let go of what was asked for ahead, if it has come another way, or will not come."""
         for source in list(self._sources.values()):
             if source.ready is None or source.ready[0].policy_id != spec.policy_id:
                 continue

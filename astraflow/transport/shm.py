@@ -105,9 +105,6 @@ class ShmHost(StreamHost):
     def start(self, *, parent: Path | None = None) -> str:
         """Listen in a directory that only this user can read; return its path.
 
-        Args:
-            parent: Of the directory; None: that for temporary files.
-
         Raises:
             AstraflowError: LANE_UNAVAILABLE when there is no place for it.
         """

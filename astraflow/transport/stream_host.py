@@ -48,14 +48,6 @@ class StreamHost:
         carrier: Callable[[], Carrier],
         seals: bool = False,
     ) -> None:
-        """Prepare; `listen` starts it.
-
-        Args:
-            lane: That is served.
-            transfers: What is served.
-            carrier: Makes what each group sends its chunks with.
-            seals: Whether connections are encrypted.
-        """
         self._lane = lane
         self._seals = seals
         self._transfers = transfers
@@ -148,11 +140,7 @@ class StreamHost:
             await group.connections.close()
 
     def _found(self, name: bytes, is_proven: Callable[[bytes], bool]) -> _Group:
-        """Begin a group with the first of its connections.
-
-        Raises:
-            AstraflowError: TOKEN_INVALID when it proves no secret.
-        """
+        """Begin a group with the first of its connections."""
         proven = [secret for secret in self._transfers.secrets() if is_proven(secret)]
         if proven:
             secret, transfer = proven[0], None

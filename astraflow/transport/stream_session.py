@@ -47,15 +47,6 @@ class SocketSession:
         must_seal: bool = False,
         arena_for: Callable[["SocketSession", TransferPlan], Arena | None] = lambda _, __: None,
     ) -> None:
-        """Start without a connection.
-
-        Args:
-            lane: That it is of.
-            stall_timeout_s: A source that sends nothing for so long is given up.
-            must_seal: Whether a source that does not encrypt is left.
-            arena_for: Called with the session and each plan; returns where payloads will lie,
-                None: in frames.
-        """
         self.lane = lane
         self._stall_timeout_s = stall_timeout_s
         self._must_seal = must_seal
@@ -91,12 +82,6 @@ class SocketSession:
     ) -> None:
         """Connect, at once and in parallel; return when the first connection stands.
 
-        Args:
-            secret: What is proven: of the run, or of the planned transfer.
-            dial: Makes a connection.
-            count: Of connections.
-            timeout_s: What one may take until it stands.
-
         Raises:
             AstraflowError: SOURCE_UNREACHABLE when none could be made in time; CHUNK_INVALID where
                 something else listens; LANE_UNAVAILABLE when the source must seal, and does not.
@@ -113,15 +98,7 @@ class SocketSession:
             raise error
 
     def begin(self, bound: TransferBound | None, plan: TransferPlan | None = None) -> None:
-        """Expect a transfer; without a plan it comes in a frame, or through `take_plan`.
-
-        Args:
-            bound: By what the run registered; None: nothing of it is.
-            plan: Known already.
-
-        Raises:
-            AstraflowError: As `take_plan`.
-        """
+        """Expect a transfer; without a plan it comes in a frame, or through `take_plan`."""
         self._inbox = FrameInbox(
             bound=bound,
             stall_timeout_s=self._stall_timeout_s,
@@ -138,11 +115,7 @@ class SocketSession:
             self._inbox.take_plan(plan)
 
     async def wait_plan(self, timeout_s: float) -> None:
-        """Return once the plan has come, or the source waits for it itself.
-
-        Raises:
-            AstraflowError: What came instead; SOURCE_TIMEOUT. The session is closed.
-        """
+        """Return once the plan has come, or the source waits for it itself."""
         if self._inbox is None:
             return
         try:
@@ -169,12 +142,7 @@ class SocketSession:
             self.end(source_lost(f"the source is gone: {error}"))
 
     async def items(self) -> AsyncGenerator[SentItem]:
-        """Yield the plan and the chunks of the transfer that began, Waiting between them.
-
-        Raises:
-            AstraflowError: What the source answered; SOURCE_UNREACHABLE, SOURCE_TIMEOUT,
-                CHUNK_INVALID.
-        """
+        """Yield the plan and the chunks of the transfer that began, Waiting between them."""
         inbox = self._inbox
         if inbox is None:
             raise source_lost("no transfer has begun")

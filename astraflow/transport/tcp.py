@@ -34,10 +34,6 @@ def connection_count(plan: TransferPlan, plan_s: float) -> int:
 
     Every connection begins with ten packets per round trip and doubles them in each, and its
     window ends at what the kernel's limits allow: many fill a long link sooner and further.
-
-    Args:
-        plan: Of the first transfer; without patches it is still to come.
-        plan_s: What it took to get it.
     """
     most = FAR_CONNECTION_COUNT if plan_s > _FAR_PLAN_S else NEAR_CONNECTION_COUNT
     if not plan.patches:
@@ -145,11 +141,6 @@ class TcpHost(StreamHost):
 
     def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:
         """Listen; return host:port, as others dial it.
-
-        Args:
-            host: Whose interface is listened on.
-            advertised_host: By which others know it.
-            ports: The first one that is free is taken; 0: any.
 
         Raises:
             AstraflowError: INVALID_FIELD when it cannot listen there.

@@ -64,15 +64,6 @@ class Transfers:
         clock: Clock,
         ttl: timedelta = TRANSFER_TTL,
     ) -> None:
-        """Start without any.
-
-        Args:
-            open_transfer: Opens one for a puller whose connections stand; raises what `Pull`
-                answers.
-            secrets: Returns the run's transfer secret, and the one before: who proves one may ask.
-            clock: For expire_time.
-            ttl: An unclaimed transfer is given up after it.
-        """
         self.open = open_transfer
         self.secrets = secrets
         self._clock = clock
@@ -100,9 +91,6 @@ class Transfers:
 
     def claim(self, is_proven: Callable[[bytes], bool]) -> tuple[bytes, Transfer]:
         """Hand a transfer over to a lane, once, with its token; the lane closes it.
-
-        Args:
-            is_proven: Whether who claims it knows a token.
 
         Raises:
             AstraflowError: TOKEN_INVALID when he knows that of none that waits.

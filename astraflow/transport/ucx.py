@@ -64,7 +64,6 @@ class UcxThread:
     """Runs what talks UCX."""
 
     def __init__(self, ucx: Any) -> None:
-        """Start the thread; it ends with the process."""
         self.ucx = ucx
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="astraflow-ucx", daemon=True).start()
@@ -306,12 +305,6 @@ class UcxHost:
     """Serves transfers over UCX endpoints, one after the other on each."""
 
     def __init__(self, transfers: Transfers, *, seals: bool = False) -> None:
-        """Prepare; `start` serves.
-
-        Args:
-            transfers: What is served.
-            seals: Whether endpoints are encrypted.
-        """
         self._seals = seals
         self._unproven_count = 0
         self._transfers = transfers
@@ -366,12 +359,7 @@ class UcxHost:
             await sending.close()
 
     async def _welcomed(self, endpoint: Any) -> tuple[Transfer, Channel]:
-        """Return what the puller has planned, once both ends have proven its token.
-
-        Raises:
-            AstraflowError: TOKEN_INVALID, SOURCE_UNREACHABLE, SOURCE_TIMEOUT; LANE_UNAVAILABLE
-                when too many others have proven nothing.
-        """
+        """Return what the puller has planned, once both ends have proven its token."""
         thread, handshake = ucx_thread(), SourceHandshake(LaneKind.UCX, seals=self._seals)
         if self._unproven_count >= _MAX_UNPROVEN:
             raise AstraflowError(Reason.LANE_UNAVAILABLE, "too many endpoints have proven nothing")

@@ -144,16 +144,6 @@ class StallWatch:
         is_only: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """Begin when the source is asked.
-
-        Args:
-            address: Of the source.
-            timeouts: Of it.
-            answer_s: From an earlier request to its first sign; 0: unknown.
-            goodput_bytes_per_s: Measured; 0: unknown.
-            is_only: Whether there is no other: then it is waited for, and this is said.
-            clock: None: the machine's.
-        """
         self.clock = clock or SystemClock()
         self.answer_s = answer_s
         self.is_only = is_only

@@ -131,13 +131,7 @@ class DiskCopy:
     def commit(
         self, staged: StagedState, known: Mapping[int, VersionInfo], base_version: int | None
     ) -> HeldState:
-        """Write a version into the held state; what led to it is recorded beside.
-
-        Args:
-            staged: Where the pull of the last `begin` has led.
-            known: Digests by version.
-            base_version: What it started from; None: nothing.
-        """
+        """Write a version into the held state; what led to it is recorded beside."""
         held = self._snapshots.commit(staged)
         if self._incoming is not None:
             steps = tuple(_steps(self._incoming, known))

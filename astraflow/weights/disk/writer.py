@@ -42,11 +42,6 @@ class Snapshots:
     """
 
     def __init__(self, *, block_nbytes: int = BLOCK_NBYTES) -> None:
-        """Hold nothing.
-
-        Args:
-            block_nbytes: Of a range that is copied at once.
-        """
         self._block_nbytes = block_nbytes
         self._lock = Lock()
         self._held: HeldState | None = None
@@ -110,13 +105,6 @@ class DiskWriter:
     """Appends patches, records versions, and writes the state when it is shorter to load."""
 
     def __init__(self, folder: Path, snapshots: Snapshots, *, max_steps: int) -> None:
-        """Prepare.
-
-        Args:
-            folder: Of the copy.
-            snapshots: Of what is held.
-            max_steps: Versions by patches; after more the state is written.
-        """
         self._max_steps = max_steps
         self._folder = folder
         self._snapshots = snapshots

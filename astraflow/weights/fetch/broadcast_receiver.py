@@ -119,7 +119,6 @@ class BroadcastLane:
     """Reads an inbox at its address, and any other source over its lanes."""
 
     def __init__(self, inbox: BroadcastInbox, lane: AnyLane) -> None:
-        """Read; the lane is closed with this."""
         self._inbox = inbox
         self._lane = lane
 
@@ -169,13 +168,6 @@ class BroadcastPuller:
     def __init__(
         self, puller: WeightPuller, inbox: BroadcastInbox, receiver: "BroadcastReceiver"
     ) -> None:
-        """Prepare.
-
-        Args:
-            puller: Has a `BroadcastLane` over the inbox.
-            inbox: Where the receiver puts what comes.
-            receiver: Started with the first version; closed with this.
-        """
         self._puller = puller
         self._inbox = inbox
         self._receiver = receiver
@@ -235,11 +227,6 @@ class BroadcastReceiver:
     """Has a seat in one group after the other, in a thread of its own."""
 
     def __init__(self, where: Rendezvous) -> None:
-        """Prepare.
-
-        Args:
-            where: The trainer broadcasts; the host is that of its weights.
-        """
         self._where = where
         self._over = threading.Event()
         self._host = ""

@@ -42,13 +42,6 @@ class Holding:
     def __init__(
         self, policy_id: PolicyId, *, relay: WeightRelay | None, copy: DiskCopy | None
     ) -> None:
-        """Start with nothing held.
-
-        Args:
-            policy_id: Whose weights.
-            relay: Serves what is held; None: nobody does.
-            copy: Keeps what is held; None: nobody does.
-        """
         self.frame: LayoutFrame | None = None
         self.state: HeldState | None = None
         self.leftover: VerifiedChunks = {}

@@ -117,11 +117,7 @@ class ShardLane:
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks; see Lanes.
-
-        Raises:
-            AstraflowError: As `Lanes.pull`; PATCH_UNKNOWN when the ranks go different ways.
-        """
+        """Yield the plan, then its chunks; see Lanes."""
         async with self._opened(endpoint, spec, transfer_token) as streams:
             if _agree(streams):
                 yield _joined_plan(streams)

@@ -66,11 +66,6 @@ class ObjectLane:
     """Pulls from object stores; addresses are the URIs of versions' folders."""
 
     def __init__(self, *, stall_timeout_s: float = 30.0) -> None:
-        """Open nothing yet.
-
-        Args:
-            stall_timeout_s: A read that takes longer is given up.
-        """
         self._stall_timeout_s = stall_timeout_s
         self._buckets: dict[str, Bucket] = {}
 
@@ -78,11 +73,6 @@ class ObjectLane:
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield the plan, then its chunks.
-
-        Args:
-            endpoint: URI of the version's folder.
-            spec: What is wanted; a base that is not held in the store is VERSION_EVICTED.
-            transfer_token: Not needed here: buckets have rights of their own.
 
         Raises:
             AstraflowError: VERSION_EVICTED when the version, or a way to it, is not there (any
@@ -214,11 +204,7 @@ class ObjectLane:
 def _cheapest(
     reachable: Iterable[PatchInfo], spec: TransferSpec, have: dict[bytes, ChunkSet]
 ) -> tuple[PatchInfo, ...]:
-    """Return the way of the fewest bytes from what a puller holds.
-
-    Raises:
-        AstraflowError: VERSION_EVICTED when there is none.
-    """
+    """Return the way of the fewest bytes from what a puller holds."""
     readable = steps(filter(is_readable, reachable), itself)
     found = cheapest_way(
         readable,

@@ -217,17 +217,6 @@ class Fetch:
         settings: FetchSettings | None = None,
         listed: ListVersions | None = None,
     ) -> None:
-        """Ask nobody yet.
-
-        Args:
-            lane: Over which chunks travel.
-            sources: Best first.
-            transfer_token: Of the run.
-            links: Measured before, by address.
-            listeners: Are told what comes.
-            settings: How long is waited.
-            listed: Asked when a source names a patch that the run has not told of yet.
-        """
         self._listed = listed
         self._lane = lane
         self._token = transfer_token
@@ -258,11 +247,7 @@ class Fetch:
         return {each.address: each.link for each in self._tried}
 
     async def layout(self, digest: bytes) -> LayoutFrame:
-        """Return the layout with a digest.
-
-        Raises:
-            AstraflowError: The failure of the last source.
-        """
+        """Return the layout with a digest."""
         for stats in self._honest():
             try:
                 frame = LayoutFrame(await self._lane.get_layout(stats.address, digest, self._token))
@@ -275,11 +260,7 @@ class Fetch:
         raise self._failure
 
     async def chunks(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
-        """Return once every chunk of some way to the version is here, verified.
-
-        Raises:
-            AstraflowError: The failure of the last source.
-        """
+        """Return once every chunk of some way to the version is here, verified."""
         for each in self._listeners:
             each.begin(incoming, frame)
         while True:
@@ -455,12 +436,6 @@ class SourceMemory:
     """
 
     def __init__(self, kinds: Collection[SourceKind] | None, *, avoided_s: float) -> None:
-        """Remember nothing.
-
-        Args:
-            kinds: Of the sources that are asked; None: all.
-            avoided_s: A source from which nothing came comes after the others for so long.
-        """
         self.links: dict[str, MeasuredLink] = {}
         self._kinds = frozenset(SourceKind if kinds is None else kinds)
         self._avoided_s = avoided_s

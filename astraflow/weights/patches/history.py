@@ -164,11 +164,9 @@ class History:
                 self._readers += Counter[int]()
 
     def forget(self, *, keep: int, room_nbytes: int) -> None:
-        """Forget the versions that are too old, or whose undoing takes more than there is room for.
+        """Forget versions that are too old, or whose undoing takes more than there is room for.
 
-        Args:
-            keep: Versions before the newest that stay readable.
-            room_nbytes: Of what undoes them. What readers are at may take as much again.
+        What readers are at may take as much again.
         """
         if self.newest is None or self.oldest is None:
             return

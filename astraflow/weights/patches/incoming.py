@@ -54,14 +54,6 @@ class IncomingVersion:
         base_version: int | None,
         leftover: VerifiedChunks | None = None,
     ) -> None:
-        """Start with what an earlier pull has left.
-
-        Args:
-            target: What is wanted.
-            known: Versions as the run told them, the target too: their roots are trusted.
-            base_version: What is held; None: nothing.
-            leftover: Of a pull that failed.
-        """
         self.target = target
         self.base_version = base_version
         self.nbytes = self.chunk_count = self.bad_chunk_count = 0
@@ -76,11 +68,7 @@ class IncomingVersion:
         return self._chunks
 
     def keep_decoded(self, filled: Mapping[bytes, Collection[int]]) -> None:
-        """Forget leftover chunks of which only the decoded bits were kept, but for some.
-
-        Args:
-            filled: Indexes of chunks whose bits are there still, by root.
-        """
+        """Forget leftover chunks of which only the decoded bits were kept, but for some."""
         for root, chunks in self._chunks.items():
             for number, chunk in [*chunks.items()]:
                 is_whole = len(chunk.payload) == chunk.header.payload_nbytes
@@ -101,12 +89,7 @@ class IncomingVersion:
     def spec(
         self, *, want: Sequence[tuple[bytes, int]] = (), goodput_bytes_per_s: float = 0.0
     ) -> TransferSpec:
-        """Return what to ask a source for.
-
-        Args:
-            want: Root and index of the chunks that it is asked for; empty: all that are missing.
-            goodput_bytes_per_s: Measured on the link to it; 0: unknown.
-        """
+        """Return what to ask a source for."""
         wanted: dict[bytes, list[int]] = {}
         for root, number in want:
             wanted.setdefault(root, []).append(number)
@@ -351,7 +334,8 @@ class PipelinedDecoder:
     Those of patches that start from what is held are decoded in a thread; `decode` takes the place
     of `decode_change`. Those of a patch from nothing become the state at once, and their payloads
     are let go, so that a model that is pulled is not in memory twice. It listens to a pull as the
-    last one. What is held must stay as it is from `over` to `clear`.
+    last one. What is held must stay as it is from `over` to `clear`. With `keeps_payloads` somebody
+    passes chunks on after they have come, and they are not let go.
 
     Attributes:
         growing: What has come from nothing; None: nothing. It outlives a pull that fails, because
@@ -359,11 +343,6 @@ class PipelinedDecoder:
     """
 
     def __init__(self, *, keeps_payloads: bool = False) -> None:
-        """Know of no pull.
-
-        Args:
-            keeps_payloads: Whether somebody passes chunks on after they have come.
-        """
         self.growing: GrowingState | None = None
         self._keeps_payloads = keeps_payloads
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-decode")

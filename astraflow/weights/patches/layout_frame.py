@@ -39,9 +39,6 @@ class LayoutFrame:
     def flatten(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Copy tensors into a flat state: u8[nbytes], read-only.
 
-        Args:
-            tensors: Bits of every tensor, as unsigned integers of its element size.
-
         Raises:
             AstraflowError: LAYOUT_MISMATCH naming the tensor.
         """

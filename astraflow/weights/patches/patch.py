@@ -55,12 +55,6 @@ class Patch:
     def __init__(
         self, index: PatchIndex | None = None, chunks: dict[int, Chunk] | None = None
     ) -> None:
-        """Begin with what is there.
-
-        Args:
-            index: Its digests and tables; None: it is being encoded.
-            chunks: Added to, not copied.
-        """
         self.chunks: dict[int, Chunk] = {} if chunks is None else chunks
         self.failure: AstraflowError | None = None
         self.is_over = False
@@ -79,15 +73,7 @@ class Patch:
         is_kept: bool = True,
         sign: Sign,
     ) -> Self:
-        """Return a patch of some chunks, by index.
-
-        Args:
-            name: What it is.
-            chunks: Taken one by one.
-            tables: Shared by the chunks.
-            is_kept: Whether their payloads are kept; else only headers and digests are.
-            sign: Of the history that it is of.
-        """
+        """Return a patch of chunks, by index; where it is not kept, of their headers alone."""
         patch, digests, nbytes = cls(), list[bytes](), 0
         for chunk in chunks:
             digests.append(digest_of(chunk))
@@ -177,11 +163,7 @@ class Patch:
                 news.clear()
 
     async def chunk(self, index: int) -> Chunk:
-        """Return a chunk once it is here.
-
-        Raises:
-            AstraflowError: What it failed with.
-        """
+        """Return a chunk once it is here."""
         if self.failure is None and index not in self.chunks:
             with self.reading() as news:
                 while self.failure is None and index not in self.chunks:
@@ -252,15 +234,7 @@ def index_of(
     *,
     sign: Sign,
 ) -> PatchIndex:
-    """Return what a patch is known by.
-
-    Args:
-        name: What it is.
-        digests: Of its chunks.
-        payload_nbytes: Of them.
-        tables: Shared by them.
-        sign: Of the history that the patch is of.
-    """
+    """Return what a patch is known by."""
     info = PatchInfo(
         base_version=name.base_version,
         version=name.version,

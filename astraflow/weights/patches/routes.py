@@ -34,13 +34,7 @@ class Compact:
         return model_nbytes / self.encoded_per_s + _LEAST_S
 
     def is_worth(self, links: Iterable["Link"], nbytes: int, model_nbytes: int) -> bool:
-        """Whether readers with known links, together, have a new version sooner.
-
-        Args:
-            links: What they told.
-            nbytes: Of the fast patch.
-            model_nbytes: Of what is coded.
-        """
+        """Whether readers with known links, together, have a new version sooner."""
         known = (each for each in links if each.goodput_bytes_per_s > 0)
         return sum(each.gained_s(nbytes, model_nbytes, self) for each in known) > 0
 
@@ -69,13 +63,7 @@ class Link:
         return tuple(frozenset(self.profiles[:count]) for count in counts)
 
     def gained_s(self, nbytes: int, model_nbytes: int, compact: "Compact") -> float:
-        """Return how much sooner the reader is done if it waits for a compact patch.
-
-        Args:
-            nbytes: Of the fast patch, which there is.
-            model_nbytes: Of what is coded.
-            compact: What coding it costs.
-        """
+        """Return how much sooner the reader is done if it waits for a compact patch."""
         compact_nbytes = round(nbytes * compact.share)
         saved = (nbytes - compact_nbytes) / self.goodput_bytes_per_s
         slower = self._decoding_s(CodecProfile.COMPACT, model_nbytes, compact_nbytes)
@@ -83,13 +71,7 @@ class Link:
         return saved - slower - compact.seconds(model_nbytes)
 
     def cost(self, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
-        """Return what a patch costs: seconds, or bytes where the goodput is unknown.
-
-        Args:
-            info: Names the patch.
-            nbytes: Of it that are to be sent.
-            model_nbytes: Of what is decoded.
-        """
+        """Return what a patch costs: seconds, or bytes where the goodput is unknown."""
         if self.goodput_bytes_per_s <= 0:
             return nbytes
         decoding_s = self._decoding_s(
@@ -191,11 +173,6 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (nothing -> 2: 100) the way
     from 0 to 2 costs 10, and the way from nothing 100.
 
-    Args:
-        known: Versions as the run told them.
-        base: What is held; None: nothing.
-        target: What is wanted.
-
     Returns:
         None when no way is known.
     """
@@ -216,11 +193,6 @@ def registered_bound(
 
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7 bytes) it is 10 bytes
     in 2 patches from 0 to 2.
-
-    Args:
-        known: Versions as the run told them.
-        base: What is held; None: nothing.
-        target: What is wanted.
 
     Returns:
         None when no way is known.

@@ -36,10 +36,6 @@ class Touched:
 def touched_elements(frame: LayoutFrame, changes: Iterable[Change]) -> Mapping[str, Touched]:
     """Return which elements of which tensors change, by name of the tensor.
 
-    Args:
-        frame: Of the state.
-        changes: Of one or several patches; one element may change more than once.
-
     Raises:
         AstraflowError: CHUNK_INVALID when a change lies between tensors.
     """
@@ -180,17 +176,12 @@ class GrowingState:
     """
 
     def __init__(self, frame: LayoutFrame) -> None:
-        """Begin with zeros."""
         self.frame = frame
         self.flat = np.zeros(frame.layout.nbytes, np.uint8)
         self.filled: dict[bytes, set[int]] = {}
 
     def fill(self, index: PatchIndex, chunk: Chunk) -> np.ndarray:
         """Decode a verified chunk, unless it is there, and return the bytes of its range: u8[n].
-
-        Args:
-            index: Of its patch, which is one from nothing.
-            chunk: Its header was checked against the layout.
 
         Raises:
             AstraflowError: CHUNK_INVALID.

@@ -46,14 +46,6 @@ class PatchStore:
         keep: int = 16,
         spare_nbytes: int = SPARE_NBYTES,
     ) -> None:
-        """Start empty.
-
-        Args:
-            frame: Of all versions.
-            history: Which patches are made again from.
-            keep: A reader so many versions behind still finds its way.
-            spare_nbytes: What forward patches may take in any case; else one whole version.
-        """
         self.frame = frame
         self.history = history
         self.keep = keep
@@ -102,11 +94,7 @@ class PatchStore:
 
     @contextmanager
     def making(self, version: int) -> Generator[Patch]:
-        """Give the patch to the next version to be filled; readers may be waiting for it.
-
-        Args:
-            version: What it leads to.
-        """
+        """Give the patch to the next version to be filled; readers may be waiting for it."""
         if self.next[0] != version:
             self.next = (version, Patch())
         patch, following = self.next[1], version
@@ -166,12 +154,6 @@ class PatchStore:
         link: Link | None = None,
     ) -> Way:
         """Return the patches that lead from the base to the version, the cheapest way for a link.
-
-        Args:
-            version: What is wanted.
-            base_version: What the reader holds; None: nothing.
-            have: Chunks that it has already, by root.
-            link: What it told of itself; None: bytes alone count.
 
         Raises:
             AstraflowError: VERSION_UNKNOWN when it was never published; VERSION_EVICTED when the

@@ -36,16 +36,12 @@ _NICENESS: Final = 10
 
 
 class BackgroundWorker:
-    """Does its work whenever it is woken; what comes while it works is one more time."""
+    """Does its work whenever it is woken; what comes while it works is one more time.
+
+    With `last_s` the work is done once more at its end, which is waited for that long.
+    """
 
     def __init__(self, *, name: str, last_s: float = 0.0) -> None:
-        """Prepare; `with` starts the thread.
-
-        Args:
-            name: Of the thread.
-            last_s: At its end the work is done once more, and so long is waited for it; 0: its end
-                is waited for, and no more work is begun.
-        """
         self._last_s = last_s
         self._is_over = self._has_failed = False
         self._wake = threading.Event()
@@ -249,14 +245,7 @@ class ExtraPatches(BackgroundWorker):
 def candidate_patches(
     publisher: WeightPublisher, version: int, spans: Sequence[int], *, worth_nbytes: int = 0
 ) -> Iterator[Callable[[], Patch | None]]:
-    """Yield what may be made for a version, most useful first; a call returns None: not worth it.
-
-    Args:
-        publisher: Whose version it is.
-        version: Its newest.
-        spans: Over how many versions.
-        worth_nbytes: Of the way that there is, for one patch to be made in its place.
-    """
+    """Yield what may be made for a version, most useful first; None: it is not worth it."""
     history, store = publisher.history, publisher.store
     bases = [version - span for span in spans]
     restored = publisher.info(version).restored_from

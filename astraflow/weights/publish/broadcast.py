@@ -93,7 +93,6 @@ class BroadcastGroup:
     """One process's place in a group; used from one thread."""
 
     def __init__(self, group: Any, where: Rendezvous) -> None:
-        """Hold a group; meetings make them."""
         self._group = group
         self._where = where
 
@@ -177,10 +176,6 @@ class SenderMeetings(_Meetings):
     def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
         """Listen.
 
-        Args:
-            where: To listen.
-            is_over: Ends a wait.
-
         Raises:
             AstraflowError: INVALID_FIELD when the port cannot be listened on.
         """
@@ -210,10 +205,6 @@ class ReceiverMeetings(_Meetings):
 
     def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
         """Dial.
-
-        Args:
-            where: The sender listens.
-            is_over: Ends a wait.
 
         Raises:
             AstraflowError: SOURCE_UNREACHABLE when nobody listens there by the deadline.

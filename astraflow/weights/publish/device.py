@@ -156,12 +156,6 @@ class DeviceExport:
     """
 
     def __init__(self, part: ShardLayout, tensors: Mapping[str, Any]) -> None:
-        """Prepare; nothing is read yet.
-
-        Args:
-            part: What of the layout is published.
-            tensors: Every tensor of the layout, as `tensors.reader_of` takes and checks them.
-        """
         self._part = part
         self._flat: dict[str, torch.Tensor] = {}
         devices: set[torch.device | None] = set()

@@ -218,20 +218,12 @@ class Reads:
     """Makes what reads tensors, once for a parameter that lies where it lay before."""
 
     def __init__(self, part: ShardLayout) -> None:
-        """Begin without any.
-
-        Args:
-            part: What of the layout is read.
-        """
         self._part = part
         # The parameter, where it lay, and what reads it there.
         self._kept: dict[str, tuple[Any, Place, ReadBits]] = {}
 
     def of(self, tensors: Mapping[str, Any]) -> dict[str, ReadBits]:
         """Check names, shapes and types; nothing is read yet.
-
-        Args:
-            tensors: Every tensor of the layout, by name; see `reader_of`.
 
         Raises:
             AstraflowError: LAYOUT_MISMATCH naming the tensor.
@@ -262,12 +254,6 @@ class Exported:
     """
 
     def __init__(self, part: ShardLayout, reads: Mapping[str, ReadBits]) -> None:
-        """Prepare; nothing is read yet.
-
-        Args:
-            part: What of the layout is published.
-            reads: Of every tensor of the layout, by name.
-        """
         self.gather_s = 0.0
         self._scratch = _Scratch()
         self._reads = reads

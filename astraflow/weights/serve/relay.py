@@ -41,12 +41,6 @@ class WeightRelay:
     """
 
     def __init__(self, *, kept_nbytes: int = KEPT_NBYTES, wait_s: float = 5.0) -> None:
-        """Start with nothing to pass on.
-
-        Args:
-            kept_nbytes: Of patches that have arrived; the newest is kept in any case.
-            wait_s: How long a version may be asked for before its pull begins here.
-        """
         self._kept_nbytes = kept_nbytes
         self._wait_s = wait_s
         self._patches: dict[bytes, Patch] = {}
@@ -99,12 +93,7 @@ class WeightRelay:
         self._held = self._whole = self._whole_info = None
 
     def hold(self, held: HeldState, whole: PatchInfo | None) -> None:
-        """Serve a version that is complete.
-
-        Args:
-            held: Not written to before `release`.
-            whole: What the run registered as the patch from nothing; None: it did not.
-        """
+        """Serve a version that is complete."""
         self._incoming, self._held, self._whole_info = None, held, whole
         self.frame = held.frame
         self._trim()

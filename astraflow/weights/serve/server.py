@@ -48,13 +48,6 @@ class TransferServicer:
         transfer_tokens: Callable[[], Sequence[bytes]],
         clock: Clock,
     ) -> None:
-        """Serve sources.
-
-        Args:
-            sources: By the policy whose versions they have.
-            transfer_tokens: Returns the run's current secret, and the one before.
-            clock: For the expiry of plans.
-        """
         self.lanes = LaneHosts(Transfers(self.open_transfer, transfer_tokens, clock=clock))
         self._sources = sources
         self._transfer_tokens = transfer_tokens
@@ -107,11 +100,7 @@ class TransferServicer:
         raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no such layout is here")
 
     def open_transfer(self, spec: TransferSpec) -> WeightTransfer:
-        """Open a transfer for who has proven that he knows the secret of the run.
-
-        Raises:
-            AstraflowError: What `Pull` answers.
-        """
+        """Open a transfer for who has proven that he knows the secret of the run."""
         source = self._sources.get(PolicyId(spec.policy_id))
         if source is None:
             raise AstraflowError(
@@ -144,13 +133,6 @@ class TransferServer:
         lanes: Sequence[LaneKind],
         encrypts: bool | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            sources: By the policy whose versions they have.
-            lanes: Served beside gRPC.
-            encrypts: Whether those that leave the host are encrypted; None: beside TLS.
-        """
         self._transfer_tokens: tuple[bytes, ...] = ()
         self._servicer = TransferServicer(
             sources, transfer_tokens=lambda: self._transfer_tokens, clock=SystemClock()

@@ -42,12 +42,6 @@ class WeightTransfer:
     ) -> None:
         """Look for what is wanted; where it may still come, `items` does.
 
-        Args:
-            source: Of the chunks.
-            spec: What is wanted.
-            transfer_id: Of the plan.
-            expire_time: Of the plan.
-
         Raises:
             AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, PATCH_UNKNOWN, MEMORY_EXCEEDED;
                 LAYOUT_MISMATCH;
@@ -223,11 +217,7 @@ class WeightTransfer:
 
 
 def _require_next(source: WeightSource, spec: TransferSpec) -> PatchStore:
-    """Return the store that makes what is asked for ahead.
-
-    Raises:
-        AstraflowError: LANE_UNAVAILABLE, INVALID_FIELD, VERSION_UNKNOWN.
-    """
+    """Return the store that makes what is asked for ahead."""
     if isinstance(source, WeightRelay):
         raise AstraflowError(
             Reason.LANE_UNAVAILABLE,
