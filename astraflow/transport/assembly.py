@@ -32,6 +32,7 @@ UNPLANNED_COUNT: Final = 1 << 16
 
 _HIGH_NBYTES: Final = 32 << 20
 _NO_LIMIT: Final = 1 << 62
+_MAX_FAILURE_NBYTES: Final = 1 << 16
 
 # Of a part that does not end its chunk: noting it takes less than it brings.
 _MIN_PART_NBYTES: Final = 4 << 10
@@ -75,22 +76,41 @@ class _Staged:
         return self._buffer.data
 
 
-class ChunkAssembly:
+class FrameInbox:
     """Takes the frames of one transfer, from any number of connections, in any order.
 
     What it holds is bounded: by what the run registered, and by the plan's payload_nbytes and
     chunk_count, before the plan by 64 MiB. Whoever exceeds that, contradicts himself or repeats a
     chunk has lied (CHUNK_INVALID).
+
+    Attributes:
+        since_s: When the first bytes came, by the monotonic clock; None: none have.
     """
 
     def __init__(
         self,
         *,
         stall_timeout_s: float,
-        on_pressure: Callable[[bool], None],
-        bound: TransferBound | None,
+        on_pressure: Callable[[bool], None] = lambda _: None,
+        on_plan: Callable[[TransferPlan], Arena | None] = lambda _: None,
+        bound: TransferBound | None = None,
     ) -> None:
+        """Start empty.
+
+        Args:
+            stall_timeout_s: A source that sends nothing for so long is given up.
+            on_pressure: Called with True when the reader is behind by 32 MiB, with False when
+                it has caught up.
+            on_plan: Called with the plan; returns where payloads will lie, None: in frames.
+            bound: By what the run registered; None: nothing of it is.
+        """
+        self.since_s: float | None = None
         self._plan: TransferPlan | None = None
+        self._plan_body = memoryview(b"")
+        self._plan_missing = 0
+        self._max_plan_nbytes = MAX_PLAN_NBYTES if bound is None else plan_nbytes(bound)
+        self._on_plan = on_plan
+        self._arena: Arena | None = None
         self._stall_timeout_s = stall_timeout_s
         self._bound = bound or TransferBound(
             patch_count=UNPLANNED_COUNT, chunk_count=_NO_LIMIT, payload_nbytes=_NO_LIMIT
@@ -134,47 +154,58 @@ class ChunkAssembly:
             self._check_place(*key)
         self._check_bounds()
         self._note()
+        self._arena = self._on_plan(plan)
 
     def place(self, frame: Frame) -> memoryview:
-        """Return where the body of a CHUNK frame goes.
+        """Return where the body of a frame goes.
 
         Raises:
-            AstraflowError: CHUNK_INVALID.
+            AstraflowError: CHUNK_INVALID, as `filled`.
         """
-        return self._staged_for(frame).claim(frame.body_offset, frame.body_nbytes)
+        match frame.kind:
+            case FrameKind.CHUNK if self._arena is None:
+                return self._staged_for(frame).claim(frame.body_offset, frame.body_nbytes)
+            case FrameKind.CHUNK | FrameKind.WAITING:
+                if frame.body_nbytes:
+                    raise bad_frame("there is nothing behind its header")
+                return memoryview(b"")
+            case FrameKind.PLAN:
+                return self._place_plan(frame)
+            case FrameKind.FAILURE if frame.body_nbytes <= _MAX_FAILURE_NBYTES:
+                return memoryview(bytearray(frame.body_nbytes))
+            case _:
+                raise bad_frame(f"a {frame.kind.name} is not for a puller")
+
+    def filled(self, frame: Frame, body: memoryview) -> None:
+        """Take a frame whose body has arrived in its place."""
+        match frame.kind:
+            case FrameKind.CHUNK if self._arena is not None:
+                payload = self._arena.payload(frame.body_offset, frame.payload_nbytes)
+                self._hand_out(frame, self._claim(frame), payload)
+            case FrameKind.CHUNK:
+                # Who brought the bytes can write to them no more.
+                body.release()
+                self._filled_chunk(frame)
+            case FrameKind.PLAN:
+                self._plan_missing -= frame.body_nbytes
+                if not self._plan_missing:
+                    self.take_plan(read_plan(bytes(self._plan_body)))
+            case FrameKind.WAITING:
+                self._is_waiting = True
+                self._note()
+            case _:
+                self.fail(read_failure(bytes(body)))
 
     def touch(self) -> None:
+        """Note that bytes came."""
+        if self.since_s is None:
+            self.since_s = time.monotonic()
         self._activity += 1
-
-    def filled(self, frame: Frame) -> None:
-        """Note that a body arrived in its place; late ones of a failed transfer mean nothing."""
-        key = _key(frame)
-        staged = self._staged.get(key)
-        if staged is None:
-            return
-        staged.missing -= frame.body_nbytes
-        if staged.missing == 0:
-            del self._staged[key]
-            self._hand_out(frame, staged.header, staged.frozen())
-
-    def take_whole(self, frame: Frame, payload: memoryview) -> None:
-        """Take a chunk whose payload lies somewhere already.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
-        header = self._claim(frame)
-        self._hand_out(frame, header, payload)
 
     def fail(self, error: AstraflowError) -> None:
         """End the transfer; the first reason is kept."""
         self._failure = self._failure or error
         self._staged.clear()
-        self._note()
-
-    def wait_longer(self) -> None:
-        """Note that the source is there, and has nothing to send yet."""
-        self._is_waiting = True
         self._note()
 
     async def planned(self) -> None:
@@ -222,16 +253,33 @@ class ChunkAssembly:
                     await self._news.wait()
             except TimeoutError:
                 if self._activity == before:
-                    raise self._stalled() from None
+                    raise AstraflowError(
+                        Reason.SOURCE_TIMEOUT,
+                        f"the source has sent nothing for {self._stall_timeout_s:g} s",
+                        retryable=True,
+                    ) from None
             else:
                 return
 
-    def _stalled(self) -> AstraflowError:
-        return AstraflowError(
-            Reason.SOURCE_TIMEOUT,
-            f"the source has sent nothing for {self._stall_timeout_s:g} s",
-            retryable=True,
-        )
+    def _place_plan(self, frame: Frame) -> memoryview:
+        if not self._plan_body and 0 < frame.payload_nbytes <= self._max_plan_nbytes:
+            self._plan_body = memoryview(bytearray(frame.payload_nbytes))
+            self._plan_missing = frame.payload_nbytes
+        end = frame.body_offset + frame.body_nbytes
+        if end > len(self._plan_body) or not 0 < frame.body_nbytes <= self._plan_missing:
+            raise bad_frame("a plan has other sizes than it said")
+        return self._plan_body[frame.body_offset : end]
+
+    def _filled_chunk(self, frame: Frame) -> None:
+        """Note that a part of a chunk is here; late ones of a failed transfer mean nothing."""
+        key = _key(frame)
+        staged = self._staged.get(key)
+        if staged is None:
+            return
+        staged.missing -= frame.body_nbytes
+        if staged.missing == 0:
+            del self._staged[key]
+            self._hand_out(frame, staged.header, staged.frozen())
 
     def _staged_for(self, frame: Frame) -> _Staged:
         key = _key(frame)
@@ -287,125 +335,6 @@ class ChunkAssembly:
 
 def _key(frame: Frame) -> _Key:
     return frame.patch_index, -1 if frame.header is None else frame.header.index
-
-
-_MAX_FAILURE_NBYTES: Final = 1 << 16
-
-
-class FrameInbox:
-    """Receives the frames of one transfer for any lane.
-
-    Attributes:
-        since_s: When the first bytes came, by the monotonic clock; None: none have.
-    """
-
-    def __init__(
-        self,
-        *,
-        stall_timeout_s: float,
-        on_pressure: Callable[[bool], None] = lambda _: None,
-        on_plan: Callable[[TransferPlan], Arena | None] = lambda _: None,
-        bound: TransferBound | None = None,
-    ) -> None:
-        self._assembly = ChunkAssembly(
-            stall_timeout_s=stall_timeout_s, on_pressure=on_pressure, bound=bound
-        )
-        self._max_plan_nbytes = MAX_PLAN_NBYTES if bound is None else plan_nbytes(bound)
-        self._on_plan = on_plan
-        self._arena: Arena | None = None
-        self.since_s: float | None = None
-        self._plan_body = memoryview(b"")
-        self._plan_missing = 0
-
-    @property
-    def is_over(self) -> bool:
-        return self._assembly.is_over
-
-    def take_plan(self, plan: TransferPlan) -> None:
-        """Take the plan.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
-        self._assembly.take_plan(plan)
-        self._arena = self._on_plan(plan)
-
-    def place(self, frame: Frame) -> memoryview:
-        """Return where the body of a frame goes.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
-        match frame.kind:
-            case FrameKind.CHUNK if self._arena is not None:
-                return _empty(frame)
-            case FrameKind.CHUNK:
-                return self._assembly.place(frame)
-            case FrameKind.PLAN:
-                return self._place_plan(frame)
-            case FrameKind.WAITING:
-                return _empty(frame)
-            case FrameKind.FAILURE if frame.body_nbytes <= _MAX_FAILURE_NBYTES:
-                return memoryview(bytearray(frame.body_nbytes))
-            case _:
-                raise bad_frame(f"a {frame.kind.name} is not for a puller")
-
-    def filled(self, frame: Frame, body: memoryview) -> None:
-        """Take a frame whose body has arrived in its place.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
-        match frame.kind:
-            case FrameKind.CHUNK if self._arena is not None:
-                payload = self._arena.payload(frame.body_offset, frame.payload_nbytes)
-                self._assembly.take_whole(frame, payload)
-            case FrameKind.CHUNK:
-                # Who brought the bytes can write to them no more.
-                body.release()
-                self._assembly.filled(frame)
-            case FrameKind.PLAN:
-                self._filled_plan(frame)
-            case FrameKind.WAITING:
-                self._assembly.wait_longer()
-            case _:
-                self.fail(read_failure(bytes(body)))
-
-    def touch(self) -> None:
-        if self.since_s is None:
-            self.since_s = time.monotonic()
-        self._assembly.touch()
-
-    def fail(self, error: AstraflowError) -> None:
-        self._assembly.fail(error)
-
-    async def planned(self) -> None:
-        """Return once the plan is known, or the source waits for it; see Assembly."""
-        await self._assembly.planned()
-
-    def items(self) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks, Waiting between them; see Assembly."""
-        return self._assembly.items()
-
-    def _place_plan(self, frame: Frame) -> memoryview:
-        if not self._plan_body and 0 < frame.payload_nbytes <= self._max_plan_nbytes:
-            self._plan_body = memoryview(bytearray(frame.payload_nbytes))
-            self._plan_missing = frame.payload_nbytes
-        end = frame.body_offset + frame.body_nbytes
-        if end > len(self._plan_body) or not 0 < frame.body_nbytes <= self._plan_missing:
-            raise bad_frame("a plan has other sizes than it said")
-        return self._plan_body[frame.body_offset : end]
-
-    def _filled_plan(self, frame: Frame) -> None:
-        self._plan_missing -= frame.body_nbytes
-        if not self._plan_missing:
-            self.take_plan(read_plan(bytes(self._plan_body)))
-
-
-def _empty(frame: Frame) -> memoryview:
-    if frame.body_nbytes:
-        raise bad_frame("there is nothing behind its header")
-    return memoryview(b"")
 
 
 def source_lost(why: str) -> AstraflowError:

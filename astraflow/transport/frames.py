@@ -146,7 +146,7 @@ def chunk_frame(sent: SentChunk, *, body_nbytes: int, body_offset: int) -> Frame
     )
 
 
-def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> bytes:
+def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> list[bytes]:
     """Return the frame that asks for a version over connections that stand.
 
     Body: a proof of the run's transfer secret (32 bytes), a TransferSpec message.
@@ -210,12 +210,12 @@ def read_plan(body: bytes) -> TransferPlan:
         raise bad_frame(error.message) from error
 
 
-def waiting_frame() -> bytes:
+def waiting_frame() -> list[bytes]:
     """Return the frame of a source that is there and has nothing to send yet."""
     return _whole(FrameKind.WAITING, b"")
 
 
-def failure_frame(error: AstraflowError) -> bytes:
+def failure_frame(error: AstraflowError) -> list[bytes]:
     """Return the frame that ends a transfer early."""
     return _whole(FrameKind.FAILURE, encode_failure(error.to_failure()).SerializeToString())
 
@@ -236,8 +236,8 @@ def read_failure(body: bytes) -> AstraflowError:
     )
 
 
-def _whole(kind: FrameKind, body: bytes) -> bytes:
-    return pack(Frame(kind=kind, body_nbytes=len(body), payload_nbytes=len(body))) + body
+def _whole(kind: FrameKind, body: bytes) -> list[bytes]:
+    return [pack(Frame(kind=kind, body_nbytes=len(body), payload_nbytes=len(body))), body]
 
 
 def _parse(

@@ -29,12 +29,9 @@ from astraflow.transport.frames import (
 from astraflow.transport.handshake import Channel
 from astraflow.transport.sockets import (
     LONG_WAY_S,
+    SocketConnection,
     Tasks,
-    end,
-    receive,
     round_trip_s,
-    send_all,
-    send_some,
     tune_for_long_way,
 )
 from astraflow.transport.transfers import Transfer
@@ -143,6 +140,28 @@ Part = list[bytes | memoryview]
 """Buffers that go over one connection, one behind the other."""
 
 
+class Connection(Protocol):
+    """One connection of a puller, at its source: over a socket, or UCX."""
+
+    async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send buffers, of which UCX makes a message each; raises OSError when the peer is gone."""
+        ...
+
+    def send_some(self, buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Send what there is room for; return what is left of the buffers."""
+        ...
+
+    async def receive(self, nbytes: int) -> bytes:
+        """Receive so many bytes; raises EOFError or OSError when the peer is gone."""
+        ...
+
+    def end(self) -> None:
+        """End it both ways, for whoever waits on it; closing is left to its owner."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Carrier(Protocol):
     """Brings chunks into the form in which one lane sends them.
 
@@ -153,14 +172,10 @@ class Carrier(Protocol):
 
     is_prompt: bool
 
-    def adopt(self, connection: socket.socket) -> None: ...
+    def adopt(self, connection: Connection) -> None: ...
 
-    async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
-        """Receive the header of a frame, or its record.
-
-        Raises:
-            EOFError, OSError: The peer is gone.
-        """
+    async def read_header(self, connection: Connection, nbytes: int) -> bytes:
+        """Receive the header of a frame, or its record."""
         ...
 
     async def begin(self) -> None:
@@ -183,23 +198,23 @@ class InlineCarrier:
 
     is_prompt = False
 
-    def __init__(self) -> None:
-        self._segment_nbytes = _NEAR_SEGMENT_NBYTES
+    def __init__(self, segment_nbytes: int = _NEAR_SEGMENT_NBYTES) -> None:
+        self._segment_nbytes = segment_nbytes
         self._is_first = True
         self._paced: list[socket.socket] = []
         self._pacer = Pacer()
 
-    def adopt(self, connection: socket.socket) -> None:
+    def adopt(self, connection: Connection) -> None:
         """Tune a connection to the way that it has; the first one sends alone, at its own rate."""
-        if round_trip_s(connection) > LONG_WAY_S:
-            tune_for_long_way(connection)
+        if isinstance(connection, SocketConnection) and round_trip_s(connection.sock) > LONG_WAY_S:
+            tune_for_long_way(connection.sock)
             self._segment_nbytes = _FAR_SEGMENT_NBYTES
             if not self._is_first:
-                self._paced.append(connection)
+                self._paced.append(connection.sock)
         self._is_first = False
 
-    async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
-        return await receive(connection, nbytes)
+    async def read_header(self, connection: Connection, nbytes: int) -> bytes:
+        return await connection.receive(nbytes)
 
     async def begin(self) -> None:
         """Set the pace by what the transfer before met."""
@@ -224,17 +239,17 @@ class ConnectionGroup:
 
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
-        self._connections: set[socket.socket] = set()
+        self._connections: set[Connection] = set()
         self._parts: asyncio.Queue[Part] = asyncio.Queue(_QUEUE_LENGTH)
         # Short: what waits here when the others join goes over a connection that is new.
         self._first_parts: asyncio.Queue[Part] = asyncio.Queue(2)
-        self._first: socket.socket | None = None
+        self._first: Connection | None = None
         self._first_unsent_count = 0
         self._tasks = Tasks()
         self._feeding: asyncio.Task[None] | None = None
         self._closing = asyncio.Lock()
 
-    def join(self, connection: socket.socket, channel: Channel) -> None:
+    def join(self, connection: Connection, channel: Channel) -> None:
         """Send over a connection, sealed as its channel does."""
         parts = self._parts if self._connections else self._first_parts
         self._first = self._first or connection
@@ -248,7 +263,7 @@ class ConnectionGroup:
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 
     def refuse(self, error: AstraflowError) -> None:
-        self._feeding = self._tasks.start(self._put_first([failure_frame(error)]))
+        self._feeding = self._tasks.start(self._put_first([*failure_frame(error)]))
 
     async def close(self) -> None:
         """End what is under way; who reads from a connection finds it ended. Idempotent."""
@@ -256,7 +271,7 @@ class ConnectionGroup:
             await self._tasks.close()
             self.carrier.close()
             for connection in self._connections:
-                end(connection)
+                connection.end()
             self._connections.clear()
 
     async def _feed(
@@ -269,7 +284,7 @@ class ConnectionGroup:
             async with aclosing(transfer.items()) as items:
                 async for item in items:
                     if isinstance(item, Waiting):
-                        await self._put_first([waiting_frame()])
+                        await self._put_first([*waiting_frame()])
                         continue
                     nbytes = transfer.plan.payload_nbytes
                     if isinstance(item, TransferPlan) and with_plan:
@@ -284,7 +299,7 @@ class ConnectionGroup:
             await self._parts.join()
             await self._first_parts.join()
         except AstraflowError as error:
-            await self._put_first([failure_frame(error)])
+            await self._put_first([*failure_frame(error)])
         finally:
             transfer.close()
 
@@ -300,14 +315,14 @@ class ConnectionGroup:
         if self.carrier.is_prompt and self._first is not None and not self._first_unsent_count:
             # Whoever sends what is left meets the error as well.
             with suppress(OSError):
-                part = send_some(self._first, part)
+                part = self._first.send_some(part)
             if not part:
                 return
         self._first_unsent_count += 1
         await self._first_parts.put(part)
 
     async def _send(
-        self, connection: socket.socket, channel: Channel, parts: "asyncio.Queue[Part]"
+        self, connection: Connection, channel: Channel, parts: "asyncio.Queue[Part]"
     ) -> None:
         try:
             while True:
@@ -316,13 +331,13 @@ class ConnectionGroup:
                     batch.append(parts.get_nowait())
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
                     records = chain.from_iterable(map(channel.sealed, batch))
-                    await send_all(connection, [*records])
+                    await connection.send([*records])
                 for _ in batch:
                     parts.task_done()
                 if parts is self._first_parts:
                     self._first_unsent_count -= len(batch)
         except (OSError, TimeoutError):
-            end(connection)
+            connection.end()
 
 
 def _nbytes(parts: Sequence[Part]) -> int:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.transport.frames import HEADER_NBYTES, PROOF_NBYTES, bad_frame
+from astraflow.transport.frames import PROOF_NBYTES, bad_frame
 
 GREETING_NBYTES: Final = 64
 HELLO_NBYTES: Final = 64
@@ -64,11 +64,10 @@ class Channel:
         return nbytes + TAG_NBYTES if nbytes and self.is_sealed else nbytes
 
     def sealed(self, frame: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Return a frame, header first, as records: one for the header, one for the body."""
+        """Return header and body of a frame as records; what is empty has none."""
         if self._seal is None:
             return [*frame]
-        parts = (frame[0][:HEADER_NBYTES], frame[0][HEADER_NBYTES:], *frame[1:])
-        return [self._seal.encrypt(self._sealed_nonce(), part, None) for part in parts if len(part)]
+        return [self._seal.encrypt(self._sealed_nonce(), part, None) for part in frame if len(part)]
 
     def opened(self, record: bytes) -> bytes:
         """Return what a record has.

@@ -11,7 +11,6 @@ from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
 from astraflow.transport.shm import ShmHost
-from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.tcp import TcpHost, direct_port
 from astraflow.transport.transfers import Transfer, Transfers
 from astraflow.transport.ucx import UcxHost
@@ -43,12 +42,6 @@ class LaneHosts:
         self.transfers = transfers
         self._endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
-        self._stream_hosts: list[StreamHost] = []
-
-    @property
-    def connection_count(self) -> int:
-        """Connections that stand, or want to, over local sockets and TCP."""
-        return sum(each.connection_count for each in self._stream_hosts)
 
     @property
     def endpoints(self) -> tuple[LaneEndpoint, ...]:
@@ -75,12 +68,10 @@ class LaneHosts:
                 case LaneKind.TCP:
                     tcp = TcpHost(self.transfers, seals=seals)
                     self._hosts.push_async_callback(tcp.close)
-                    self._stream_hosts.append(tcp)
                     return tcp.start(here, there, ports=(direct_port(port), 0))
                 case LaneKind.SHM:
                     shm = ShmHost(self.transfers)
                     self._hosts.push_async_callback(shm.close)
-                    self._stream_hosts.append(shm)
                     return shm.start()
                 case LaneKind.UCX:
                     ucx = UcxHost(self.transfers, seals=seals)

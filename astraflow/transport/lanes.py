@@ -25,7 +25,7 @@ from astraflow.transport.hosts import is_encrypted
 from astraflow.transport.shm import is_same_host, open_shm
 from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.tcp import connection_count, open_directly, open_tcp
-from astraflow.transport.ucx import UcxSession, open_ucx
+from astraflow.transport.ucx import open_ucx
 from astraflow.wire.transfers import (
     ChunkSet,
     LaneEndpoint,
@@ -131,8 +131,6 @@ class TransferProgress:
 
 _MAX_SOURCES: Final = 32
 
-Session = SocketSession | UcxSession
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -148,7 +146,7 @@ class SourceConnections:
         is_passed_over: Whether the newest session took the place of shared memory, for once.
     """
 
-    sessions: list[Session] = field(default_factory=list[Session])
+    sessions: list[SocketSession] = field(default_factory=list[SocketSession])
     plain_until: float = 0.0
     is_known: bool = False
     ready: tuple[TransferSpec, SocketSession] | None = None
@@ -180,7 +178,7 @@ async def speculative_items(
 
 
 async def requested_items(
-    session: Session, spec: TransferSpec, transfer_token: bytes
+    session: SocketSession, spec: TransferSpec, transfer_token: bytes
 ) -> AsyncGenerator[SentItem]:
     """Ask for a version over connections that stand, and yield what comes."""
     session.begin(spec.bound)
@@ -280,11 +278,7 @@ class Lanes:
         if source.ready is not None:
             return
         for session in source.sessions:
-            if (
-                isinstance(session, SocketSession)
-                and session.lane is LaneKind.TCP
-                and session.is_idle
-            ):
+            if session.lane is LaneKind.TCP and session.is_idle:
                 speculative = replace(spec, is_ahead=True)
                 session.begin(spec.bound)
                 session.ask(speculative, transfer_token)
@@ -360,7 +354,7 @@ class Lanes:
 
     async def _introduced(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
-    ) -> Session | None:
+    ) -> SocketSession | None:
         """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
         if LaneKind.TCP not in self._lanes or source.is_known:
             return None
@@ -384,7 +378,7 @@ class Lanes:
 
     async def _open(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
-    ) -> Session | None:
+    ) -> SocketSession | None:
         """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
         if not self._lanes or time.monotonic() < source.plain_until:
             return None
@@ -429,7 +423,7 @@ class Lanes:
 
     async def _connect(
         self, place: LaneEndpoint, plan: TransferPlan, plan_s: float, bound: TransferBound | None
-    ) -> Session:
+    ) -> SocketSession:
         match place.lane:
             case LaneKind.SHM:
                 return await open_shm(

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, cast
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena, ArenaPool, aligned, arena_nbytes
 from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack
-from astraflow.transport.groups import Part
-from astraflow.transport.sockets import kept, readable, tune
+from astraflow.transport.groups import Connection, Part
+from astraflow.transport.sockets import SocketConnection, kept, readable, tune
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.transfers import Transfers
@@ -140,22 +140,22 @@ class ArenaCarrier:
         self._arrived = asyncio.Event()
         self._at = 0
 
-    def adopt(self, connection: socket.socket) -> None:
+    def adopt(self, connection: Connection) -> None:
         """Return; a local connection needs nothing."""
 
-    async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
+    async def read_header(self, connection: Connection, nbytes: int) -> bytes:
         """Receive the header of a frame; an arena's descriptor comes with it.
 
         Raises:
             EOFError: The peer ended.
             OSError: The peer is gone.
         """
-        data = b""
+        data, sock = b"", cast("SocketConnection", connection).sock
         while len(data) < nbytes:
             try:
-                got, descriptors, _, _ = socket.recv_fds(connection, nbytes - len(data), 1)
+                got, descriptors, _, _ = socket.recv_fds(sock, nbytes - len(data), 1)
             except BlockingIOError:
-                await readable(connection)
+                await readable(sock)
                 continue
             if not got:
                 raise EOFError

@@ -103,58 +103,55 @@ def round_trip_s(sock: socket.socket) -> float:
     return 0.0 if len(info) < _TCP_INFO_RTT.size else _TCP_INFO_RTT.unpack(info)[0] / 1e6
 
 
-def end(sock: socket.socket) -> None:
-    """End a connection both ways, for whoever waits on it; closing is left to its owner."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+class SocketConnection:
+    """A stream socket as a connection of a lane; see `groups.Connection`."""
 
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
 
-async def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send buffers one behind the other, without joining them.
+    async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send buffers one behind the other, without joining them.
 
-    Raises:
-        OSError: The peer is gone.
-    """
-    left = send_some(sock, buffers)
-    while left:
-        await _writable(sock)
-        left = send_some(sock, left)
+        Raises:
+            OSError: The peer is gone.
+        """
+        left = self.send_some(buffers)
+        while left:
+            await _writable(self.sock)
+            left = self.send_some(left)
 
+    def send_some(self, buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+        views = [memoryview(each) for each in buffers if len(each)]
+        with suppress(BlockingIOError):
+            while views:
+                sent = self.sock.sendmsg(views)
+                while views and sent >= len(views[0]):
+                    sent -= len(views.pop(0))
+                if sent:
+                    views[0] = views[0][sent:]
+        return [*views]
 
-def send_some(
-    sock: socket.socket, buffers: Sequence[bytes | memoryview]
-) -> list[bytes | memoryview]:
-    """Send what a connection has room for; return what is left of the buffers.
+    async def receive(self, nbytes: int) -> bytes:
+        """Receive exactly so many bytes.
 
-    Raises:
-        OSError: The peer is gone.
-    """
-    views = [memoryview(each) for each in buffers if len(each)]
-    with suppress(BlockingIOError):
-        while views:
-            sent = sock.sendmsg(views)
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
-            if sent:
-                views[0] = views[0][sent:]
-    return [*views]
+        Raises:
+            EOFError, OSError: The peer ended, or is gone.
+        """
+        buffer = bytearray(nbytes)
+        view = memoryview(buffer)
+        while view:
+            got = await asyncio.get_running_loop().sock_recv_into(self.sock, view)
+            if not got:
+                raise EOFError
+            view = view[got:]
+        return bytes(buffer)
 
+    def end(self) -> None:
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
-async def receive(sock: socket.socket, nbytes: int) -> bytes:
-    """Receive exactly so many bytes.
-
-    Raises:
-        EOFError: The peer ended.
-        OSError: The peer is gone.
-    """
-    buffer = bytearray(nbytes)
-    view = memoryview(buffer)
-    while view:
-        got = await asyncio.get_running_loop().sock_recv_into(sock, view)
-        if not got:
-            raise EOFError
-        view = view[got:]
-    return bytes(buffer)
+    def close(self) -> None:
+        self.sock.close()
 
 
 async def readable(sock: socket.socket) -> None:

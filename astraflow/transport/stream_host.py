@@ -17,9 +17,9 @@ from astraflow.transport.frames import (
     read_request,
     unpack,
 )
-from astraflow.transport.groups import Carrier, ConnectionGroup
+from astraflow.transport.groups import Carrier, Connection, ConnectionGroup
 from astraflow.transport.handshake import HELLO_NBYTES, Channel, SourceHandshake
-from astraflow.transport.sockets import Tasks, end, readable, receive, send_all, tune
+from astraflow.transport.sockets import SocketConnection, Tasks, kept, readable, tune
 from astraflow.transport.transfers import Transfers
 
 _HELLO_TIMEOUT_S: Final = 5.0
@@ -55,14 +55,9 @@ class StreamHost:
         self._tasks = Tasks()
         self._groups: dict[bytes, _Group] = {}
         self._listeners: list[socket.socket] = []
-        self._count = 0
-        self._connections: set[socket.socket] = set()
+        self._connections: set[Connection] = set()
         # The oldest first.
-        self._unproven: dict[socket.socket, None] = {}
-
-    @property
-    def connection_count(self) -> int:
-        return self._count
+        self._unproven: dict[Connection, None] = {}
 
     def listen(self, listener: socket.socket) -> None:
         """Serve a bound socket; it is closed with the host."""
@@ -86,40 +81,42 @@ class StreamHost:
         while True:
             await readable(listener)
             try:
-                connection, _ = listener.accept()
+                accepted, _ = listener.accept()
+                with kept(accepted):
+                    tune(accepted)
             except OSError:
                 # Out of descriptors, or the caller left before: others may do better.
                 await asyncio.sleep(0.1)
                 continue
-            connection.setblocking(False)
-            if self._count >= _MAX_CONNECTIONS:
-                connection.close()
-                continue
-            if len(self._unproven) >= _MAX_UNPROVEN:
-                end(next(iter(self._unproven)))
-            self._connections.add(connection)
-            self._unproven[connection] = None
-            self._tasks.start(self._serve(connection))
+            self._admit(SocketConnection(accepted))
 
-    async def _serve(self, connection: socket.socket) -> None:
-        self._count += 1
+    def _admit(self, connection: Connection) -> None:
+        """Serve a connection, if there are not too many."""
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            connection.close()
+            return
+        if len(self._unproven) >= _MAX_UNPROVEN:
+            next(iter(self._unproven)).end()
+        self._connections.add(connection)
+        self._unproven[connection] = None
+        self._tasks.start(self._serve(connection))
+
+    async def _serve(self, connection: Connection) -> None:
         try:
-            tune(connection)
             await self._welcome(connection)
         except (AstraflowError, OSError, EOFError, TimeoutError):
             # A peer that is gone, silent or not one of ours costs its connection.
             return
         finally:
-            self._count -= 1
             self._connections.discard(connection)
             self._unproven.pop(connection, None)
             connection.close()
 
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome(self, connection: Connection) -> None:
         handshake = SourceHandshake(self._lane, seals=self._seals)
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            await send_all(connection, [handshake.greeting])
-            hello = await receive(connection, HELLO_NBYTES)
+            await connection.send([handshake.greeting])
+            hello = await connection.receive(HELLO_NBYTES)
         # Who proves nothing learns nothing: his connection ends.
         name = handshake.group_of(hello)
         group = self._groups.get(name)
@@ -130,7 +127,7 @@ class StreamHost:
         self._unproven.pop(connection, None)
         try:
             welcome, channel = handshake.welcome(hello, group.secret)
-            await send_all(connection, [welcome])
+            await connection.send([welcome])
             group.connections.join(connection, channel)
             while True:
                 await self._obey(connection, channel, group.connections)
@@ -152,15 +149,13 @@ class StreamHost:
             connections.begin(transfer, with_plan=not transfer.plan.patches)
         return group
 
-    async def _obey(
-        self, connection: socket.socket, channel: Channel, group: ConnectionGroup
-    ) -> None:
+    async def _obey(self, connection: Connection, channel: Channel, group: ConnectionGroup) -> None:
         header_nbytes = channel.record_nbytes(HEADER_NBYTES)
         header = await group.carrier.read_header(connection, header_nbytes)
         frame = unpack(channel.opened(header))
         if frame.body_nbytes > MAX_CALL_NBYTES:
             raise bad_frame("it is larger than what a puller may send")
-        record = await receive(connection, channel.record_nbytes(frame.body_nbytes))
+        record = await connection.receive(channel.record_nbytes(frame.body_nbytes))
         body = channel.opened(record)
         if frame.kind is FrameKind.ARENA:
             return

@@ -2,9 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -25,8 +25,31 @@ from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, Tran
 
 CONNECT_TIMEOUT_S: Final = 5.0
 
-Dial = Callable[[], Awaitable[socket.socket]]
-"""Returns a connected socket, or raises OSError."""
+Dial = Callable[[], Awaitable[Any]]
+"""Returns a connected socket, or UCX endpoint; raises OSError."""
+
+
+class PullerConnection(Protocol):
+    """One connection to a source, over which can be asked.
+
+    Attributes:
+        closed: Set once it is.
+    """
+
+    closed: asyncio.Event
+
+    @property
+    def channel(self) -> Channel: ...
+
+    def send(self, frame: Sequence[bytes]) -> None:
+        """Send header and body; what fails shows in what is received."""
+        ...
+
+    def hold(self, is_pressed: bool) -> None:
+        """Receive nothing more until this is called with False."""
+        ...
+
+    def abort(self) -> None: ...
 
 
 class SocketSession:
@@ -51,7 +74,7 @@ class SocketSession:
         self._stall_timeout_s = stall_timeout_s
         self._must_seal = must_seal
         self._arena_for = arena_for
-        self._connections: list[_Connection] = []
+        self._connections: list[PullerConnection] = []
         self._tasks = Tasks()
         self._connected = asyncio.Event()
         self._left = 0
@@ -91,7 +114,11 @@ class SocketSession:
         for _ in range(count):
             handshake = PullerHandshake(self.lane, group, secret, must_seal=self._must_seal)
             self._tasks.start(self._connect(dial, handshake, timeout_s))
-        await self._connected.wait()
+        try:
+            await self._connected.wait()
+        except asyncio.CancelledError:
+            self.end(source_lost("nobody waits for the session"))
+            raise
         if not self._connections:
             error = self._ending or source_lost("no connection of the lane could be made")
             await self.close()
@@ -137,7 +164,8 @@ class SocketSession:
     def send_descriptor(self, frame: bytes, descriptor: int) -> None:
         """Send a frame with a file descriptor, to a peer on this host."""
         try:
-            socket.send_fds(self._connections[0].sock, [frame], [descriptor])
+            first = cast("_Connection", self._connections[0])
+            socket.send_fds(first.sock, [frame], [descriptor])
         except OSError as error:
             self.end(source_lost(f"the source is gone: {error}"))
 
@@ -171,7 +199,7 @@ class SocketSession:
         for connection in self._connections:
             await connection.closed.wait()
 
-    def drop(self, connection: "_Connection") -> None:
+    def drop(self, connection: PullerConnection) -> None:
         """Go on without a connection that the source has not welcomed: nothing came over it.
 
         The first one carries requests, so that without it there is no session.
@@ -202,8 +230,11 @@ class SocketSession:
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._greeted(await dial(), handshake)
-            self._connections.append(connection)
-            self._connected.set()
+            if self._ending is None and not connection.closed.is_set():
+                self._connections.append(connection)
+                self._connected.set()
+            else:
+                connection.abort()
         except (OSError, TimeoutError):
             # Fewer connections are slower, and still right.
             pass
@@ -214,19 +245,16 @@ class SocketSession:
             if not self._left:
                 self._connected.set()
 
-    async def _greeted(self, sock: socket.socket, handshake: PullerHandshake) -> "_Connection":
+    async def _greeted(self, dialled: Any, handshake: PullerHandshake) -> PullerConnection:
         """Return a connection over which can be asked."""
-        connection = _Connection(self, sock, handshake)
-        await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+        connection = _Connection(self, dialled, handshake)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialled)
         try:
             await connection.greeted
         except BaseException:
             connection.abort()
             raise
-        if self._ending is None and not connection.closed.is_set():
-            return connection
-        connection.abort()
-        raise ConnectionError("it has ended meanwhile")
+        return connection
 
 
 # A buffer for records of this size is kept from one to the next.
@@ -296,8 +324,8 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             self._session.end(source_lost(f"a connection of the lane was lost ({exc or 'ended'})"))
 
-    def send(self, frame: bytes) -> None:
-        for record in self.channel.sealed([frame]):
+    def send(self, frame: Sequence[bytes]) -> None:
+        for record in self.channel.sealed(frame):
             self._transport.write(record)
 
     def hold(self, is_pressed: bool) -> None:

@@ -9,7 +9,6 @@ from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.assembly import UNPLANNED_NBYTES, FrameInbox
 from astraflow.transport.frames import (
-    HEADER_NBYTES,
     Frame,
     FrameKind,
     chunk_frames,
@@ -82,8 +81,8 @@ async def test_parts_come_in_any_order_and_before_the_plan(inbox, plan, chunks):
 
 async def test_a_failure_of_the_source_comes_out_as_it_was_raised(inbox):
     raised = AstraflowError(Reason.VERSION_EVICTED, "gone", metadata={"version": "3"})
-    frame = failure_frame(raised)
-    take(inbox, unpack(frame[:HEADER_NBYTES]), frame[HEADER_NBYTES:])
+    header, body = failure_frame(raised)
+    take(inbox, unpack(header), body)
 
     with pytest.raises(AstraflowError) as caught:
         [item async for item in inbox.items()]

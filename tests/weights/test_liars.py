@@ -19,16 +19,15 @@ from astraflow.transport.frames import (
     chunk_frame,
     chunk_frames,
     pack,
-    plan_parts,
 )
 from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.shm import ArenaCarrier, ShmHost
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.ucx import UcxHost, send_records, ucx_thread
+from astraflow.transport.ucx import UcxHost
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import TransferServicer
-from astraflow.wire.transfers import LaneEndpoint, TransferPlan
+from astraflow.wire.transfers import LaneEndpoint
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -175,20 +174,6 @@ class LyingArena(ArenaCarrier):
         self._write(self.lies.rng.randbytes(nbytes), place)
 
 
-class LyingUcx(UcxHost):
-    lies = None
-
-    async def _send_items(self, endpoint, channel, transfer, *, with_plan):
-        async for sent in transfer.items():
-            if isinstance(sent, TransferPlan):
-                for part in plan_parts(sent, SEGMENT_NBYTES) if with_plan else ():
-                    await ucx_thread().start(send_records(endpoint, channel.sealed(part)))
-                continue
-            for frame, body in self.lies.around([*chunk_frames(sent, SEGMENT_NBYTES)]):
-                records = channel.sealed([packed(frame), body])
-                await ucx_thread().start(send_records(endpoint, records))
-
-
 class LyingServicer(TransferServicer):
     """Lies in what `Pull` answers."""
 
@@ -256,8 +241,7 @@ class Liar:
 
     async def serve(self, transfers):
         if self.lane is LaneKind.UCX:
-            self.host = LyingUcx(transfers)
-            self.host.lies = self.lies
+            self.host = UcxHost(transfers, carrier=lambda: LyingCarrier(self.lies))
             return await self.host.start("127.0.0.1")
         if self.lane is LaneKind.SHM:
             self.host = ShmHost(transfers)
