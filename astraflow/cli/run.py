@@ -25,7 +25,10 @@ def run(
     runs: Annotated[Path, typer.Option(help="Folder that keeps the runs.")] = Path("runs"),
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the resolved recipe and what is wrong with it."),
+        typer.Option(
+            "--dry-run",
+            help="Print the resolved recipe, which process gets which GPUs, and what is wrong.",
+        ),
     ] = False,
     no_check: Annotated[
         bool,
@@ -73,7 +76,12 @@ def run(
         raise typer.BadParameter("give a recipe, or --resume RUN", param_hint="RECIPE")
     named = [f"name={name}"] if name is not None else []
     settings = _checked(
-        recipe, [*(overrides or []), *named], runs, is_dry=dry_run, is_bound=not no_check
+        recipe,
+        [*(overrides or []), *named],
+        runs,
+        is_dry=dry_run,
+        is_bound=not no_check,
+        as_json=as_json,
     )
     if dry_run:
         return
@@ -83,7 +91,13 @@ def run(
 
 
 def _checked(
-    path: Path, overrides: list[str], runs: Path, *, is_dry: bool, is_bound: bool
+    path: Path,
+    overrides: list[str],
+    runs: Path,
+    *,
+    is_dry: bool,
+    is_bound: bool,
+    as_json: bool,
 ) -> "Recipe":
     """Return a recipe that can be run; else say why not, and exit."""
     from astraflow.launch.check import check_recipe  # noqa: PLC0415
@@ -91,9 +105,7 @@ def _checked(
 
     report = check_recipe(path, overrides, runs=runs)
     if is_dry and report.recipe is not None:
-        from astraflow.config.loader import dump_recipe  # noqa: PLC0415
-
-        typer.echo(dump_recipe(report.recipe))
+        _show_dry(report.recipe, as_json=as_json)
     if any(finding.severity is not Severity.NOTE for finding in report.findings):
         from rich.console import Console  # noqa: PLC0415
 
@@ -101,6 +113,30 @@ def _checked(
     if report.recipe is None or (report.errors and is_bound):
         raise typer.Exit(REFUSED)
     return report.recipe
+
+
+def _show_dry(recipe: "Recipe", *, as_json: bool) -> None:
+    """Print a recipe with every default, and the plan of its GPUs; comments, so YAML stays YAML."""
+    from contextlib import suppress  # noqa: PLC0415
+
+    from astraflow.config.loader import dump_recipe  # noqa: PLC0415
+    from astraflow.core.errors import AstraflowError  # noqa: PLC0415
+    from astraflow.engines.devices import Machine  # noqa: PLC0415
+    from astraflow.launch.gpus import plan_recipe  # noqa: PLC0415
+
+    plan = None
+    # What the check says as well.
+    with suppress(AstraflowError):
+        plan = plan_recipe(recipe, Machine.here())
+    if as_json:
+        import json  # noqa: PLC0415
+
+        gpus = None if plan is None else plan.to_json()
+        typer.echo(json.dumps({"recipe": recipe.model_dump(mode="json"), "gpus": gpus}, indent=2))
+        return
+    typer.echo(dump_recipe(recipe))
+    for line in () if plan is None else plan.lines():
+        typer.echo(f"# {line}")
 
 
 def _must_stand_alone(**others: object) -> None:

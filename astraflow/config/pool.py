@@ -235,6 +235,23 @@ class Raas(Strict):
         return ceil(self.capacity / 10) if self.eval_extra is None else self.eval_extra
 
 
+class Gpus(Strict):
+    """How `astraflow run` shares the GPUs out among its processes; see scaling.md."""
+
+    layout: Literal["auto", "apart", "colocated"] = "auto"
+    """apart: every rank of a trainer and every server has GPUs of its own. colocated: they share
+    GPUs, each with a part of the memory. auto: apart where that fits."""
+    count: int | None = Field(default=None, ge=0)
+    """GPUs of each machine that may be used; unset: those that are found, within
+    CUDA_VISIBLE_DEVICES. 0: nothing is planned, and processes see what the launcher sees."""
+    machines: int = Field(default=1, ge=1)
+    """Machines with so many GPUs each. What the plan has on others is started there, by the
+    commands that the launcher prints."""
+    trainer_memory: float | None = Field(default=None, gt=0, lt=1)
+    """colocated: part of the memory of a GPU that trainers have beside servers; unset: half of .9,
+    or what raas.engine.memory leaves of that."""
+
+
 class Restarts(Strict):
     """How often `astraflow run` starts what died again within a window; beyond that it gives up."""
 

@@ -36,6 +36,7 @@ from astraflow.config.pool import (
     Agents,
     AutoscaleConfig,
     EngineSettings,
+    Gpus,
     Http,
     HubConfig,
     JournalConfig,
@@ -71,6 +72,7 @@ __all__ = [
     "EngineSettings",
     "EvalSet",
     "EvalSuiteConfig",
+    "Gpus",
     "Http",
     "HubConfig",
     "JournalConfig",
@@ -125,6 +127,7 @@ class Recipe(Strict):
     relation: Relation = Relation()
     evals: dict[Name, EvalSuiteConfig] = Field(default={})
     raas: Raas = Raas()
+    gpus: Gpus = Gpus()
     autoscale: AutoscaleConfig = AutoscaleConfig()
     hub: HubConfig = HubConfig()
     restarts: Restarts = Restarts()

@@ -1,9 +1,12 @@
 """Devices: where each of a node's servers computes, and whether there is room for all of them."""
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import Final
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
@@ -27,7 +30,7 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 _MEMORY_FILE = Path("/proc/meminfo")
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 # What servers take of a GPU when nobody says.
 _SHARE = 0.9
@@ -41,16 +44,24 @@ class Machine:
         gpus: As `CUDA_VISIBLE_DEVICES` names them; empty: none, or not known.
         has_gpus: Whether there is a driver of any.
         free_nbytes: Memory that processes can have; None: not known.
+        gpu_nbytes: Memory of a GPU, of several that of the smallest; 0: not known.
     """
 
     gpus: tuple[str, ...] = ()
     has_gpus: bool = False
     free_nbytes: int | None = None
+    gpu_nbytes: int = 0
 
     @classmethod
     def here(cls) -> "Machine":
         """Return what this process may use."""
-        return cls(gpus=_gpus_here(), has_gpus=has_gpus(), free_nbytes=_free_here())
+        sizes = _gpu_sizes()
+        return cls(
+            gpus=_gpus_here(len(sizes)),
+            has_gpus=has_gpus(),
+            free_nbytes=_free_here(),
+            gpu_nbytes=min(sizes, default=0),
+        )
 
 
 def place_engines(
@@ -89,7 +100,7 @@ def visible_gpus(settings: EngineSettings, machine: Machine) -> Mapping[str, str
     if kind != "cuda" or not first.isdecimal() or not machine.gpus:
         return {}
     start = int(first)
-    return {_VISIBLE: ",".join(machine.gpus[start : start + settings.tensor_parallel])}
+    return {VISIBLE: ",".join(machine.gpus[start : start + settings.tensor_parallel])}
 
 
 def _on_gpus(settings: EngineSettings, count: int, gpus: Sequence[str]) -> Sequence[EngineSettings]:
@@ -147,13 +158,44 @@ def _require_memory(
         )
 
 
-def _gpus_here() -> tuple[str, ...]:
-    named = os.environ.get(_VISIBLE)
+def _gpus_here(count: int) -> tuple[str, ...]:
+    """Return what may be used of so many GPUs; CUDA takes those before the first that is none."""
+    named = os.environ.get(VISIBLE)
     if named is not None:
-        return tuple(each.strip() for each in named.split(",") if each.strip())
-    if not _GPU_FOLDER.is_dir():
-        return ()
-    return tuple(str(index) for index in range(len(list(_GPU_FOLDER.iterdir()))))
+        names = [each.strip() for each in named.split(",")]
+        return tuple(takewhile(lambda each: each not in ("", "-1"), names))
+    if not count and _GPU_FOLDER.is_dir():
+        count = len(list(_GPU_FOLDER.iterdir()))
+    return tuple(map(str, range(count)))
+
+
+class _Memory(ctypes.Structure):
+    """NVML's nvmlMemory_t."""
+
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
+
+
+def _gpu_sizes() -> list[int]:
+    """Return the memory of each GPU of this machine, as NVML says; empty: it is not here.
+
+    No context is made on any of them, as CUDA would.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    count, sizes = ctypes.c_uint(), list[int]()
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    for index in range(count.value):
+        device, memory = ctypes.c_void_p(), _Memory()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+            return []
+        if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
+            return []
+        sizes.append(memory.total)
+    nvml.nvmlShutdown()
+    return sizes
 
 
 def _free_here() -> int | None:

@@ -24,6 +24,8 @@ from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunStatus
+from astraflow.engines.devices import Machine
+from astraflow.launch.gpus import GpuShare, plan_recipe, spare_share
 from astraflow.launch.models import prepare_models
 from astraflow.launch.processes import JOIN_TOKEN, RoleProcess, Roles
 from astraflow.rpc.access import HubTokens, TokenRole
@@ -64,11 +66,22 @@ class LocalExecutor:
         self._roles = roles
         self._hub = hub
         self._processes: dict[str, RoleProcess] = {}
+        self._shares: dict[str, GpuShare] = {}
         self._lifeline, self._keep = os.pipe()
 
     async def start(self, name: str) -> None:
-        """Start a process."""
-        command = self._roles.node(name, self._hub)
+        """Start a process, on GPUs that nobody has.
+
+        Raises:
+            AstraflowError: NOT_READY when too few are free.
+        """
+        share = None
+        if self._roles.gpus is not None:
+            held = {gpu for each in self._shares.values() for gpu in each.gpus}
+            share = spare_share(self._roles.recipe, self._roles.gpus, held)
+        if share is not None:
+            self._shares[name] = share
+        command = self._roles.node(name, self._hub, share=share)
         self._processes[name] = await RoleProcess.start(command, lifeline=self._lifeline)
 
     async def stop(self, name: str) -> None:
@@ -76,6 +89,7 @@ class LocalExecutor:
         process = self._processes.pop(name, None)
         if process is not None:
             await process.end(grace_s=_END_S)
+        self._shares.pop(name, None)
 
     async def close(self) -> None:
         """Let all drain and end."""
@@ -198,12 +212,15 @@ async def make_executor(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) 
             },
         )
     read_end, write_end = os.pipe()
+    gpus = plan_recipe(recipe, Machine.here())
     try:
-        models = await prepare_models(recipe, run_dir, lifeline=read_end, note=lambda _: None)
+        models = await prepare_models(
+            recipe, run_dir, lifeline=read_end, note=lambda _: None, gpus=gpus
+        )
     finally:
         os.close(read_end)
         os.close(write_end)
-    roles = Roles(recipe=recipe, run_dir=run_dir, tokens=tokens, models=models)
+    roles = Roles(recipe=recipe, run_dir=run_dir, tokens=tokens, models=models, gpus=gpus)
     return LocalExecutor(roles, hub=endpoint.address)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
@@ -20,8 +22,10 @@ from astraflow.core import errors
 from astraflow.core.errors import CONFIGURATION_EXIT, TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
+from astraflow.engines.devices import Machine
+from astraflow.launch.gpus import GpuPlan, plan_recipe
 from astraflow.launch.models import pinned, prepare_models
-from astraflow.launch.processes import RoleCommand, RoleProcess, Roles
+from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, RoleProcess, Roles
 from astraflow.launch.run_folder import (
     claim_run_dir,
     endpoint_before,
@@ -92,7 +96,9 @@ class Launcher:
         checkpoint_id: The one that all of them begin with; empty: the last of each.
         first_raas: Number of the first rollout node.
         limit: Of what is started again.
+        gpus: Which process computes where; None: nothing is planned.
         refusals: Why processes were not started again, by name.
+        places: Of nodes in the plan, by name: a node that follows another has its GPUs.
     """
 
     recipe: Recipe
@@ -109,10 +115,13 @@ class Launcher:
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     last: RunStatus | None = None
     limit: RestartLimit = field(init=False)
+    gpus: GpuPlan | None = field(init=False)
     refusals: dict[str, str] = field(default_factory=dict[str, str])
+    places: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         self.limit = RestartLimit(self.recipe.restarts)
+        self.gpus = plan_recipe(self.recipe, Machine.here())
 
     async def run(self) -> tuple[str, str | None]:
         """Run to the end; return the state and, where it failed, why."""
@@ -147,9 +156,17 @@ class Launcher:
 
     async def _run(self, lifeline: int) -> None:
         with RunProgress(self.console, self.recipe) as progress:
+            for line in () if self.gpus is None else self.gpus.lines():
+                progress.note(line)
             hub, models = await asyncio.gather(
                 self._start_hub(lifeline),
-                prepare_models(self.recipe, self.run_dir, lifeline=lifeline, note=progress.note),
+                prepare_models(
+                    self.recipe,
+                    self.run_dir,
+                    lifeline=lifeline,
+                    note=progress.note,
+                    gpus=self.gpus,
+                ),
             )
             roles = self._roles(models)
             if self.recipe.http.port is not None:
@@ -160,9 +177,13 @@ class Launcher:
                 command = roles.trainer(
                     policy, hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
                 )
-                await self._start(command, lifeline)
-            for _ in range(self.recipe.raas.count):
-                await self._start_raas(roles, hub, lifeline)
+                if not self._is_elsewhere(command, command.name, progress):
+                    await self._start(command, lifeline)
+            for place in range(self.recipe.raas.count):
+                command = self._raas(roles, hub, place)
+                if not self._is_elsewhere(command, f"raas-{place}", progress):
+                    self.places[command.name] = place
+                    await self._start(command, lifeline)
             async with ControlClient.of(self.run_dir, patience_s=_HUB_PATIENCE_S) as control:
                 await self._watch(
                     _Scene(
@@ -171,7 +192,13 @@ class Launcher:
                 )
 
     def _roles(self, models: dict[str, Path]) -> Roles:
-        return Roles(recipe=self.recipe, run_dir=self.run_dir, tokens=self.tokens, models=models)
+        return Roles(
+            recipe=self.recipe,
+            run_dir=self.run_dir,
+            tokens=self.tokens,
+            models=models,
+            gpus=self.gpus,
+        )
 
     async def _start(self, command: RoleCommand, lifeline: int) -> RoleProcess:
         # A run that can be resumed has nothing to lose with them.
@@ -184,11 +211,24 @@ class Launcher:
         self.processes.append(process)
         return process
 
-    async def _start_raas(self, roles: Roles, hub: str, lifeline: int) -> RoleProcess:
-        """Start a rollout node under a name that was not used before."""
+    def _raas(self, roles: Roles, hub: str, place: int) -> RoleCommand:
+        """Return a rollout node under a name that was not used before."""
         index = self.first_raas + self.raas_count
         self.raas_count += 1
-        return await self._start(roles.raas(index, hub), lifeline)
+        return roles.raas(index, hub, place=place)
+
+    def _is_elsewhere(self, command: RoleCommand, planned: str, progress: RunProgress) -> bool:
+        """Whether a process is planned for another machine; then say how it is started there."""
+        share = None if self.gpus is None else self.gpus.share(planned)
+        if share is None or not share.machine:
+            return False
+        role = "node" if command.arguments[0] == "raas" else command.name.replace("-", ":", 1)
+        said = {each: command.environment[each] for each in sorted(command.environment)}
+        public = [f"{k}={shlex.quote(v)}" for k, v in said.items() if v and "TOKEN" not in k]
+        token = f"{JOIN_TOKEN}=$(astraflow token {shlex.quote(str(self.run_dir.root))} {role})"
+        words = " ".join([*public, token, "astraflow", shlex.join(command.arguments)])
+        progress.note(f"on machine {share.machine}: {escape(words)}")
+        return True
 
     async def _start_hub(self, lifeline: int) -> str:
         """Start the hub and return its address."""
@@ -264,7 +304,10 @@ class Launcher:
             if not self._may_restart(process, "raas"):
                 break
             scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
-            process = await self._start_raas(scene.roles, scene.hub, scene.lifeline)
+            place = self.places.pop(name)
+            command = self._raas(scene.roles, scene.hub, place)
+            self.places[command.name] = place
+            process = await self._start(command, scene.lifeline)
         is_spare = is_raas and code != CONFIGURATION_EXIT
         if is_spare and self._has_nodes():
             why = self.refusals[name]

@@ -12,6 +12,7 @@ from astraflow.config.recipe import ModelConfig, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.hub import commit_of
+from astraflow.launch.gpus import GpuPlan, gpu_environment
 from astraflow.launch.processes import RoleCommand, RoleProcess
 from astraflow.workflows.data_sets import download_data_set, pinned_data_set
 
@@ -42,9 +43,21 @@ def _pinned_model(model: ModelConfig) -> ModelConfig:
 
 
 async def prepare_models(
-    recipe: Recipe, run_dir: RunDir, *, lifeline: int, note: Callable[[str], None]
+    recipe: Recipe,
+    run_dir: RunDir,
+    *,
+    lifeline: int,
+    note: Callable[[str], None],
+    gpus: GpuPlan | None = None,
 ) -> dict[str, Path]:
     """Return the model directory of every policy; those to get or to make are so side by side.
+
+    Args:
+        recipe: Of the run.
+        run_dir: Takes models that are made, and logs.
+        lifeline: Read end of the launcher's pipe.
+        note: Told of progress.
+        gpus: A model is made where it is trained later; None: on what the launcher sees.
 
     Raises:
         AstraflowError: INVALID_FIELD for a path without a model in it, INTERNAL when one could
@@ -53,7 +66,9 @@ async def prepare_models(
     firsts = {policy: _first_alike(recipe, policy) for policy in recipe.policies}
     async with asyncio.TaskGroup() as group:
         tasks = {
-            policy: group.create_task(_prepare(recipe, policy, run_dir, lifeline, note))
+            policy: group.create_task(
+                _prepare(recipe, policy, run_dir, lifeline=lifeline, note=note, gpus=gpus)
+            )
             for policy in dict.fromkeys(firsts.values())
         }
     return {policy: tasks[first].result() for policy, first in firsts.items()}
@@ -70,7 +85,13 @@ def _origin(model: ModelConfig) -> ModelConfig:
 
 
 async def _prepare(
-    recipe: Recipe, policy: str, run_dir: RunDir, lifeline: int, note: Callable[[str], None]
+    recipe: Recipe,
+    policy: str,
+    run_dir: RunDir,
+    *,
+    lifeline: int,
+    note: Callable[[str], None],
+    gpus: GpuPlan | None,
 ) -> Path:
     model = recipe.policies[policy].model
     if model.path is not None and model.path.suffix != ".gguf":
@@ -78,6 +99,7 @@ async def _prepare(
         if model.warm_up is None:
             return model.path
     target = run_dir.root / f"model-{policy}.json"
+    share = None if gpus is None else gpus.share(f"trainer-{policy}")
     command = RoleCommand(
         name=f"warm-up-{policy}",
         arguments=(
@@ -85,7 +107,11 @@ async def _prepare(
             *("--write-path", str(target)),
         ),
         # Bars that libraries draw would fill the log.
-        environment={"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
+        environment={
+            "OMP_NUM_THREADS": "1",
+            "TQDM_DISABLE": "1",
+            **gpu_environment(gpus, share, is_torch=True),
+        },
         log=run_dir.log(f"warm-up-{policy}"),
     )
     process = await RoleProcess.start(

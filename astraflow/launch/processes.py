@@ -24,6 +24,7 @@ import structlog
 
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
+from astraflow.launch.gpus import GpuPlan, GpuShare, gpu_environment
 from astraflow.rpc.access import HubTokens, TokenRole
 
 LIFELINE = "ASTRAFLOW_LIFELINE_FD"
@@ -199,12 +200,14 @@ class Roles:
         run_dir: Where `recipe.yaml` lies and logs go.
         tokens: Of the run.
         models: Model directory of each policy.
+        gpus: Which process computes where; None: each sees what the launcher sees.
     """
 
     recipe: Recipe
     run_dir: RunDir
     tokens: HubTokens
     models: Mapping[str, Path]
+    gpus: GpuPlan | None = None
 
     def hub(self) -> RoleCommand:
         """Return the Dataflow process."""
@@ -226,8 +229,10 @@ class Roles:
             resume: Whether it goes on from a checkpoint.
             checkpoint_id: From which; empty: its last one.
         """
+        name = f"trainer-{policy_id}"
+        share = None if self.gpus is None else self.gpus.share(name)
         return self._command(
-            f"trainer-{policy_id}",
+            name,
             *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id),
             *self._dials(hub),
             *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
@@ -236,6 +241,7 @@ class Roles:
             *(("--checkpoint", checkpoint_id) if checkpoint_id else ()),
             threads=self.recipe.policies[policy_id].trainer.thread_count,
             secrets={JOIN_TOKEN: self.tokens.of_role(f"{TokenRole.TRAINER}:{policy_id}")},
+            environment=gpu_environment(self.gpus, share, is_torch=True),
         )
 
     def gateway(self, hub: str) -> RoleCommand:
@@ -248,20 +254,44 @@ class Roles:
             secrets={JOIN_TOKEN: self.tokens.join, OPERATOR_TOKEN: self.tokens.operator},
         )
 
-    def raas(self, index: int, hub: str) -> RoleCommand:
-        """Return one rollout node of those that the run starts with."""
-        return self.node(f"raas-{index}", hub, index=index)
+    def raas(self, index: int, hub: str, *, place: int | None = None) -> RoleCommand:
+        """Return one rollout node of those that the run starts with.
 
-    def node(self, name: str, hub: str, *, index: int | None = None) -> RoleCommand:
-        """Return a rollout node of a name; one without an index takes a free port for metrics."""
+        Args:
+            index: In its name.
+            hub: host:port.
+            place: Of all that run at once, from 0: it computes where that one was planned to; None:
+                as its index.
+        """
+        planned = f"raas-{index if place is None else place}"
+        share = None if self.gpus is None else self.gpus.share(planned)
+        return self.node(f"raas-{index}", hub, index=index, share=share)
+
+    def node(
+        self, name: str, hub: str, *, index: int | None = None, share: GpuShare | None = None
+    ) -> RoleCommand:
+        """Return a rollout node.
+
+        Args:
+            name: Unique in the pool.
+            hub: host:port.
+            index: Of its port for metrics; None: a free one.
+            share: Of the GPUs; None: it computes on none, and sees what the launcher sees.
+        """
         models = [f"{policy}={path}" for policy, path in self.models.items()]
+        is_embedded = self.recipe.raas.engine.kind == "embedded"
+        memory = None if is_embedded or share is None else share.memory
         return self._command(
             name,
             *("raas", "join", str(self.run_dir.recipe), *self._dials(hub), "--name", name),
             *(part for model in models for part in ("--model", model)),
             *self._metrics(None if index is None else 1 + len(self.recipe.policies) + index),
+            *(() if memory is None else ("--set", f"raas.engine.memory={memory}")),
             threads=self.recipe.raas.engine.thread_count,
             secrets={JOIN_TOKEN: self.tokens.of_role(TokenRole.NODE)},
+            environment={}
+            if share is None
+            else gpu_environment(self.gpus, share, is_torch=is_embedded),
         )
 
     def _dials(self, hub: str) -> tuple[str, ...]:
@@ -292,8 +322,16 @@ class Roles:
         return {_AUTHORITY: str(tls.certificate)}
 
     def _command(
-        self, name: str, *arguments: str, secrets: Mapping[str, str], threads: int = 1
+        self,
+        name: str,
+        *arguments: str,
+        secrets: Mapping[str, str],
+        threads: int = 1,
+        environment: Mapping[str, str] | None = None,
     ) -> RoleCommand:
+        """Return a role; one whose environment says nothing of GPUs sees none that are planned."""
+        if environment is None:
+            environment = gpu_environment(self.gpus, None)
         return RoleCommand(
             name=name,
             arguments=arguments,
@@ -302,6 +340,7 @@ class Roles:
                 OPERATOR_TOKEN: "",
                 **self._authority(),
                 **secrets,
+                **environment,
                 "OMP_NUM_THREADS": str(threads),
             },
             log=self.run_dir.log(name),

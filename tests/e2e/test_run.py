@@ -52,6 +52,34 @@ def test_a_killed_node_costs_its_own_work_only(tmp_path, cache):
 
 
 @pytest.mark.long
+def test_each_process_sees_the_gpus_that_it_was_planned_and_who_follows_it_the_same(
+    tmp_path, cache
+):
+    with started(
+        "sort.yaml",
+        "policies.solver.trainer.step_count=24",
+        "gpus.count=4",
+        runs=tmp_path,
+        cache=cache,
+    ) as run:
+        run.wait_for_steps(2)
+        (hub,), (trainer,) = run.children("dataflow"), run.children("trainer")
+        nodes = {gpus_of(node): node for node in run.children("join")}
+        assert (gpus_of(hub), gpus_of(trainer), sorted(nodes)) == ("", "0", ["1", "2"])
+        nodes["1"].send_signal(signal.SIGKILL)
+        psutil.wait_procs([nodes["1"]], timeout=100)
+        while len(run.children("join")) < 2:
+            assert run.is_alive, run.wait()
+        assert sorted(map(gpus_of, run.children("join"))) == ["1", "2"]
+        assert run.wait() == 0, run.output
+    assert "GPUs: 4, apart, 1 idle" in run.output
+
+
+def gpus_of(process: psutil.Process) -> str:
+    return process.environ()["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.long
 def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
     with started(
         "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache

@@ -1,5 +1,9 @@
 """Where the servers of a node compute, and what is refused before one is started."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +77,39 @@ def test_embedded_engines_and_one_attached_server_need_no_place():
 def test_this_machine_knows_its_memory():
     free = Machine.here().free_nbytes
     assert free is None or free > 2**20
+
+
+# Two GPUs, of which the second one is the smaller.
+NVML = """
+typedef struct { unsigned long long total, free, used; } memory;
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu) {
+  *gpu = (void *)(0x100000000ul + i);
+  return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *gpu, memory *said) {
+  said->total = (unsigned long)gpu == 0x100000000ul ? 80ul << 30 : 40ul << 30;
+  return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(("visible", "gpus"), [(None, "0 1"), ("1,-1,0", "1"), ("", "")])
+def test_gpus_and_their_memory_are_what_the_driver_says(tmp_path: Path, visible, gpus):
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
+    code = "from astraflow.engines.devices import Machine; m = Machine.here()"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(m.gpu_nbytes >> 30, *m.gpus)"],
+        env=environment if visible is None else {**environment, "CUDA_VISIBLE_DEVICES": visible},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == f"40 {gpus}".strip()

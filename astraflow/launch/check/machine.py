@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from astraflow.config.recipe import PolicyConfig
+from astraflow.config.recipe import PolicyConfig, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.building import server_python
@@ -20,16 +20,16 @@ from astraflow.launch.check.subject import (
     Finding,
     Subject,
     error_here,
+    note,
     of_error,
     warning,
     warning_here,
 )
+from astraflow.launch.gpus import plan_recipe, trainer_nbytes
 from astraflow.launch.run_folder import must_be_dead
 from astraflow.rpc.address import is_loopback
 
 _GIB = 1 << 30
-# f32 master weights, their gradient, and two moments of AdamW.
-_TRAINER_NBYTES = 16
 # Of a checkpoint: what is published, and master weights with two moments.
 _CHECKPOINT_NBYTES = {"bf16": 2 + 12, "f32": 4 + 12}
 _SERVED_NBYTES = {"bf16": 2, "f32": 4}
@@ -154,9 +154,37 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
             yield error_here(key, f"'{device}' is no device", "take auto, cpu, cuda or cuda:N")
         elif kind == "cuda" and int(index or 0) >= count:
             yield error_here(key, f"{device} is named, and {_gpus(count)}", "take auto or cpu")
+    if recipe.gpus.count and not machine.has_gpus:
+        yield warning_here(
+            "gpus.count",
+            f"{recipe.gpus.count} GPUs are planned, and {_gpus(0)}: all would run on the CPU",
+            "run this recipe where they are",
+        )
+    sizes = {name: subject.models[name].parameter_count for name in subject.models}
+    try:
+        plan = plan_recipe(recipe, machine, sizes)
+    except AstraflowError as refused:
+        yield of_error("gpus", refused, is_local=recipe.gpus.count is None)
+        return
+    if plan is None:
+        yield from _missing_gpus(recipe, count)
+        return
+    idle = len(plan.free())
+    node = plan.share("raas-0")
+    if node is not None and idle >= len(node.gpus) and recipe.raas.count == 1:
+        yield note(
+            "raas.count",
+            f"{idle} GPUs have nothing to do, and a node takes {len(node.gpus)}",
+            f"raise it to {1 + idle // len(node.gpus)}",
+        )
+
+
+def _missing_gpus(recipe: Recipe, count: int) -> Iterator[Finding]:
+    """Name what cannot do without GPUs where none are planned."""
     engine = recipe.raas.engine
     width = engine.tensor_parallel
-    if recipe.raas.count and width > 1 and width > count and engine.url is None:
+    is_own = engine.url is None and engine.device != "cpu"
+    if recipe.raas.count and width > max(1, count) and is_own:
         yield error_here(
             "raas.engine.tensor_parallel",
             f"{width} GPUs share a model, and {_gpus(count)}",
@@ -180,7 +208,7 @@ def check_capacity(subject: Subject) -> Iterator[Finding]:
         for name in recipe.policies
         if name in subject.models
     }
-    memory = sum(_memory_of(recipe.policies[name], size) for name, size in sizes.items())
+    memory = sum(trainer_nbytes(recipe.policies[name], size) for name, size in sizes.items())
     if recipe.raas.engine.kind == "embedded":
         served = _SERVED_NBYTES[recipe.raas.engine.dtype]
         memory += sum(served * size for size in sizes.values()) * recipe.raas.count
@@ -223,12 +251,6 @@ def check_autoscaling(subject: Subject) -> Iterator[Finding]:
 
 def _gpus(count: int) -> str:
     return f"there {'is' if count == 1 else 'are'} {count or 'none'} here"
-
-
-def _memory_of(policy: PolicyConfig, parameter_count: int) -> int:
-    if policy.model.lora is not None:
-        return 4 * parameter_count
-    return _TRAINER_NBYTES * parameter_count * (2 if policy.trainer.critic else 1)
 
 
 def _disk_of(policy: PolicyConfig, parameter_count: int) -> int:
