@@ -40,7 +40,7 @@ from astraflow.gateway.weight_buffer import BufferPlan
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.peers import DialRules
-from astraflow.wire import raas, versions
+from astraflow.wire import dataflow, versions
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 from hub_ends.handover import _send_all_but_one, measure_handover
@@ -65,7 +65,7 @@ class HttpMembers(Members):
             codes=(RegisteredCode(name="single_turn"),),
         )
         answer = await RaasServiceStub(self.channel).JoinPool(
-            raas.encode_join_pool(join), metadata=bearer(TOKEN)
+            dataflow.encode_join_pool(join), metadata=bearer(TOKEN)
         )
         self.raas = session_metadata(answer.session.token)
 

@@ -21,27 +21,25 @@ from astraflow.rpc.server import Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
-from astraflow.wire.raas import (
+from astraflow.wire.dataflow import (
+    decode_ack_batch,
     decode_join_pool,
+    decode_register_trainer,
+    decode_stream_batches,
     decode_task_credit,
     encode_item_ack,
     encode_pool_membership,
     encode_task_cancellation,
+    encode_trainer_registration,
 )
 from astraflow.wire.rollout import (
     decode_rollout,
     decode_task_result,
     encode_batch_header,
-    encode_batch_part,
     encode_end_of_data,
+    fill_batch_part,
 )
 from astraflow.wire.tasks import encode_rollout_task
-from astraflow.wire.trainer import (
-    decode_ack_batch,
-    decode_register_trainer,
-    decode_stream_batches,
-    encode_trainer_registration,
-)
 from astraflow.wire.versions import decode_version_info, decode_version_report, encode_version_info
 from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2, trainer_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import add_RaasServiceServicer_to_server
@@ -368,10 +366,11 @@ def _held(request, kind, told):
 
 
 def _batch_messages(header, parts):
-    return [
-        trainer_service_pb2.StreamBatchesResponse(header=encode_batch_header(header)),
-        *(trainer_service_pb2.StreamBatchesResponse(part=encode_batch_part(p)) for p in parts),
-    ]
+    messages = [trainer_service_pb2.StreamBatchesResponse(header=encode_batch_header(header))]
+    for part in parts:
+        messages.append(trainer_service_pb2.StreamBatchesResponse())
+        fill_batch_part(messages[-1].part, part)
+    return messages
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatc
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.wire.common import decode_directive
+from astraflow.wire.dataflow import encode_stream_batches
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
-from astraflow.wire.trainer import encode_stream_batches
 from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

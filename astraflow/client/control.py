@@ -29,13 +29,15 @@ from astraflow.wire.control import (
     STOP_MODES,
     decode_advice,
     decode_dead_letter,
+    decode_eval_run,
+    decode_eval_suite,
     decode_ledger_account,
     decode_rollout_record,
     decode_run_status,
     decode_saved_run,
+    encode_eval_created,
     encode_rollout_query,
 )
-from astraflow.wire.evals import decode_eval_run, decode_eval_suite, encode_eval_created
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.control.v1 import control_service_pb2, ledger_service_pb2
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
@@ -205,12 +207,7 @@ class EvalClient(_OperatorCalls):
 
 
 class ControlClient(_OperatorCalls):
-    """An operator's place at a run.
-
-    Attributes:
-        ledger: The books.
-        evals: Evaluations.
-    """
+    """An operator's place at a run."""
 
     def __init__(
         self, hub: str, *, token: str, tls: Tls | None = None, patience_s: float = 5.0
@@ -232,10 +229,6 @@ class ControlClient(_OperatorCalls):
     @classmethod
     def of(cls, run_dir: RunDir, *, patience_s: float = 5.0) -> Self:
         """Return the place of the operator who started a run on this machine.
-
-        Args:
-            run_dir: Of the run.
-            patience_s: How long the hub is tried again while it cannot be reached.
 
         Raises:
             AstraflowError: NOT_READY when no hub of this run is known here.
@@ -319,11 +312,7 @@ class ControlClient(_OperatorCalls):
         return [MemberId(each) for each in answer.member_ids]
 
     async def drain_member(self, member_id: MemberId, *, grace_s: float | None = None) -> None:
-        """Let a member finish, hand back the rest and leave.
-
-        Args:
-            member_id: Which.
-            grace_s: Then its session is ended; None: no limit.
+        """Let a member finish, hand back the rest and leave; its session ends after `grace_s`.
 
         Raises:
             AstraflowError: MEMBER_UNKNOWN.
@@ -334,11 +323,7 @@ class ControlClient(_OperatorCalls):
         await self._call(self._stub.DrainMember, request)
 
     async def scale_advice(self, *, window_s: float | None = None) -> ScaleAdvice:
-        """Return how large the pool should be.
-
-        Args:
-            window_s: To look back over; None: the window of the recipe.
-        """
+        """Return how large the pool should be, by the last `window_s`; None: the recipe's."""
         request = control_service_pb2.GetScaleAdviceRequest()
         if window_s is not None:
             request.window.FromTimedelta(timedelta(seconds=window_s))

@@ -53,14 +53,7 @@ class HubChannel:
         patience_s: float = 30.0,
         liveness: Liveness | None = None,
     ) -> None:
-        """Prepare; nothing is dialled.
-
-        Args:
-            address: host:port.
-            tls: None: plain text.
-            patience_s: How long it is tried again while nothing is heard from it.
-            liveness: Of the same hub on another channel; None: an own one.
-        """
+        """Prepare; nothing is dialled. `liveness` is of the same hub on another channel."""
         self.address = address
         self.tls = tls
         self.patience_s = patience_s
@@ -89,12 +82,6 @@ class HubChannel:
 
         A join may have been heard and its answer lost: then the place is taken by the session that
         came of it, which ends soon, because nobody keeps it alive. It is repeated meanwhile.
-
-        Args:
-            method: Of a stub.
-            request: Its message.
-            metadata: Says who calls.
-            timeout_s: For one attempt.
 
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.

@@ -49,10 +49,6 @@ class PayloadWriter:
     def __init__(self, store: PayloadStore, *, patience_s: float = 30.0) -> None:
         """Open the store.
 
-        Args:
-            store: As the run said it.
-            patience_s: How long it is tried again while it cannot be written.
-
         Raises:
             AstraflowError: CAPABILITY_MISSING without the package for it.
         """
@@ -136,11 +132,6 @@ class PayloadReader:
     """Makes the parts of a batch from what lies in the store."""
 
     def __init__(self, *, patience_s: float = 30.0) -> None:
-        """Open nothing yet.
-
-        Args:
-            patience_s: How long a store is tried again while it cannot be read.
-        """
         self._patience_s = patience_s
         self._buckets: dict[str, Bucket] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -153,13 +144,7 @@ class PayloadReader:
         policy_ids: Sequence[PolicyId],
         max_tokens: int,
     ) -> tuple[BatchPart, ...]:
-        """Return parts with all columns, as they had been without a store.
-
-        Args:
-            url: Of the store.
-            parts: Of one rank's share, with sources.
-            policy_ids: The header's.
-            max_tokens: Per part, as the stream was asked for.
+        """Return the parts of a rank's share with all columns, as they had been without a store.
 
         Raises:
             AstraflowError: PAYLOAD_LOST, which `lost_rollout_ids` tells the rollouts of;

@@ -27,7 +27,7 @@ from astraflow.rpc.auth import bearer
 from astraflow.rpc.concurrency import Outbox, Retry, beside
 from astraflow.rpc.tls import Tls
 from astraflow.wire.common import decode_directive, encode_failure
-from astraflow.wire.raas import (
+from astraflow.wire.dataflow import (
     decode_item_ack,
     decode_pool_membership,
     decode_task_cancellation,
@@ -55,13 +55,6 @@ async def converse(
     pause_s: float = 0.0,
 ) -> None:
     """Write what waits and take what comes, until the peer ends the call.
-
-    Args:
-        call: Of grpc.aio, a stream in two directions.
-        outbox: Holds what waits.
-        take: Called with each message that comes.
-        pack: Puts what waits into messages.
-        pause_s: Seconds after a write in which more comes together for the next one.
 
     Raises:
         AioRpcError: The call was cut or refused.
@@ -181,11 +174,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class RolloutStream:
-    """StreamRollouts, opened again after every cut; what was not acknowledged is sent again.
-
-    Attributes:
-        dispositions: How often the run did what with an item.
-    """
+    """StreamRollouts, opened again after every cut; what was not acknowledged is sent again."""
 
     def __init__(self, session: MemberSession) -> None:
         self._session = session
@@ -346,9 +335,6 @@ class RaasClient:
     """A RaaS's place in a run.
 
     Attributes:
-        session: The session.
-        versions: VersionService.
-        rollouts: What goes back.
         payload_store: Where the arrays of large trajectories go, as the run said at the last join;
             None: with the rollouts.
     """
@@ -363,16 +349,7 @@ class RaasClient:
         hooks: MemberHooks,
         describe: Callable[[JoinPool], JoinPool] = lambda join: join,
     ) -> None:
-        """Prepare; `join` joins.
-
-        Args:
-            hub: For everything but KeepAlive.
-            keep_alive_hub: Another connection to the same hub.
-            token: The run's join token.
-            join: What the node says of itself.
-            hooks: The node.
-            describe: Brings `join` up to date before it is sent again, such as its versions.
-        """
+        """Prepare; `join` joins. `describe` brings the request up to date before it goes again."""
         self._hub = hub
         self._token = token
         self._request = join

@@ -10,7 +10,7 @@ from astraflow.client.hub import HubChannel
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.session import DelegatedSession
 from astraflow.core.batches import EndOfData, StreamBatches
-from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.rpc.tls import Tls
@@ -37,22 +37,11 @@ class RankClient:
         share: StreamBatches,
         tls: Tls | None = None,
         patience_s: float = 30.0,
-        clock: Clock | None = None,
     ) -> None:
-        """Prepare; `with` opens the stream.
-
-        Args:
-            hub: host:port.
-            loop: Running.
-            session_token: Of rank 0's session.
-            share: Which rank this is, of how many.
-            tls: None: plain text.
-            patience_s: How long the hub is tried again while it cannot be reached.
-            clock: Tells the time.
-        """
+        """Prepare; `with` opens the stream. The loop runs, the token is of rank 0's session."""
         self._loop = loop
         self._share = share
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._queue = ItemQueue()
         self._hub = (hub, tls, patience_s)
         self._token = session_token

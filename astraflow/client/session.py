@@ -130,27 +130,15 @@ class MemberSession:
         keep_alive_hub: HubChannel,
         join: Callable[[SessionResume | None], Awaitable[Session]],
         hooks: MemberHooks,
-        incarnation: int = 1,
-        clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is dialled.
-
-        Args:
-            hub: For everything but KeepAlive.
-            keep_alive_hub: Another connection to the same hub.
-            join: Opens a session; None: a fresh one.
-            hooks: The member.
-            incarnation: Which start of the process this is.
-            clock: Tells the time.
-        """
+        """Prepare; nothing is dialled. `join` opens a session, a fresh one where it gets None."""
         self.hub = hub
         self.directive = Directive(kind=DirectiveKind.CONTINUE)
         self.transfer_token = b""
         self._keep_alive_hub = keep_alive_hub
         self._join = join
         self._hooks = hooks
-        self._incarnation = incarnation
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self.run_clock = RunClock(self._clock)
         self._info: Session | None = None
         self._opening = asyncio.Lock()
@@ -199,7 +187,7 @@ class MemberSession:
         held = self._hooks.held()
         resume = SessionResume(
             resume_token=token,
-            incarnation=self._incarnation,
+            incarnation=1,
             held_task_ids=held.task_ids,
             held_batch_ids=held.batch_ids,
         )
@@ -247,11 +235,8 @@ class MemberSession:
     ) -> None:
         """Run a stream and open it again whenever it is cut, until it says that it is done.
 
-        Args:
-            stream: Makes one call and follows it to its end; calls `renew` whenever the hub
-                says something; returns whether nothing more is to come.
-            reconciles: Open the session again after a cut: the run compares what it sent with
-                what is held here, and sends what was lost on the way.
+        Where it reconciles, the session is opened again after a cut: the run compares what it sent
+        with what is held here, and sends what was lost on the way.
 
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
@@ -274,9 +259,6 @@ class MemberSession:
         self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
     ) -> AsyncGenerator[Event]:
         """Yield the events of a stream of answers, over cuts, without end.
-
-        Args:
-            open_stream: Makes the call, from where the last one was cut.
 
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
@@ -362,7 +344,7 @@ class MemberSession:
         request = pb.ReportFailureRequest(failure=encode_failure(failure))
         await self.call(self._sessions.ReportFailure, request)
 
-    def report_from_thread(self, failure: Failure, *, timeout_s: float = 5.0) -> None:
+    def report_from_thread(self, failure: Failure) -> None:
         """Tell the same while the event loop stands still; blocks.
 
         Raises:
@@ -371,7 +353,7 @@ class MemberSession:
         request = pb.ReportFailureRequest(failure=encode_failure(failure))
         with dial_from_thread(self.hub.address, tls=self.hub.tls) as channel:
             call = SessionServiceStub(channel).ReportFailure
-            call(request, metadata=self.metadata, timeout=timeout_s)
+            call(request, metadata=self.metadata, timeout=5)
 
     async def end(self, message: str) -> None:
         """Leave; what is still held returns to the run. Best effort: silence ends it too."""
@@ -400,19 +382,9 @@ def _honour_cancellation() -> None:
 
 
 class DelegatedSession:
-    """Calls the hub with a token that another rank was given.
-
-    Attributes:
-        hub: Where calls go.
-    """
+    """Calls the hub with a token that another rank was given."""
 
     def __init__(self, hub: HubChannel, token: bytes) -> None:
-        """Begin with a token.
-
-        Args:
-            hub: Where calls go.
-            token: Of the session.
-        """
         self.hub = hub
         self._token = token
 

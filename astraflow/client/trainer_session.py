@@ -23,7 +23,7 @@ from astraflow.core.members import (
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
-from astraflow.wire.trainer import (
+from astraflow.wire.dataflow import (
     decode_trainer_registration,
     encode_ack_batch,
     encode_register_trainer,
@@ -93,11 +93,7 @@ class TrainerLoadMeter:
 
 
 class AsyncTrainerClient:
-    """Registers, acknowledges, publishes; `TrainerClient` is the same for callers that block.
-
-    Attributes:
-        session: The member's.
-    """
+    """Registers, acknowledges, publishes; `TrainerClient` is the same for callers that block."""
 
     def __init__(
         self,

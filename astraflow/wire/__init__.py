@@ -11,20 +11,16 @@ from astraflow.wire import (  # noqa: I001 - those that are nested in others fir
     rollout,
     versions,
     control,
-    evals,
-    raas,
-    trainer,
+    dataflow,
     transfers,
 )
 
 __all__ = [
     "common",
     "control",
-    "evals",
-    "raas",
+    "dataflow",
     "rollout",
     "tasks",
-    "trainer",
     "transfers",
     "versions",
 ]

@@ -1,4 +1,4 @@
-"""astraflow.control.v1: the run's state, its accounting, where its rollouts are, and its scale."""
+"""astraflow.control.v1 and evals.v1: a run's state, accounts, rollouts, scale and evaluations."""
 
 from datetime import timedelta
 
@@ -9,6 +9,8 @@ from astraflow.core.autoscale import (
     ScaleAction,
     ScaleAdvice,
 )
+from astraflow.core.evals import EvalResult, EvalRun, EvalSuiteInfo
+from astraflow.core.events import EvalCreated
 from astraflow.core.ids import MemberId
 from astraflow.core.status import (
     DeadLetter,
@@ -28,6 +30,7 @@ from astraflow.wire.fields import (
     encode_time,
     optional_span,
     optional_time,
+    required,
 )
 from astraflow_proto.control.v1 import (
     control_service_pb2,
@@ -36,6 +39,7 @@ from astraflow_proto.control.v1 import (
     run_pb2,
     scale_pb2,
 )
+from astraflow_proto.evals.v1 import eval_pb2, eval_service_pb2
 
 STOP_MODES = EnumTable(StopMode, control_service_pb2.StopMode, "STOP_MODE")
 
@@ -142,3 +146,14 @@ def decode_advice(message: scale_pb2.ScaleAdvice) -> ScaleAdvice:
         message=message.message,
         cooldown_time=optional_time(message, "cooldown_time"),
     )
+
+
+encode_eval_result, decode_eval_result = converter(EvalResult, eval_pb2.EvalResult)
+
+encode_eval_run, decode_eval_run = converter(EvalRun, eval_pb2.EvalRun, eval_run_id=required)
+
+encode_eval_suite, decode_eval_suite = converter(EvalSuiteInfo, eval_pb2.EvalSuite, suite=required)
+
+encode_eval_created, decode_eval_created = converter(
+    EvalCreated, eval_service_pb2.CreateEvalRunRequest, request_id=required
+)

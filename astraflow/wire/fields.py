@@ -15,7 +15,6 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype
 from astraflow_proto.common.v1 import tensor_pb2
 
@@ -130,11 +129,6 @@ def at_least(value: int, least: int, field: str) -> int:
     if value < least:
         raise invalid(field, f"{value} is below {least}")
     return value
-
-
-def encode_versions(versions: Mapping[PolicyId, int]) -> dict[str, int]:
-    """Return versions by policy for the wire."""
-    return {str(policy_id): version for policy_id, version in versions.items()}
 
 
 def encode_time(moment: datetime) -> Timestamp:

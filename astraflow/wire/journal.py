@@ -15,7 +15,7 @@ from astraflow.core.ids import EvalRunId, MemberId
 from astraflow.core.members import JoinPool
 from astraflow.core.requests import REQUESTS
 from astraflow.core.tasks import TaskCredit
-from astraflow.wire import raas, tasks, trainer
+from astraflow.wire import dataflow, tasks
 from astraflow.wire.converters import FieldRule, converter
 from astraflow.wire.fields import decode_time, set_time
 from astraflow_proto.journal.v1 import record_pb2 as pb
@@ -46,9 +46,9 @@ def _encode_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
     if request.resume is not None:
         request = replace(request, resume=replace(request.resume, resume_token=b""))
     if isinstance(request, JoinPool):
-        message.raas.CopyFrom(raas.encode_join_pool(request))
+        message.raas.CopyFrom(dataflow.encode_join_pool(request))
     else:
-        message.trainer.CopyFrom(trainer.encode_register_trainer(request))
+        message.trainer.CopyFrom(dataflow.encode_register_trainer(request))
     return message
 
 
@@ -61,33 +61,35 @@ def _decode_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
     )
     resumes = MemberId(message.resumes) if message.resumes else None
     if message.WhichOneof("member") == "raas":
-        request = raas.decode_join_pool(message.raas)
+        request = dataflow.decode_join_pool(message.raas)
         return ev.RaasJoined(request=request, secrets=secrets, resumes=resumes)
-    request = trainer.decode_register_trainer(message.trainer)
+    request = dataflow.decode_register_trainer(message.trainer)
     return ev.TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
 
 
 def _encode_credit(credit: TaskCredit) -> pb.CreditGiven:
-    return pb.CreditGiven(member_id=credit.member_id, credit=raas.encode_task_credit(credit))
+    return pb.CreditGiven(member_id=credit.member_id, credit=dataflow.encode_task_credit(credit))
 
 
 def _decode_credit(message: pb.CreditGiven) -> TaskCredit:
-    return replace(raas.decode_task_credit(message.credit), member_id=MemberId(message.member_id))
+    return replace(
+        dataflow.decode_task_credit(message.credit), member_id=MemberId(message.member_id)
+    )
 
 
 def _encode_stream(stream: StreamBatches) -> pb.BatchStreamOpened:
-    message = trainer.encode_stream_batches(stream)
+    message = dataflow.encode_stream_batches(stream)
     return pb.BatchStreamOpened(member_id=stream.member_id, stream=message)
 
 
 def _decode_stream(message: pb.BatchStreamOpened) -> StreamBatches:
-    stream = trainer.decode_stream_batches(message.stream)
+    stream = dataflow.decode_stream_batches(message.stream)
     return replace(stream, member_id=MemberId(message.member_id))
 
 
 def _encode_ack(ack: AckBatch) -> pb.BatchAcked:
     # The seconds are kept to the last bit, which a Duration is not.
-    message = trainer.encode_ack_batch(replace(ack, wait_s=0.0, train_s=0.0))
+    message = dataflow.encode_ack_batch(replace(ack, wait_s=0.0, train_s=0.0))
     return pb.BatchAcked(
         member_id=ack.member_id, ack=message, wait_s=ack.wait_s, train_s=ack.train_s
     )
@@ -95,7 +97,7 @@ def _encode_ack(ack: AckBatch) -> pb.BatchAcked:
 
 def _decode_ack(message: pb.BatchAcked) -> AckBatch:
     return replace(
-        trainer.decode_ack_batch(message.ack),
+        dataflow.decode_ack_batch(message.ack),
         member_id=MemberId(message.member_id),
         wait_s=message.wait_s,
         train_s=message.train_s,

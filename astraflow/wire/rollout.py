@@ -332,12 +332,6 @@ _encode_source, _decode_source = converter(
 )
 
 
-def encode_batch_part(part: BatchPart) -> batch_pb2.BatchPart:
-    message = batch_pb2.BatchPart()
-    fill_batch_part(message, part)
-    return message
-
-
 def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
     """Fill an empty BatchPart in place: megabytes are not copied from message to message."""
     message.batch_id = part.batch_id

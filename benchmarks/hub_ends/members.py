@@ -14,7 +14,7 @@ from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.simulate.made_up import made_up_version
-from astraflow.wire import raas, trainer, versions
+from astraflow.wire import dataflow, versions
 from astraflow.wire.fields import encode_tensor
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
 from astraflow_proto.dataflow.v1 import session_service_pb2, trainer_service_pb2
@@ -48,7 +48,7 @@ class Node:
             codes=(RegisteredCode(name="single_turn"),),
         )
         answer = await RaasServiceStub(self.channel).JoinPool(
-            raas.encode_join_pool(join), metadata=bearer(TOKEN)
+            dataflow.encode_join_pool(join), metadata=bearer(TOKEN)
         )
         self.session = session_metadata(answer.session.token)
         if answer.HasField("payload_store"):
@@ -146,7 +146,7 @@ class Members:
             weight_endpoints=(WeightEndpoint(rank=0, endpoint="127.0.0.1:1"),),
         )
         answer = await TrainerServiceStub(self.channel).RegisterTrainer(
-            trainer.encode_register_trainer(request), metadata=bearer(TOKEN)
+            dataflow.encode_register_trainer(request), metadata=bearer(TOKEN)
         )
         self.trainer = session_metadata(answer.session.token)
         for number, node in enumerate(self.nodes):

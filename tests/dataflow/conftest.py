@@ -37,7 +37,7 @@ from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from, translate_errors
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
-from astraflow.wire import common, raas, trainer, versions
+from astraflow.wire import common, dataflow, versions
 from astraflow.wire.rollout import (
     decode_batch_header,
     decode_batch_part,
@@ -228,9 +228,9 @@ class FakeRaas(Member):
         )
         with translate_errors():
             response = await RaasServiceStub(self.channel).JoinPool(
-                raas.encode_join_pool(request), metadata=bearer(token)
+                dataflow.encode_join_pool(request), metadata=bearer(token)
             )
-        membership = raas.decode_pool_membership(response)
+        membership = dataflow.decode_pool_membership(response)
         self.take(membership.session)
         return membership
 
@@ -285,7 +285,7 @@ class FakeRaas(Member):
         await stream.write(request)
         acks = []
         while len(acks) < len(items):
-            acks += map(raas.decode_item_ack, (await stream.read()).acks)
+            acks += map(dataflow.decode_item_ack, (await stream.read()).acks)
         self.acks += acks
         return acks
 
@@ -345,9 +345,9 @@ class FakeTrainer(Member):
         )
         with translate_errors():
             response = await TrainerServiceStub(self.channel).RegisterTrainer(
-                trainer.encode_register_trainer(request), metadata=bearer(token)
+                dataflow.encode_register_trainer(request), metadata=bearer(token)
             )
-        registration = trainer.decode_trainer_registration(response)
+        registration = dataflow.decode_trainer_registration(response)
         self.take(registration.session)
         self.next_version = registration.next_version
         return registration
@@ -364,7 +364,7 @@ class FakeTrainer(Member):
     def batches(self, **changes):
         asked = StreamBatches(**changes)
         return TrainerServiceStub(self.channel).StreamBatches(
-            trainer.encode_stream_batches(asked), metadata=self.metadata
+            dataflow.encode_stream_batches(asked), metadata=self.metadata
         )
 
     async def ack(self, batch_id, outcome=BatchOutcome.CONSUMED, **changes):
@@ -378,7 +378,7 @@ class FakeTrainer(Member):
         )
         with translate_errors():
             response = await TrainerServiceStub(self.channel).AckBatch(
-                trainer.encode_ack_batch(ack), metadata=self.metadata
+                dataflow.encode_ack_batch(ack), metadata=self.metadata
             )
         return response.settled
 

@@ -9,7 +9,7 @@ from astraflow.config.run_dir import read_json_lines
 from astraflow.core.errors import Reason
 from astraflow.core.status import RunState
 from astraflow.core.tasks import TaskPurpose, VersionRange
-from astraflow.wire import evals as wire
+from astraflow.wire import control as wire
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.evals.v1 import eval_service_pb2 as pb
 

@@ -7,12 +7,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire import (
     common,
     control,
-    evals,
+    dataflow,
     fields,
-    raas,
     rollout,
     tasks,
-    trainer,
     versions,
     weights,
 )
@@ -23,8 +21,8 @@ from astraflow_proto.rollout.v1 import trajectory_pb2
 # No type of ours: a view is for one call.
 WITHOUT_TABLE = {"RolloutView"}
 WIRE = (
-    *(common, control, evals, fields, raas),
-    *(rollout, tasks, trainer, versions, weights),
+    *(common, control, dataflow, fields),
+    *(rollout, tasks, versions, weights),
 )
 
 

@@ -21,7 +21,7 @@ from astraflow.core.status import DeadLetter, RolloutRecord
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access, TokenRole, required_token_id
 from astraflow.rpc.streams import Context
-from astraflow.wire import control, evals
+from astraflow.wire import control
 from astraflow.wire.common import encode_wait_reason
 from astraflow.wire.fields import encode_time, optional_span
 from astraflow_proto.control.v1 import control_service_pb2 as control_pb
@@ -172,8 +172,8 @@ class EvalServicer:
     ) -> eval_pb.CreateEvalRunResponse:
         """Start an evaluation."""
         self._access.anyone(context, TokenRole.OPERATOR)
-        run = await self._hub.take(evals.decode_eval_created(request))
-        return eval_pb.CreateEvalRunResponse(eval_run=evals.encode_eval_run(run))
+        run = await self._hub.take(control.decode_eval_created(request))
+        return eval_pb.CreateEvalRunResponse(eval_run=control.encode_eval_run(run))
 
     async def GetEvalRun(
         self, request: eval_pb.GetEvalRunRequest, context: Context
@@ -182,14 +182,14 @@ class EvalServicer:
         self._access.anyone(context)
         run = self._hub.run.eval_run(EvalRunId(request.eval_run_id))
         return eval_pb.GetEvalRunResponse(
-            eval_run=evals.encode_eval_run(await self._hub.when_safe(run))
+            eval_run=control.encode_eval_run(await self._hub.when_safe(run))
         )
 
     async def WatchEvalRun(self, request: eval_pb.WatchEvalRunRequest, context: Context) -> None:
         """Send the state now and at each change."""
         self._access.anyone(context)
         async for run in self._hub.watch_eval(EvalRunId(request.eval_run_id)):
-            await context.write(eval_pb.WatchEvalRunResponse(eval_run=evals.encode_eval_run(run)))
+            await context.write(eval_pb.WatchEvalRunResponse(eval_run=control.encode_eval_run(run)))
 
     async def CancelEvalRun(
         self, request: eval_pb.CancelEvalRunRequest, context: Context
@@ -197,7 +197,7 @@ class EvalServicer:
         """Stop it."""
         self._access.anyone(context, TokenRole.OPERATOR)
         run = await self._hub.take(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
-        return eval_pb.CancelEvalRunResponse(eval_run=evals.encode_eval_run(run))
+        return eval_pb.CancelEvalRunResponse(eval_run=control.encode_eval_run(run))
 
     async def ListEvalSuites(
         self, _request: eval_pb.ListEvalSuitesRequest, context: Context
@@ -205,7 +205,7 @@ class EvalServicer:
         """Return the suites of the recipe."""
         self._access.anyone(context)
         suites = self._hub.run.suites()
-        return eval_pb.ListEvalSuitesResponse(suites=map(evals.encode_eval_suite, suites))
+        return eval_pb.ListEvalSuitesResponse(suites=map(control.encode_eval_suite, suites))
 
 
 class LedgerServicer:

@@ -19,7 +19,7 @@ from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, tasks
-from astraflow.wire import raas as wire
+from astraflow.wire import dataflow as wire
 from astraflow.wire.fields import invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 

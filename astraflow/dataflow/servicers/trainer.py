@@ -19,7 +19,7 @@ from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, versions
-from astraflow.wire import trainer as wire
+from astraflow.wire import dataflow as wire
 from astraflow.wire.common import encode_wait_reason
 from astraflow.wire.signatures import require_signed
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb

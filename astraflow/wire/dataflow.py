@@ -1,16 +1,68 @@
-"""astraflow.dataflow.v1: how a trainer joins, takes batches and settles them."""
+"""astraflow.dataflow.v1: how members join, take tasks and batches, and settle them."""
 
 from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
 
 from astraflow.core.batches import AckBatch, StreamBatches
-from astraflow.core.members import RegisterTrainer, TrainerRegistration
+from astraflow.core.members import (
+    JoinPool,
+    PoolMembership,
+    RegisterTrainer,
+    ServedPolicy,
+    TrainerRegistration,
+)
+from astraflow.core.rollouts import ItemAck
+from astraflow.core.tasks import TaskCancellation, TaskCredit
 from astraflow.core.versions import WeightEndpoint
 from astraflow.wire.converters import FieldRule, converter, least
 from astraflow.wire.fields import decode_span, encode_span, invalid, required
-from astraflow_proto.dataflow.v1 import trainer_service_pb2
+from astraflow_proto.dataflow.v1 import raas_service_pb2, trainer_service_pb2
 from astraflow_proto.weights.v1 import version_pb2
+
+encode_served, decode_served = converter(
+    ServedPolicy,
+    raas_service_pb2.ServedPolicy,
+    policy_id=required,
+    max_context_token_count=least(1),
+)
+
+
+def _must_serve(join: JoinPool) -> None:
+    if not join.policies:
+        raise invalid("policies", "a RaaS serves at least one")
+
+
+encode_join_pool, decode_join_pool = converter(
+    JoinPool,
+    raas_service_pb2.JoinPoolRequest,
+    without={"relay_lanes"},
+    check=_must_serve,
+    name=required,
+    capacity=least(1),
+)
+
+encode_pool_membership, decode_pool_membership = converter(
+    # What is in the store is a matter of members, not of the run.
+    PoolMembership,
+    raas_service_pb2.JoinPoolResponse,
+    without={"payload_store"},
+)
+
+encode_task_credit, decode_task_credit = converter(
+    TaskCredit,
+    raas_service_pb2.TaskCredit,
+    without={"member_id"},
+    max_outstanding=least(0),
+    max_eval_outstanding=least(0),
+    max_eval_extra=least(0),
+)
+
+encode_task_cancellation, decode_task_cancellation = converter(
+    TaskCancellation, raas_service_pb2.TaskCancellation, task_id=required
+)
+
+encode_item_ack, decode_item_ack = converter(ItemAck, raas_service_pb2.ItemAck, item_id=required)
 
 encode_weight_endpoint, decode_weight_endpoint = converter(
     WeightEndpoint,
