@@ -66,6 +66,14 @@ def serve_dataflow(
             "--standby", help="Wait until the hub that serves the run is gone, then go on with it."
         ),
     ] = False,
+    reopen: Annotated[
+        bool,
+        typer.Option(
+            "--reopen",
+            help="Go on with a run that was stopped, failed or reached its end, for as many steps "
+            "as the recipe says now.",
+        ),
+    ] = False,
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,
@@ -91,6 +99,7 @@ def serve_dataflow(
                 *given("hub.tls.ca", tls_ca),
             ],
             run_dir=run_dir,
+            reopens=reopen,
         )
     )
 

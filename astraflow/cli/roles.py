@@ -30,7 +30,9 @@ def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls |
     return None if tls.is_plain else tls
 
 
-def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -> int:
+def serve_hub(
+    recipe: Path, *, overrides: Sequence[str], run_dir: Path | None, reopens: bool
+) -> int:
     """Serve a hub; return its exit code."""
     from astraflow.dataflow.main import main_serve  # noqa: PLC0415 - each role loads its own
 
@@ -41,7 +43,7 @@ def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -
     hold_lifeline(first=signal.SIGKILL if is_kept else signal.SIGTERM)
     folder = run_dir or Path("runs") / settings.name
     with _traced("hub", settings.tracing, folder):
-        return main_serve(settings, run_dir=folder)
+        return main_serve(settings, run_dir=folder, reopens=reopens)
 
 
 def join_pool(

@@ -40,8 +40,9 @@ def run(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Folder of a run whose processes died, such as [bold]runs/sort[/]: go on with it "
-            "from its journal and its last checkpoints.",
+            help="Folder of a run, such as [bold]runs/sort[/], whose processes died, that was "
+            "stopped or reached its end: go on with it from its journal and its last checkpoints. "
+            "With --set for more steps, another rate, other nodes.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -56,18 +57,20 @@ def run(
     """Train what a recipe describes: starts the hub, the rollout nodes and the trainers.
 
     Looks for faults first, as [bold]astraflow check[/] does. Shows progress, and ends with a
-    table of what came of it. Ctrl-C once finishes what is under way and trains on it; twice
-    stops at once. Exit code 0: the run reached its end; 1: it failed; 2: the recipe was
-    refused, and nothing was started; 130: it was stopped.
+    table of what came of it. Ctrl-C once finishes what is under way and trains on it, or stops
+    what has not begun; twice stops within seconds; --resume goes on. Exit code 0: the run reached
+    its end; 1: it failed; 2: the recipe was refused, and nothing was started; 130: it was stopped.
     """
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(stderr=as_json)
     if resume is not None:
-        _must_stand_alone(recipe=recipe, overrides=overrides, name=name, dry_run=dry_run)
+        _must_stand_alone(recipe=recipe, name=name, dry_run=dry_run)
         from astraflow.launch.launcher import resume_run  # noqa: PLC0415
 
-        summary = resume_run(resume, console=console, checkpoint_id=checkpoint or "")
+        summary = resume_run(
+            resume, console=console, overrides=overrides or [], checkpoint_id=checkpoint or ""
+        )
         _end(summary, as_json=as_json)
         return
     if checkpoint is not None:

@@ -17,6 +17,7 @@ class HubEndpoint:
     Attributes:
         address: host:port as others dial it.
         pid: Of the hub's process.
+        start_time_s: When that process began, since the epoch; 0: it does not say.
         operator_token: For ControlService; secret.
         join_token: For members; secret.
         metrics_address: host:port of its metrics; empty: nowhere.
@@ -29,6 +30,7 @@ class HubEndpoint:
     operator_token: str
     join_token: str
     metrics_address: str = ""
+    start_time_s: float = 0.0
     tls: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -42,6 +44,11 @@ class RunDir:
     def recipe(self) -> Path:
         """The recipe as it was resolved."""
         return self.root / "recipe.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the command that runs it."""
+        return self.root / "lock"
 
     @property
     def endpoint(self) -> Path:

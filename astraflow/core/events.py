@@ -142,11 +142,16 @@ class HubRestarted:
     Every session is renewed, and what the hub was about to do for itself is asked for again. What
     was on its way to a member is sent again when the member resumes its session.
 
+    Raises RUN_ENDED when it is to go on and every policy has done its steps, or no prompt is left.
+
     Attributes:
         software: Release of the hub; empty: it does not say.
+        step_counts: Not empty: a run that was stopped, failed or reached its end goes on, and each
+            policy trains on so many batches in all; 0: until the data ends.
     """
 
     software: str = ""
+    step_counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

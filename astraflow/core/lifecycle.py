@@ -57,6 +57,11 @@ class RunLifecycle:
         """Note that it is over; members have their grace to leave from now on."""
         self.final_time, self.is_final = now, True
 
+    def reopen(self) -> None:
+        """Go on, whatever ended it."""
+        self.stop = self.stop_time = self.failure = self.final_time = None
+        self.is_final = self.is_closed = False
+
     def close(self) -> None:
         """Note that the hub was asked to exit."""
         self.is_closed = True

@@ -63,7 +63,9 @@ def _tick(run: Components, _: ev.Ticked, now: datetime) -> None:
     run.intake.expire(now)
 
 
-def _restart(run: Components, _: ev.HubRestarted, now: datetime) -> None:
+def _restart(run: Components, event: ev.HubRestarted, now: datetime) -> None:
+    if event.step_counts:
+        run.ending.reopen(event.step_counts)
     run.membership.renew_all(now)
     run.prompts.draw_again()
     run.evaluation.draw_again()

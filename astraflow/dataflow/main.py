@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import structlog
 
 from astraflow.config.recipe import Recipe
@@ -30,7 +31,9 @@ OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> int:
+def main_serve(
+    recipe: Recipe, *, run_dir: Path, listen: str | None = None, reopens: bool = False
+) -> int:
     """Serve a run to its end; the first SIGINT or SIGTERM drains it, the second cancels it.
 
     Tokens come from the environment, or are made; with the address they lie in `hub.json` until
@@ -41,6 +44,7 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
         recipe: Resolved.
         run_dir: Folder of the run.
         listen: host:port; None: the recipe's.
+        reopens: Whether a run that was stopped, failed or reached its end goes on.
 
     Returns:
         Exit code: 0 for a run that is done, 1 for one that failed, TEMPORARY_EXIT when the
@@ -56,7 +60,7 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
     tokens = tokens_from(os.environ, before)
     listen = _same_port(listen or recipe.hub.listen, before)
     try:
-        status = asyncio.run(_serve(recipe, run, tokens, listen))
+        status = asyncio.run(_serve(recipe, run, tokens, listen, reopens=reopens))
     except AstraflowError as error:
         if error.exit_code != TEMPORARY_EXIT:
             raise
@@ -112,7 +116,9 @@ def _same_port(listen: str, before: HubEndpoint | None) -> str:
     return join_address(host, split_address(before.address)[1])
 
 
-async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | None) -> RunStatus:
+async def _serve(
+    recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | None, *, reopens: bool
+) -> RunStatus:
     def on_ready(hub: Hub, address: str) -> None:
         stop = _Stopper(hub)
         for number in _SIGNALS:
@@ -120,6 +126,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
         endpoint = HubEndpoint(
             address=address,
             pid=os.getpid(),
+            start_time_s=psutil.Process().create_time(),
             operator_token=tokens.operator,
             join_token=tokens.join,
             metrics_address=hub.metrics_address,
@@ -132,7 +139,12 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
         hit(FaultPoint.RECOVERY_SERVING)
 
     return await serve_hub(
-        recipe, run_dir=run.root, tokens=tokens, listen=listen, on_ready=on_ready
+        recipe,
+        run_dir=run.root,
+        tokens=tokens,
+        listen=listen,
+        on_ready=on_ready,
+        reopens=reopens,
     )
 
 

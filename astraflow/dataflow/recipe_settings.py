@@ -46,7 +46,7 @@ def run_settings(
     return RunSettings(
         run_id=run_id,
         seed=recipe.seed,
-        policies=tuple(_policy(name, policy) for name, policy in recipe.policies.items()),
+        policies=tuple(policy_settings(name, policy) for name, policy in recipe.policies.items()),
         workflows=workflow_specs(recipe),
         rollouts=_rollouts(recipe.rollouts, size_of),
         relation=_relation(recipe.relation),
@@ -95,7 +95,8 @@ def _relation(relation: config.Relation) -> VersionRelation:
     )
 
 
-def _policy(name: str, policy: config.PolicyConfig) -> PolicySettings:
+def policy_settings(name: str, policy: config.PolicyConfig) -> PolicySettings:
+    """Return what the hub decides by for one policy."""
     return PolicySettings(
         policy_id=PolicyId(name),
         groups_per_batch=policy.trainer.groups_per_batch,

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 import structlog
@@ -23,7 +23,7 @@ from astraflow.core.ids import RunId
 from astraflow.core.run import Run
 from astraflow.dataflow.journals import open_journal, snapshot_of
 from astraflow.dataflow.members import MemberDirectory
-from astraflow.dataflow.recipe_settings import run_settings
+from astraflow.dataflow.recipe_settings import policy_settings, run_settings
 from astraflow.dataflow.recorder import Line
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.storage.journal import Journal, JournalRecords
@@ -330,6 +330,14 @@ def beginning_of(recipe: Recipe) -> Begin:
         must_fit(recipe, opened)
         sizes = opened.data_set_sizes
         settings = run_settings(recipe, run_id=RunId(opened.run_id), size_of=sizes.__getitem__)
+        counts = opened.step_counts
+        if counts:
+            # The recipe may have others by now: they count from a HubRestarted on.
+            policies = tuple(
+                replace(each, step_count=counts[each.policy_id] or None)
+                for each in settings.policies
+            )
+            settings = replace(settings, policies=policies)
         return Run(settings, start_time=time)
 
     return begin
@@ -345,20 +353,28 @@ def must_fit(recipe: Recipe, opened: RunOpened) -> None:
         raise AstraflowError(
             Reason.JOURNAL_FAILED,
             f"the journal is of run {opened.run_id}, which was set up otherwise: its recipe has "
-            "other policies, data, workflows, rollouts, evals, seed or hub.session_ttl_s; go on "
-            "with the recipe.yaml of the run's folder, or begin another run with another --run-dir",
+            "other data, workflows, rollouts, evals, seed, hub.session_ttl_s, or keys of its "
+            "policies that the hub decides by; go on with the recipe.yaml of the run's folder, or "
+            "begin another run with another --run-dir",
         )
 
 
 def settings_digest(recipe: Recipe) -> bytes:
-    """Return 16 bytes over what the decisions of a run depend on."""
-    parts = {"seed", "policies", "data", "workflows", "rollouts", "evals", "relation"}
+    """Return 16 bytes over what the decisions of a run depend on, but its numbers of steps."""
+    parts = {"seed", "data", "workflows", "rollouts", "evals", "relation"}
     said = recipe.model_dump(mode="json", include=parts, exclude_defaults=True)
-    for policy in said["policies"].values():
-        policy.pop("model", None)
+    said["policies"] = {
+        name: asdict(replace(policy_settings(name, policy), step_count=None))
+        for name, policy in recipe.policies.items()
+    }
     said["session_ttl_s"] = recipe.hub.session_ttl_s
-    text = json.dumps(said, sort_keys=True)
+    text = json.dumps(said, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def step_counts(recipe: Recipe) -> dict[str, int]:
+    """Return on how many batches each policy trains; 0: until the data ends."""
+    return {name: each.trainer.step_count or 0 for name, each in recipe.policies.items()}
 
 
 async def _begun(
@@ -370,6 +386,7 @@ async def _begun(
         settings_digest=settings_digest(recipe),
         data_set_sizes={name: size_of(name) for name in recipe.data},
         software=__version__,
+        step_counts=step_counts(recipe),
     )
     run = beginning_of(recipe)(opened, now)
     replica = Replica(opened, run, MemberDirectory(), position=1)

@@ -1,7 +1,7 @@
 """The hub's process, without its command line: opens and serves a run, and writes its end."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
 from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.dataflow.prompts import PromptSources, open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
-from astraflow.dataflow.recovery import OnOpened, OnProgress, Replica, open_run
+from astraflow.dataflow.recovery import OnOpened, OnProgress, Replica, open_run, step_counts
 from astraflow.dataflow.servicers import Recovery, servicers_of
 from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.address import join_address, split_address
@@ -60,6 +60,7 @@ async def open_hub(
     *,
     tokens: HubTokens,
     clock: Clock,
+    reopens: bool = False,
     on_opened: OnOpened | None = None,
     on_progress: OnProgress | None = None,
 ) -> AsyncGenerator[OpenedHub]:
@@ -70,12 +71,15 @@ async def open_hub(
         run_dir: Folder of the run.
         tokens: With which it is entered.
         clock: Tells the time.
+        reopens: Whether a run that was stopped, failed or reached its end goes on, for as many
+            steps as the recipe says now.
         on_opened: Called with the journal once it is this process's, before it is replayed.
         on_progress: Called now and then with the share of the journal that is replayed.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a data set that cannot be read; JOURNAL_FAILED; what the
-            loading of data sets raises.
+        AstraflowError: INVALID_FIELD for a data set that cannot be read; JOURNAL_FAILED; RUN_ENDED
+            when it is to be reopened and has nothing left to do; what the loading of data sets
+            raises.
     """
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
     sources = data_sets.sources(recipe.rollouts.data_sets, epochs=recipe.rollouts.epochs)
@@ -111,7 +115,8 @@ async def open_hub(
         )
         if recovered.is_restarted:
             hub.replay_s = recovered.replay_s
-            await _go_on(hub, replica, sources, recorder)
+            counts = step_counts(recipe) if reopens else {}
+            await _go_on(hub, replica, sources, recorder, step_counts=counts)
         yield OpenedHub(hub=hub, opened=replica.opened, recorder=recorder, journal=journal)
 
 
@@ -126,11 +131,18 @@ async def _open_payloads(recipe: Recipe, run_id: str, clock: Clock) -> PayloadCl
     return cleaner
 
 
-async def _go_on(hub: Hub, replica: Replica, sources: PromptSources, recorder: RunRecorder) -> None:
+async def _go_on(
+    hub: Hub,
+    replica: Replica,
+    sources: PromptSources,
+    recorder: RunRecorder,
+    *,
+    step_counts: Mapping[str, int],
+) -> None:
     """Bring what lies beside the journal to where it ends, and tell the run."""
     await asyncio.to_thread(sources.skip, replica.run.drawn_counts)
     recorder.make_up(replica.lines)
-    hub.apply(HubRestarted(software=__version__))
+    hub.apply(HubRestarted(software=__version__, step_counts=step_counts))
     # Before the first call, not with the first commit.
     hub.directory.expect_all()
 
@@ -156,6 +168,7 @@ async def serve_hub(
     listen: str | None = None,
     on_ready: OnReady | None = None,
     clock: Clock | None = None,
+    reopens: bool = False,
 ) -> RunStatus:
     """Serve a run until it is over; what it leaves lies in `run_dir`.
 
@@ -166,6 +179,8 @@ async def serve_hub(
         listen: host:port; None: the recipe's.
         on_ready: Called with the hub and its address once calls are answered.
         clock: None: the machine's, as it goes on from now: setting it moves no deadline.
+        reopens: Whether a run that was stopped, failed or reached its end goes on, for as many
+            steps as the recipe says now.
 
     Returns:
         The run at its end, DONE or FAILED.
@@ -173,7 +188,8 @@ async def serve_hub(
     Raises:
         AstraflowError: INVALID_FIELD for an address that is taken or a data set that cannot be
             read; JOURNAL_FAILED when the journal cannot be used, at the start or later: then
-            nothing more was acknowledged; what the loading of data sets raises.
+            nothing more was acknowledged; RUN_ENDED when it is to be reopened and has nothing left
+            to do; what the loading of data sets raises.
     """
     folder = RunDir(run_dir)
     clock = clock or SteadyClock(SystemClock())
@@ -186,6 +202,7 @@ async def serve_hub(
                 folder,
                 tokens=tokens,
                 clock=clock,
+                reopens=reopens,
                 on_opened=recovering.note_opened,
                 on_progress=recovering.answers.note,
             )

@@ -6,6 +6,7 @@ import shlex
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +23,18 @@ from astraflow.core import errors
 from astraflow.core.errors import CONFIGURATION_EXIT, TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
+from astraflow.dataflow.recorder import write_whole
 from astraflow.engines.devices import Machine
 from astraflow.launch.gpus import GpuPlan, plan_recipe
 from astraflow.launch.models import pinned, prepare_models
 from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, RoleProcess, Roles
 from astraflow.launch.run_folder import (
-    claim_run_dir,
+    claimed_run_dir,
     endpoint_before,
+    held_run_dir,
     must_have,
     next_node_index,
-    reopen_run,
+    reopened_recipe,
 )
 from astraflow.launch.status import RunProgress
 from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summary, summarise
@@ -44,6 +47,9 @@ _HUB_PATIENCE_S = 20.0
 _HUB_START_S = 60.0
 
 _END_S = 20.0
+
+# What is stopped at once has so long, as has what has not begun.
+_STOP_S = 3.0
 
 _TRAINER = "trainer-"
 
@@ -113,6 +119,7 @@ class Launcher:
     raas_count: int = 0
     interrupts: int = 0
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
     last: RunStatus | None = None
     limit: RestartLimit = field(init=False)
     gpus: GpuPlan | None = field(init=False)
@@ -132,9 +139,12 @@ class Launcher:
         try:
             await self._run(lifeline)
         except* AstraflowError as group:
-            self.failure = str(_first(group))
+            # Processes that were killed leave calls to them broken.
+            if not self.killed.is_set():
+                self.failure = str(_first(group))
         finally:
-            await asyncio.gather(*(process.end(grace_s=_END_S) for process in self.processes))
+            grace_s = _STOP_S if self.interrupts else _END_S
+            await asyncio.gather(*(process.end(grace_s=grace_s) for process in self.processes))
             os.close(keep)
             os.close(lifeline)
             self.run_dir.endpoint.unlink(missing_ok=True)
@@ -150,46 +160,68 @@ class Launcher:
     def _interrupt(self) -> None:
         self.interrupts += 1
         self.interrupted.set()
-        if self.interrupts > 2:
-            for process in self.processes:
-                process.send(signal.SIGKILL)
+        if self.interrupts == 2:
+            asyncio.get_running_loop().call_later(_STOP_S, self._kill)
+        elif self.interrupts > 2:
+            self._kill()
+
+    def _kill(self) -> None:
+        """End all processes: the journal and the checkpoints have what they did."""
+        self.killed.set()
+        for process in self.processes:
+            process.send(signal.SIGKILL)
 
     async def _run(self, lifeline: int) -> None:
         with RunProgress(self.console, self.recipe) as progress:
-            for line in () if self.gpus is None else self.gpus.lines():
-                progress.note(line)
-            hub, models = await asyncio.gather(
-                self._start_hub(lifeline),
-                prepare_models(
-                    self.recipe,
-                    self.run_dir,
-                    lifeline=lifeline,
-                    note=progress.note,
-                    gpus=self.gpus,
-                ),
-            )
-            roles = self._roles(models)
-            if self.recipe.http.port is not None:
-                await self._start(roles.gateway(hub), lifeline)
-            for policy in self.recipe.policies:
-                if policy in self.recipe.http.trainers:
-                    continue
-                command = roles.trainer(
-                    policy, hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
-                )
-                if not self._is_elsewhere(command, command.name, progress):
-                    await self._start(command, lifeline)
-            for place in range(self.recipe.raas.count):
-                command = self._raas(roles, hub, place)
-                if not self._is_elsewhere(command, f"raas-{place}", progress):
-                    self.places[command.name] = place
-                    await self._start(command, lifeline)
+            starting = asyncio.create_task(self._start_all(lifeline, progress))
+            interrupted = asyncio.create_task(self.interrupted.wait())
+            await asyncio.wait([starting, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            interrupted.cancel()
+            if not starting.done():
+                # Nothing is under way that could be trained on.
+                progress.note("Stopping: the run has not begun.")
+                starting.cancel()
+                await asyncio.wait([starting])
+                return
+            hub, roles = starting.result()
             async with ControlClient.of(self.run_dir, patience_s=_HUB_PATIENCE_S) as control:
                 await self._watch(
                     _Scene(
                         hub=hub, roles=roles, control=control, progress=progress, lifeline=lifeline
                     )
                 )
+
+    async def _start_all(self, lifeline: int, progress: RunProgress) -> tuple[str, Roles]:
+        """Start every role; return the hub's address, and what makes their commands."""
+        for line in () if self.gpus is None else self.gpus.lines():
+            progress.note(line)
+        hub, models = await asyncio.gather(
+            self._start_hub(lifeline),
+            prepare_models(
+                self.recipe,
+                self.run_dir,
+                lifeline=lifeline,
+                note=progress.note,
+                gpus=self.gpus,
+            ),
+        )
+        roles = self._roles(models)
+        if self.recipe.http.port is not None:
+            await self._start(roles.gateway(hub), lifeline)
+        for policy in self.recipe.policies:
+            if policy in self.recipe.http.trainers:
+                continue
+            command = roles.trainer(
+                policy, hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
+            )
+            if not self._is_elsewhere(command, command.name, progress):
+                await self._start(command, lifeline)
+        for place in range(self.recipe.raas.count):
+            command = self._raas(roles, hub, place)
+            if not self._is_elsewhere(command, f"raas-{place}", progress):
+                self.places[command.name] = place
+                await self._start(command, lifeline)
+        return hub, roles
 
     def _roles(self, models: dict[str, Path]) -> Roles:
         return Roles(
@@ -232,7 +264,8 @@ class Launcher:
 
     async def _start_hub(self, lifeline: int) -> str:
         """Start the hub and return its address."""
-        hub = await self._start(self._roles({}).hub(), lifeline)
+        roles = self._roles({})
+        hub = await self._start(roles.hub(reopens=self.is_resumed), lifeline)
         ended = asyncio.create_task(hub.wait())
         deadline = time.monotonic() + _HUB_START_S
         while not self._is_up(hub):
@@ -243,6 +276,8 @@ class Launcher:
                     Reason.NOT_READY, f"the hub did not start:\n{hub.last_words()}"
                 )
         ended.cancel()
+        # Started again it goes on as it was when it died, and that may be stopping.
+        hub.command = roles.hub()
         return self.run_dir.read_endpoint().address
 
     def _is_up(self, hub: RoleProcess) -> bool:
@@ -256,8 +291,9 @@ class Launcher:
             watching = group.create_task(self._show(scene.control, scene.progress))
             others = [group.create_task(self._guard(each, scene)) for each in self.processes]
             others.append(group.create_task(self._obey_interrupts(scene.control, scene.progress)))
-            await watching
-            for task in others:
+            killed = group.create_task(self.killed.wait())
+            await asyncio.wait([watching, killed], return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, killed, *others):
                 task.cancel()
         await self._leave()
 
@@ -292,6 +328,8 @@ class Launcher:
         while True:
             code = await process.wait()
             name = process.command.name
+            if self.killed.is_set():
+                return
             if code == 0 or self._is_ending():
                 if code and is_raas and not self._has_nodes() and not self._is_over():
                     scene.progress.note(f"[yellow]{name} ended ({code}); no node is left[/]")
@@ -323,7 +361,7 @@ class Launcher:
         while True:
             code = await hub.wait()
             is_stoppage = code < 0 or code == TEMPORARY_EXIT
-            if not is_stoppage or self.interrupts > 2 or not is_begun(self.recipe, self.run_dir):
+            if not is_stoppage or self.killed.is_set() or not is_begun(self.recipe, self.run_dir):
                 break
             if not self._may_restart(hub, "hub"):
                 break
@@ -337,7 +375,7 @@ class Launcher:
         policy = trainer.command.name.removeprefix(_TRAINER)
         while True:
             code = await trainer.wait()
-            if code >= 0 or self.interrupts > 2 or self._is_over():
+            if code >= 0 or self.killed.is_set() or self._is_over():
                 break
             if not self._may_restart(trainer, "trainer", name=policy):
                 break
@@ -428,42 +466,53 @@ def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
         AstraflowError: A run of this name is live, a model is missing, a process could not start,
             something of the Hugging Face hub cannot be had.
     """
-    run_dir = claim_run_dir(runs, recipe.name)
-    recipe = _with_trace_folder(pinned(recipe, note=console.print), run_dir)
-    run_dir.recipe.write_text(dump_recipe(recipe))
-    return _see_through(Launcher(recipe=recipe, run_dir=run_dir, console=console))
+    with claimed_run_dir(runs, recipe.name) as run_dir:
+        recipe = _with_trace_folder(pinned(recipe, note=console.print), run_dir)
+        run_dir.recipe.write_text(dump_recipe(recipe))
+        return _see_through(Launcher(recipe=recipe, run_dir=run_dir, console=console))
 
 
-def resume_run(folder: Path, *, console: Console, checkpoint_id: str = "") -> RunSummary:
-    """Go on with a run whose processes died, from its journal and its last checkpoints.
+def resume_run(
+    folder: Path, *, console: Console, overrides: Sequence[str] = (), checkpoint_id: str = ""
+) -> RunSummary:
+    """Go on with a run that died, was stopped or reached its end, from its last checkpoints.
 
     Args:
         folder: Of the run.
         console: Where progress and the final table go.
+        overrides: What changes in its recipe, each `a.b=value`: what the hub has not decided by,
+            and how many steps are done.
         checkpoint_id: Of the whole run, which every trainer goes back to; empty: the last ones.
 
     Raises:
         AstraflowError: NOT_READY when there is no journal; NAME_TAKEN when the run is live;
+            RUN_ENDED when nothing is left to do; INVALID_FIELD for what cannot change;
             CHECKPOINT_UNKNOWN; what `run_recipe` raises.
     """
     run_dir = RunDir(folder)
     must_have(run_dir, checkpoint_id)
-    recipe = reopen_run(run_dir)
-    before = endpoint_before(run_dir)
-    tokens = HubTokens.generate()
-    if before is not None:
-        tokens = HubTokens(join=before.join_token, operator=before.operator_token)
-    return _see_through(
-        Launcher(
-            recipe=recipe,
-            run_dir=run_dir,
-            console=console,
-            tokens=tokens,
-            is_resumed=True,
-            checkpoint_id=checkpoint_id,
-            first_raas=next_node_index(run_dir),
+    if not run_dir.recipe.exists():
+        reopened_recipe(run_dir)
+    with held_run_dir(run_dir, "look at it with `astraflow status`"):
+        recipe = reopened_recipe(run_dir, overrides)
+        before = endpoint_before(run_dir)
+        tokens = HubTokens.generate()
+        if before is not None:
+            tokens = HubTokens(join=before.join_token, operator=before.operator_token)
+        if overrides:
+            write_whole(run_dir.recipe, dump_recipe(recipe))
+        run_dir.status.unlink(missing_ok=True)
+        return _see_through(
+            Launcher(
+                recipe=recipe,
+                run_dir=run_dir,
+                console=console,
+                tokens=tokens,
+                is_resumed=True,
+                checkpoint_id=checkpoint_id,
+                first_raas=next_node_index(run_dir),
+            )
         )
-    )
 
 
 def _see_through(launch: Launcher) -> RunSummary:

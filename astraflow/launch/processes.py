@@ -209,12 +209,17 @@ class Roles:
     models: Mapping[str, Path]
     gpus: GpuPlan | None = None
 
-    def hub(self) -> RoleCommand:
-        """Return the Dataflow process."""
+    def hub(self, *, reopens: bool = False) -> RoleCommand:
+        """Return the Dataflow process.
+
+        Args:
+            reopens: Whether a run that was stopped, failed or reached its end goes on.
+        """
         return self._command(
             "hub",
             *("dataflow", "serve", str(self.run_dir.recipe)),
             *("--run-dir", str(self.run_dir.root)),
+            *(("--reopen",) if reopens else ()),
             secrets={JOIN_TOKEN: self.tokens.join, OPERATOR_TOKEN: self.tokens.operator},
         )
 

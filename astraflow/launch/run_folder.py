@@ -1,12 +1,16 @@
-"""The folder of a run: claimed for a fresh run, or taken up again where an earlier one died."""
+"""The folder of a run: claimed for a fresh run, or taken up again where an earlier one ended."""
 
+import fcntl
 import json
 import shutil
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 import psutil
+import structlog
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
@@ -14,40 +18,110 @@ from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState
 from astraflow.dataflow.journals import is_begun
+from astraflow.dataflow.recovery import settings_digest
 
-_RAAS = "raas-"
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_RAAS: Final = "raas-"
+_CLOCK_SLACK_S: Final = 60.0
 
 
-def claim_run_dir(runs: Path, name: str) -> RunDir:
-    """Make the run's folder; one that is there is moved aside, with its time in its name.
+@contextmanager
+def claimed_run_dir(runs: Path, name: str) -> Generator[RunDir]:
+    """Make the run's folder, and keep others from it while entered.
+
+    One that is there is moved aside, with its time in its name.
 
     Raises:
-        AstraflowError: NAME_TAKEN when its hub still runs.
+        AstraflowError: NAME_TAKEN when it is in use, or its hub still runs.
     """
-    run_dir = RunDir(runs / name)
-    if run_dir.root.exists():
-        must_be_dead(run_dir, "give this one another name with --name")
-        made = datetime.fromtimestamp(run_dir.root.stat().st_mtime).astimezone()
-        shutil.move(run_dir.root, _free(runs, f"{name}.{made:%Y%m%d-%H%M%S}"))
-    run_dir.root.mkdir(parents=True)
-    return run_dir
+    run_dir, otherwise = RunDir(runs / name), "give this one another name with --name"
+    runs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as exits:
+        # Of two that are started at once, the second finds what the first has made.
+        with _locked(runs / ".lock", waits=True):
+            if run_dir.root.exists():
+                must_be_dead(run_dir, otherwise)
+                made = datetime.fromtimestamp(run_dir.root.stat().st_mtime).astimezone()
+                with held_run_dir(run_dir, otherwise):
+                    shutil.move(run_dir.root, _free(runs, f"{name}.{made:%Y%m%d-%H%M%S}"))
+            run_dir.root.mkdir()
+            exits.enter_context(held_run_dir(run_dir, otherwise))
+        yield run_dir
 
 
-def reopen_run(run_dir: RunDir) -> Recipe:
-    """Return the recipe of a run that died, for it to go on.
+@contextmanager
+def held_run_dir(run_dir: RunDir, otherwise: str) -> Generator[None]:
+    """Keep others from a folder while entered; when this process dies it is free.
+
+    Args:
+        run_dir: Of the run.
+        otherwise: What else to do, for the message.
+
+    Raises:
+        AstraflowError: NAME_TAKEN when another process has it.
+    """
+    try:
+        with _locked(run_dir.lock, waits=False):
+            yield
+    except BlockingIOError:
+        raise AstraflowError(
+            Reason.NAME_TAKEN,
+            f"another `astraflow run` is at work in {run_dir.root}; wait for it, stop it, or "
+            f"{otherwise}",
+        ) from None
+
+
+@contextmanager
+def _locked(path: Path, *, waits: bool) -> Generator[None]:
+    """Hold a lock; a file system that has none is taken at its word.
+
+    Raises:
+        BlockingIOError: Another process has it.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            log.warning("a folder of runs cannot be locked", path=str(path), why=str(error))
+        yield
+
+
+def reopened_recipe(run_dir: RunDir, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a run, for it to go on.
+
+    Args:
+        run_dir: Of the run.
+        overrides: What changes, each `a.b=value`.
 
     Raises:
         AstraflowError: NOT_READY when the folder has no recipe or no journal; NAME_TAKEN when
-            the hub still runs; RUN_ENDED when the run reached its end; INVALID_FIELD for a recipe
-            that this release cannot read.
+            the hub still runs; RUN_ENDED when every policy has done its steps; INVALID_FIELD for
+            a recipe that this release cannot read, and what cannot change.
     """
     if not run_dir.recipe.exists():
         raise _not_to_go_on(run_dir, "recipe", run_dir.recipe)
-    recipe = load_recipe(run_dir.recipe, ())
-    if not is_begun(recipe, run_dir):
+    before = load_recipe(run_dir.recipe, ())
+    if not is_begun(before, run_dir):
         raise _not_to_go_on(run_dir, "journal", run_dir.journal)
     must_be_dead(run_dir, "look at it with `astraflow status`")
-    _must_not_be_over(run_dir)
+    recipe = load_recipe(run_dir.recipe, overrides)
+    if settings_digest(recipe) != settings_digest(before):
+        alone = [load_recipe(run_dir.recipe, [each]) for each in overrides]
+        fixed = [
+            given
+            for given, changed in zip(overrides, alone, strict=True)
+            if settings_digest(changed) != settings_digest(before)
+        ]
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"a run that goes on keeps what its hub has decided by: {', '.join(fixed)} cannot "
+            "change; leave it out, or start another run from a checkpoint of this one "
+            "(policies.NAME.model.path)",
+        )
+    _must_have_steps(run_dir, recipe)
     return recipe
 
 
@@ -86,7 +160,7 @@ def must_be_dead(run_dir: RunDir, otherwise: str) -> None:
         AstraflowError: NAME_TAKEN.
     """
     endpoint = endpoint_before(run_dir)
-    if endpoint is not None and psutil.pid_exists(endpoint.pid):
+    if endpoint is not None and _is_alive(endpoint):
         raise AstraflowError(
             Reason.NAME_TAKEN,
             f"{run_dir.root} is a live run (hub process {endpoint.pid}); wait for it, stop it, or "
@@ -94,16 +168,35 @@ def must_be_dead(run_dir: RunDir, otherwise: str) -> None:
         )
 
 
-def _must_not_be_over(run_dir: RunDir) -> None:
-    """Refuse a run that ended; a hub leaves its status, and one that died before has none yet."""
-    if run_dir.status.exists():
-        state = json.loads(run_dir.status.read_text())["state"]
-        if RunState(state).is_final:
-            raise AstraflowError(
-                Reason.RUN_ENDED,
-                f"{run_dir.root} is over ({state}); start its recipe anew, or see what came of it "
-                f"with `astraflow ledger {run_dir.root}`",
-            )
+def _is_alive(endpoint: HubEndpoint) -> bool:
+    """Whether the process of a hub lives, and not another that has its number by now."""
+    try:
+        start_time_s = psutil.Process(endpoint.pid).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+    # Of a clock that was set since, both times are told otherwise.
+    is_same = abs(start_time_s - endpoint.start_time_s) < _CLOCK_SLACK_S
+    return is_same or not endpoint.start_time_s
+
+
+def _must_have_steps(run_dir: RunDir, recipe: Recipe) -> None:
+    """Refuse a run whose steps are done; a hub leaves its status, one that died has none yet."""
+    if not run_dir.status.exists():
+        return
+    status = json.loads(run_dir.status.read_text())
+    done = {each["policy_id"]: each["step"] for each in status["policies"]}
+    limits = {name: policy.trainer.step_count for name, policy in recipe.policies.items()}
+    is_done = all(limit is not None and done.get(n, 0) >= limit for n, limit in limits.items())
+    if RunState(status["state"]) is RunState.DONE and is_done:
+        name, count = next(iter(done.items()))
+        raise AstraflowError(
+            Reason.RUN_ENDED,
+            f"{run_dir.root} has done its {count} steps; go on with more of them (--set "
+            f"policies.{name}.trainer.step_count={2 * count}), start its recipe anew, or see what "
+            f"came of it with `astraflow ledger {run_dir.root}`",
+        )
 
 
 def _free(runs: Path, name: str) -> Path:

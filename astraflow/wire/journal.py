@@ -1,7 +1,7 @@
 """astraflow.journal.v1, records: every event of a run, with its time."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -27,12 +27,15 @@ class RunOpened:
 
     Attributes:
         settings_digest: 16 bytes over what it was set up with.
+        step_counts: Batches that each policy was to train on; 0: until the data ends. Empty: a
+            release wrote it that kept none.
     """
 
     run_id: str
     settings_digest: bytes
     data_set_sizes: dict[str, int]
     software: str
+    step_counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def _encode_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:

@@ -7,6 +7,7 @@ the hub acknowledged, as soon as they know.
 import asyncio
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
@@ -75,7 +76,12 @@ class Node:
         )
         address = self._scene.run_dir.read_endpoint().address
         async with dial_pool(
-            address, token=JOIN, join=self._request(), hooks=hooks, patience_s=_PATIENCE_S
+            address,
+            token=JOIN,
+            join=self._request(),
+            hooks=hooks,
+            describe=self._renewed,
+            patience_s=_PATIENCE_S,
         ) as client:
             try:
                 await self._serve(client)
@@ -106,6 +112,12 @@ class Node:
             policies=(ServedPolicy(policy_id=_ID, max_context_token_count=_TOKEN_COUNT),),
             codes=(RegisteredCode(name="single_turn"),),
         )
+
+    def _renewed(self, join: JoinPool) -> JoinPool:
+        """Say what is live: a session that was lost knows of nothing, and no version may follow."""
+        (served,) = join.policies
+        version = None if self._version < 0 else self._version
+        return replace(join, policies=(replace(served, version=version),))
 
     async def _follow(self, client: RaasClient) -> None:
         async for info in client.versions.watch(_ID):

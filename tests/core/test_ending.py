@@ -156,3 +156,66 @@ def test_lease_that_ends_after_the_run_is_dropped(world):
     account = world.account()
     assert account.is_balanced
     assert (account.leased_count, account.fresh_count) == (0, 0)
+
+
+def reopen(world, step_count):
+    world.is_over = False
+    world.apply(ev.HubRestarted(step_counts={"solver": step_count}))
+
+
+def see_through(world, trainer, node):
+    """Work and train until the run is over, and everybody has left."""
+    while world.state is not RunState.DONE:
+        world.work(node)
+        if world.batches.get((trainer, 0)):
+            world.train(trainer)
+            world.report(node, world.policy().version)
+        world.tick(1)
+    for member in (trainer, node):
+        world.leave(member)
+
+
+@pytest.mark.parametrize("mode", [None, StopMode.DRAIN, StopMode.CANCEL])
+def test_a_run_that_ended_goes_on_for_more_steps(make_world, mode, suite):
+    world = make_world(step_count=2, max_staleness=0, groups_per_batch=1, suites=(suite(every=9),))
+    trainer, node = world.started()
+    if mode is not None:
+        stop(world, mode)
+    see_through(world, trainer, node)
+    assert world.is_over
+    step = world.policy().step
+
+    reopen(world, step + 2)
+    assert world.state is RunState.WAITING
+    trainer = world.register(last_step=step)
+    world.publish(trainer, step=step)
+    world.open_stream(trainer)
+    node = world.join()
+    world.report(node, world.policy().version)
+    see_through(world, trainer, node)
+    assert world.policy().step == step + 2
+    assert world.ends[trainer, 0].cause is EndCause.STEP_LIMIT
+    assert world.account().is_balanced
+    assert world.is_over
+
+
+def test_a_run_with_nothing_left_to_do_stays_over(make_world):
+    world = make_world(step_count=1)
+    trainer, node = world.started()
+    world.work(node)
+    world.train(trainer)
+    world.report(node, 1)
+    assert world.state is RunState.DONE
+    with pytest.raises(AstraflowError, match="every policy has done its steps") as caught:
+        reopen(world, 1)
+    assert caught.value.reason is Reason.RUN_ENDED
+    assert world.state is RunState.DONE
+
+
+def test_a_run_that_failed_goes_on(world):
+    world.started()
+    world.apply(ev.RunBroken(failure=Failure(reason=Reason.INTERNAL, message="no such file")))
+    assert world.state is RunState.FAILED
+    reopen(world, 0)
+    assert world.state is RunState.RUNNING
+    assert world.run.status(world.clock.now()).failure is None

@@ -78,6 +78,46 @@ async def test_a_run_goes_on_in_another_hub(start_hub, recipe_of):
     assert ledger.counts["batches_trained"] == 3
 
 
+async def test_a_run_that_ended_goes_on_for_more_steps(start_hub, recipe_of):
+    longer = recipe_of(
+        policies__solver__trainer={"groups_per_batch": 2, "max_staleness": 1, "step_count": 5}
+    )
+    async with start_hub(recipe_of()) as hub:
+        assert await see_through(hub, step=0) is RunState.DONE
+    with pytest.raises(ExceptionGroup) as caught:
+        async with start_hub(recipe_of(), reopens=True):
+            pass
+    error = caught.value.exceptions[0]
+    assert isinstance(error, AstraflowError)
+    assert error.reason is Reason.RUN_ENDED
+    async with start_hub(longer, reopens=True) as hub:
+        trainer, raas = hub.trainer(step=3, until=lambda: True), hub.raas()
+        await trainer.register(last_step=3)
+        await raas.join()
+        working = asyncio.create_task(raas.work())
+        await trainer.work()
+        working.cancel()
+        await raas.leave()
+        before = await books(hub)
+    # What is replayed has both numbers of steps.
+    async with start_hub(longer) as hub:
+        assert await books(hub) == before
+        assert await see_through(hub, step=4) is RunState.DONE
+    assert json.loads(hub.run_dir.status.read_text())["books"][0]["trained_count"] == 20
+    ledger = await read_ledger(hub.run_dir)
+    assert ledger.holds
+    assert ledger.counts["batches_trained"] == 5
+
+
+async def see_through(hub, *, step):
+    """Train and work until the run is over; return how it ended."""
+    trainer, raas = hub.trainer(step=step), hub.raas()
+    await trainer.register(last_step=step)
+    await raas.join()
+    await asyncio.gather(trainer.work(), raas.work())
+    return (await hub.serving).state
+
+
 async def follow(trainer):
     """Train as one that has published already."""
     stream = trainer.batches()

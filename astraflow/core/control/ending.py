@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from astraflow.core.batches import EndCause
 from astraflow.core.effects import CloseHub, Effects, RunStateChanged, SendDirective
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import Directive, DirectiveKind
@@ -167,6 +167,32 @@ class RunEnding:
             self._effects.do(CloseHub())
         elif flow.is_final:
             flow.finish(now)
+
+    def reopen(self, step_counts: Mapping[str, int]) -> None:
+        """Have a run that was stopped, failed or reached its end go on.
+
+        Args:
+            step_counts: Batches of each policy from now on; 0: until the data ends.
+
+        Raises:
+            AstraflowError: RUN_ENDED when nothing is left to do.
+        """
+        limits = {
+            policy.policy_id: step_counts.get(policy.policy_id) or None
+            for policy in self._policies.values()
+        }
+        counts = {each.policy_id: each.progress.consumed_count for each in self._policies.values()}
+        has_steps = any(limit is None or limit > counts[name] for name, limit in limits.items())
+        if not has_steps or not self._training.has_prompts:
+            why = "no prompt is left" if has_steps else "every policy has done its steps"
+            raise AstraflowError(Reason.RUN_ENDED, f"the run is over: {why}")
+        self._lifecycle.reopen()
+        for policy in self._policies.values():
+            policy.progress.limit(limits[policy.policy_id])
+            if policy.end is not None and self._cause(policy) is None:
+                policy.reopen()
+                self._released.discard(policy.policy_id)
+        self._evaluation.reopen()
 
     def advance(self, now: datetime) -> None:
         """Take the run as far towards its end as it is."""

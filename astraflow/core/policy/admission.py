@@ -78,6 +78,7 @@ class PolicyProgress:
         consumed_count: Batches trained on.
         is_requested: Whether somebody asked for a version that has not come.
         is_ordered: Whether its trainer was asked for it.
+        step_count: Batches to train on; None: until the data ends.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class PolicyProgress:
         self.consumed_count = 0
         self.is_requested = False
         self.is_ordered = False
+        self.step_count = settings.step_count
         self._settings = settings
         self._lease_table = lease_table
         self._is_restoring = False
@@ -123,8 +125,12 @@ class PolicyProgress:
     @property
     def steps_left(self) -> int | None:
         """Batches still to be trained on; None: no limit."""
-        steps = self._settings.step_count
+        steps = self.step_count
         return None if steps is None else max(0, steps - self.consumed_count)
+
+    def limit(self, step_count: int | None) -> None:
+        """Train on so many batches instead; None: until the data ends."""
+        self.step_count = step_count
 
     @property
     def oldest_to_restore(self) -> int:

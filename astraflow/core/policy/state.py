@@ -134,6 +134,10 @@ class PolicyState:
         self.samples.close()
         self.end, self.end_time = cause, now
 
+    def reopen(self) -> None:
+        """Go on with the data: it is not at its end any more."""
+        self.end = self.end_time = None
+
 
 def find_policy(policies: Mapping[PolicyId, PolicyState], policy_id: PolicyId) -> PolicyState:
     """Return a policy of a run.

@@ -74,6 +74,10 @@ class Evaluation:
         """Have the whole pool from now on: training is over."""
         self._has_pool = True
 
+    def reopen(self) -> None:
+        """Give the pool back to training; the end comes again."""
+        self._has_pool = self._is_last_begun = False
+
     @property
     def is_idle(self) -> bool:
         """Whether every evaluation is final."""

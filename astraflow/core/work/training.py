@@ -63,6 +63,11 @@ class Training:
         return self._lifecycle.stop is not None or self._prompts.is_through
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt is left, were the run not stopped."""
+        return not self._prompts.is_through
+
+    @property
     def needs_capacity(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
         return bool((self._again or self._prompts.has_prompt) and self._pacing.target_policies)

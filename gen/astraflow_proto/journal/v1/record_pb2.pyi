@@ -88,8 +88,15 @@ class Record(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., rollout_repeated: _Optional[_Union[RolloutRepeated, _Mapping]] = ..., save_requested: _Optional[_Union[SaveRequested, _Mapping]] = ..., failure_reported: _Optional[_Union[FailureReported, _Mapping]] = ..., token_revoked: _Optional[_Union[TokenRevoked, _Mapping]] = ..., goes_on: _Optional[bool] = ..., decision: _Optional[int] = ...) -> None: ...
 
 class RunOpened(_message.Message):
-    __slots__ = ("run_id", "settings_digest", "data_set_sizes", "software")
+    __slots__ = ("run_id", "settings_digest", "data_set_sizes", "software", "step_counts")
     class DataSetSizesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class StepCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -100,17 +107,28 @@ class RunOpened(_message.Message):
     SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DATA_SET_SIZES_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     settings_digest: bytes
     data_set_sizes: _containers.ScalarMap[str, int]
     software: str
-    def __init__(self, run_id: _Optional[str] = ..., settings_digest: _Optional[bytes] = ..., data_set_sizes: _Optional[_Mapping[str, int]] = ..., software: _Optional[str] = ...) -> None: ...
+    step_counts: _containers.ScalarMap[str, int]
+    def __init__(self, run_id: _Optional[str] = ..., settings_digest: _Optional[bytes] = ..., data_set_sizes: _Optional[_Mapping[str, int]] = ..., software: _Optional[str] = ..., step_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class HubRestarted(_message.Message):
-    __slots__ = ("software",)
+    __slots__ = ("software", "step_counts")
+    class StepCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
     software: str
-    def __init__(self, software: _Optional[str] = ...) -> None: ...
+    step_counts: _containers.ScalarMap[str, int]
+    def __init__(self, software: _Optional[str] = ..., step_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("raas", "trainer", "token_digest", "resumes", "token_id", "is_relay")
