@@ -10,7 +10,7 @@ from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, S
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import SamplingParams
 
-Surrogate = Literal["clip", "cispo", "sapo", "reinforce", "sft"]
+Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce", "sft"]
 
 OwnCode = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
 
@@ -42,9 +42,10 @@ class Kl(Strict):
     """Keeps a policy near a reference, or leads it to one (a teacher of the same vocabulary)."""
 
     coefficient: float = Field(gt=0)
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3"] | OwnCode = "k3"
     """With d = log-probability of the policy less that of the reference: k1 = d, k2 = d^2 / 2,
-    k3 = exp(-d) - 1 + d."""
+    k3 = exp(-d) - 1 + d. module:function: your own, called with both log-probabilities, f[k] each,
+    for f[k]."""
     where: Literal["loss", "reward", "token"] = "loss"
     """loss: a term of its own, of the policy that is trained. reward: taken off the advantage of a
     token, summed over the rest of its row, of the policy that sampled. token: the same of this
@@ -56,7 +57,7 @@ class Kl(Strict):
     def _has_a_gradient(self) -> Self:
         if self.where == "loss" and self.estimator == "k1":
             raise ValueError("the gradient of k1 is 0 on average; take k2 or k3, or where: reward")
-        if self.where == "token" and self.estimator != "k1":
+        if self.where == "token" and self.estimator in ("k2", "k3"):
             raise ValueError("where: token needs estimator k1: the others lead nowhere as a reward")
         return self
 
@@ -75,9 +76,12 @@ class Loss(Strict):
 
     surrogate: Surrogate | OwnCode = "clip"
     """clip: PPO's, of the ratio between policy and `old`. cispo: clips the weight, and keeps every
-    token's gradient. sapo: a soft gate in place of the clip. reinforce: no ratio at all. sft:
-    supervised fine-tuning, every loss token is a target, whatever came of its row. module:function:
-    your own, called with `Terms`, these settings and the `ClipRange`."""
+    token's gradient. sapo: a soft gate in place of the clip. dppo_tv, dppo_kl: a token stops where
+    the divergence, not the ratio, has grown to clip_low or clip_high. reinforce: no ratio at all.
+    sft: supervised fine-tuning, every loss token is a target, whatever came of its row.
+    module:function: your own, called with `Terms`, these settings and the `ClipRange`."""
+    options: Options = Field(default={})
+    """Of a surrogate of your own, which finds them in the settings."""
     advantage_scale: float = Field(default=1.0, ge=0)
     """Factor on advantages. 0: what a rollout earned is not looked at, as in pure distillation."""
     ratio: Literal["token", "sequence"] = "token"
@@ -129,6 +133,8 @@ class Loss(Strict):
                 "sft knows no advantages; whiten, advantage_scale, correction and "
                 "kl.where other than loss mean nothing to it"
             )
+        if self.options and ":" not in self.surrogate:
+            raise ValueError("options are those of a surrogate of your own, module:function")
         if self.surrogate != "clip" and (self.dual_clip or self.m2_threshold):
             raise ValueError("dual_clip and m2_threshold belong to surrogate: clip")
         if self.m2_threshold and (self.ratio, self.old) != ("token", "sampler"):
@@ -280,13 +286,24 @@ class Advantages(Strict):
     (RLOO), or nothing (REINFORCE++, with loss.whiten)."""
     scale_by_std: bool = False
     """Divide by the group's standard deviation (GRPO as published); off: Dr. GRPO."""
+    std: Literal["sample", "population"] = "sample"
+    """Which deviation that is. sample: over n - 1, as in verl. population: over n."""
+    estimator: OwnCode | None = None
+    """module:function, in place of baseline and scale_by_std; called with the rewards that are
+    compared, f64[n], for their advantages, f64[n]. The hub calls it."""
     overlong: Overlong | None = None
     """Unset: length costs nothing."""
 
 
 class Optimizer(Strict):
-    """AdamW with fp32 master weights."""
+    """What changes fp32 master weights by clipped gradients."""
 
+    kind: Literal["adamw", "muon"] | OwnCode = "adamw"
+    """muon: matrices between embeddings and output layer by torch.optim.Muon, scaled so that the
+    learning rate is that of AdamW, and all else by AdamW. module:function: your own, called with
+    parameters by name and these settings for a torch.optim.Optimizer."""
+    options: Options = Field(default={})
+    """Of an optimizer of your own, which finds them in the settings."""
     learning_rate: float = Field(default=1e-6, gt=0)
     warm_up_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to learning_rate."""
@@ -302,6 +319,8 @@ class Optimizer(Strict):
     def _decay_goes_on(self) -> Self:
         if self.decay is not None and not self.warm_up_steps <= self.decay[0] < self.decay[1]:
             raise ValueError("decay needs two steps, the first not before warm_up_steps ends")
+        if self.options and ":" not in self.kind:
+            raise ValueError("options are those of an optimizer of your own, module:function")
         return self
 
 

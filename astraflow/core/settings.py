@@ -55,11 +55,15 @@ class AdvantageSettings:
     Attributes:
         baseline: What a reward is compared with.
         scale_by_std: Divide by the group's standard deviation.
+        is_population_std: Whether that one divides by n; else by n - 1.
+        estimator: module:function in place of all three; None: none.
         overlong: None: length costs nothing.
     """
 
     baseline: Baseline = Baseline.GROUP
     scale_by_std: bool = False
+    is_population_std: bool = False
+    estimator: str | None = None
     overlong: OverlongSettings | None = None
 
 

@@ -122,6 +122,8 @@ def _advantages(advantages: config.Advantages) -> AdvantageSettings:
     return AdvantageSettings(
         baseline=Baseline(advantages.baseline),
         scale_by_std=advantages.scale_by_std,
+        is_population_std=advantages.std == "population",
+        estimator=advantages.estimator,
         overlong=None if overlong is None else OverlongSettings(**overlong.model_dump()),
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from astraflow.config.recipe import CriticConfig
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.likelihood import PassTokens
-from astraflow.trainers.optimizer import AdamW
+from astraflow.trainers.optimizer import WeightOptimizer
 from astraflow.trainers.passes import evened, passes_of
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
@@ -90,7 +90,7 @@ class CriticLearner:
         self._settings = settings
         self._max_tokens = max_tokens
         self._peers = peers
-        self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
+        self._optimizer = WeightOptimizer(model.module, settings.optimizer)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:

@@ -141,10 +141,10 @@ def make_engine(own: OwnEngine, settings: TrainerConfig, *, model_dir: Path) -> 
     """
     see_working_directory()
     what = f"the engine {own.name}"
-    factory = _guarded(lambda: load(own.name, what=what), f"{what}, when it was imported,")
+    factory = guarded(lambda: load(own.name, what=what), f"{what}, when it was imported,")
     offered = {"settings": settings, "model_dir": model_dir}
     arguments = {**_accepted(factory, offered), **own.options}
-    return _guarded(lambda: factory(**arguments), what)
+    return guarded(lambda: factory(**arguments), what)
 
 
 def prepare(engine: TrainEngine) -> None:
@@ -177,8 +177,12 @@ def _accepted(factory: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: thing for name, thing in offered.items() if name in known}
 
 
-def _guarded(call: Callable[[], Any], what: str) -> Any:
-    """Return what code of a user returns; say where it raised what it did."""
+def guarded(call: Callable[[], Any], what: str) -> Any:
+    """Return what code of a user returns; say where it raised what it did.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
     try:
         return call()
     except AstraflowError:

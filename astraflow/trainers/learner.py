@@ -23,9 +23,9 @@ from astraflow.trainers.losses import (
     loss_metrics,
     policy_loss,
     prepared,
-    surrogate_of,
+    try_own_code,
 )
-from astraflow.trainers.optimizer import AdamW, flat_state, read_state
+from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state
 from astraflow.trainers.passes import ModelPass, evened, minibatches_of, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.rows import TrainRows
@@ -124,16 +124,17 @@ class PolicyLearner:
             peers: The ranks that share every batch; all make the same calls.
 
         Raises:
-            AstraflowError: CODE_UNKNOWN when the loss names code that is not here.
+            AstraflowError: CODE_UNKNOWN when the loss or the optimizer names code that is not
+                here, INVALID_FIELD when that does not work.
         """
-        surrogate_of(settings.loss.surrogate)
+        try_own_code(settings.loss)
         self._before_change = before_change
         self._model = model
         self._settings = settings
         self._reference = reference
         self._critic = critic
         self._peers = peers
-        self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
+        self._optimizer = WeightOptimizer(model.module, settings.optimizer)
         self._step_count = 0
         self._attention_tokens = self._worth_of_trees()
 

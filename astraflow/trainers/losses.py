@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, sqrt
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from astraflow.config.recipe import Correction, Loss
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.trainers.engine import guarded
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import LossTokens
 from astraflow.trainers.tensors import to_tensor
@@ -31,6 +32,7 @@ __all__ = [
     "policy_loss",
     "prepared",
     "surrogate_of",
+    "try_own_code",
 ]
 
 # exp(20) is 5e8: a ratio that large is noise; beyond 88 single precision has none.
@@ -139,17 +141,20 @@ def _second_moment_range(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Terms:
-    """What surrogates are made of.
+    """What surrogates are made of: the k loss tokens of a pass, whole rows one after another.
 
     Attributes:
-        log_ratio: f[k], log r, of the policy to the old one.
-        logprobs: f[k], log p of the policy.
+        log_ratio: f[k], log r, of the policy to the old one; with `ratio: sequence` the mean of the
+            row. It has a gradient.
+        logprobs: f[k], log p of the policy, with a gradient.
         advantages: f[k], A.
+        inputs: The pass: old and sampler's log-probabilities f[k], rows i64[k], sums over rows.
     """
 
     log_ratio: Tensor
     logprobs: Tensor
     advantages: Tensor
+    inputs: LossInputs
 
 
 def clip(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
@@ -183,6 +188,35 @@ def sapo(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
     return -gate * terms.advantages
 
 
+def dppo_tv(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Masked -r A, f[k], the mask by p - q, binary total variation: DPPO (arXiv 2602.04879).
+
+    A token of A > 0 stops where p - q exceeds clip_high, one of A < 0 where q - p exceeds clip_low.
+    """
+    del settings
+    grown = terms.logprobs.exp() - (terms.logprobs - terms.log_ratio).exp()
+    return _trusted(terms, grown, limits)
+
+
+def dppo_kl(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Masked -r A, f[k], the mask by the KL of q from p at "this token or another": DPPO."""
+    del settings
+    edge = 1e-6
+    p = terms.logprobs.exp().clamp(edge, 1 - edge)
+    q = (terms.logprobs - terms.log_ratio).exp().clamp(edge, 1 - edge)
+    kl = q * (q.log() - p.log()) + (1 - q) * ((1 - q).log() - (1 - p).log())
+    return _trusted(terms, kl * (p - q).sign(), limits)
+
+
+def _trusted(terms: Terms, grown: Tensor, limits: ClipRange) -> Tensor:
+    """Return -r A, 0 where a token has `grown`, f[k], out of the range to the side of its A."""
+    grown = grown.detach()
+    is_high = (terms.advantages > 0) & (grown > limits.high - 1)
+    is_low = (terms.advantages < 0) & (-grown > 1 - limits.low)
+    costs = -terms.log_ratio.exp() * terms.advantages
+    return torch.where(is_high | is_low, 0.0, costs)
+
+
 def reinforce(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
     """Plain -A log p, f[k]: REINFORCE (Williams, 1992)."""
     del settings, limits
@@ -201,6 +235,8 @@ _BUILT_IN: Final[Mapping[str, Surrogate]] = {
     "clip": clip,
     "cispo": cispo,
     "sapo": sapo,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
     "reinforce": reinforce,
     "sft": sft,
 }
@@ -222,17 +258,56 @@ def surrogate_of(name: str) -> Surrogate:
     own: Surrogate = load(name, what=f"loss.surrogate {name}")
 
     def checked(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
-        costs: Any = own(terms, settings, limits)
-        if not isinstance(costs, Tensor) or costs.shape != terms.logprobs.shape:
-            what = tuple(costs.shape) if isinstance(costs, Tensor) else type(costs).__name__
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"loss.surrogate {name} returned {what}, not one cost for each of the "
-                f"{len(terms.logprobs)} tokens",
-            )
-        return costs
+        what = f"loss.surrogate {name}"
+        costs = guarded(lambda: own(terms, settings, limits), what)
+        return _one_per_token(costs, terms.logprobs, f"{what} returned", "cost")
 
     return checked
+
+
+def _one_per_token(found: Any, logprobs: Tensor, what: str, kind: str) -> Tensor:
+    """Return what code of a user made, which has to be f[k]."""
+    if isinstance(found, Tensor) and found.shape == logprobs.shape:
+        return found
+    had = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    raise AstraflowError(
+        Reason.INVALID_FIELD,
+        f"{what} {had}, not one {kind} for each of the {len(logprobs)} tokens",
+    )
+
+
+def try_own_code(settings: Loss) -> None:
+    """Compute a loss of five tokens in two rows, if any of it is code of the user's.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when it is not here; INVALID_FIELD when it raises, returns no
+            number per token, or has no gradient.
+    """
+    kl = settings.kl
+    if ":" not in settings.surrogate and (kl is None or ":" not in kl.estimator):
+        return
+    logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0], requires_grad=True)
+    apart = torch.tensor([0.1, 0.0, -0.3, 0.05, 0.4])
+    inputs = LossInputs(
+        logprobs=logprobs,
+        sampler_logprobs=logprobs.detach() - apart,
+        advantages=torch.tensor([1.0, 1.0, 1.0, -0.5, -0.5]),
+        weights=torch.ones(5),
+        rows=torch.tensor([0, 0, 0, 1, 1]),
+        row_count=2,
+        old_logprobs=logprobs.detach() + apart,
+        reference_logprobs=logprobs.detach() - 2 * apart,
+    )
+    limits = ClipRange(low=1 - settings.clip_low, high=1 + settings.clip_high)
+    loss = policy_loss(inputs, settings, limits, divisor=5.0)
+    if kl is not None:
+        divergence(inputs.sampler_logprobs, logprobs.detach() - 2 * apart, kl.estimator)
+    if not loss.requires_grad:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"loss.surrogate {settings.surrogate}: nothing of its costs has a gradient; make them "
+            "of terms.logprobs or terms.log_ratio, without .detach() or .item()",
+        )
 
 
 def correction_of(inputs: LossInputs, settings: Correction) -> Tensor:
@@ -257,12 +332,13 @@ def correction_of(inputs: LossInputs, settings: Correction) -> Tensor:
     return torch.where(is_kept, weights, 0.0)
 
 
-def divergence(
-    logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]
-) -> Tensor:
+def divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> Tensor:
     """Return f[k], estimates of KL(policy, reference) at tokens that the policy drew.
 
     With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
+
+    Raises:
+        AstraflowError: As `surrogate_of` and its result raise, for an estimator of the user's.
     """
     gap = log_ratio(logprobs, reference_logprobs)
     match estimator:
@@ -272,6 +348,11 @@ def divergence(
             return gap.square() / 2
         case "k3":
             return (-gap).exp() - 1 + gap
+        case _:
+            what = f"loss.kl.estimator {estimator}"
+            own: Any = load(estimator, what=what)
+            found = guarded(lambda: own(logprobs, reference_logprobs), what)
+            return _one_per_token(found, logprobs, f"{what} returned", "estimate")
 
 
 _NO_REFERENCE: Final = "a KL term needs the log-probabilities of its reference"
@@ -309,7 +390,7 @@ def _surrogate(inputs: LossInputs, settings: Loss, limits: ClipRange) -> Tensor:
     if settings.ratio == "sequence":
         # GSPO (arXiv 2507.18071).
         ratio, advantages = inputs.row_means(ratio), inputs.row_means(advantages)
-    terms = Terms(log_ratio=ratio, logprobs=inputs.logprobs, advantages=advantages)
+    terms = Terms(log_ratio=ratio, logprobs=inputs.logprobs, advantages=advantages, inputs=inputs)
     return surrogate_of(settings.surrogate)(terms, settings, limits)
 
 

@@ -1,4 +1,4 @@
-"""AdamW on fp32 master weights: rising rate, clipped gradients, no step on a NaN; and its files."""
+"""Steps on fp32 master weights: rising rate, clipped gradients, no step on a NaN; and files."""
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -11,32 +11,47 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.config.recipe import Optimizer
+from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers import tensors
 from astraflow.trainers.checkpoints import OPTIMIZER_FILE
+from astraflow.trainers.engine import guarded
 
 # Of the learning rate, after a decay; `config.recipe.Optimizer.decay` says so to the user.
 _LEAST_SHARE = 0.1
 
 
-class AdamW:
-    """Makes one step from the gradients that have added up.
+class WeightOptimizer:
+    """Makes steps from the gradients that have added up.
 
-    AdamW is arXiv 1711.05101, algorithm 2.
+    AdamW is arXiv 1711.05101, algorithm 2; Muon is torch.optim.Muon (Jordan et al., "Muon: an
+    optimizer for hidden layers in neural networks", 2024), its update scaled to the size of
+    AdamW's (arXiv 2502.16982, section 2.2).
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], settings: Optimizer) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
+    def __init__(self, module: nn.Module, settings: Optimizer) -> None:
+        """Begin with no state.
+
+        Args:
+            module: Whose parameters are changed, those that require a gradient.
+            settings: Of the recipe.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN when the settings name code that is not here, INVALID_FIELD
+                when that makes no optimizer of these parameters.
+        """
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._parameters = [*named.values()]
         self._settings = settings
-        # The fused kernel makes one pass over the weights instead of a dozen.
-        self._adam = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        if settings.kind == "adamw":
+            self._parts = [_adamw(self._parameters, settings)]
+        elif settings.kind == "muon":
+            self._parts = _muon(module, named, settings)
+        else:
+            self._parts = [_own(named, settings)]
+        # Groups of an optimizer of the user's may have rates of their own, in proportion.
+        groups = [group for part in self._parts for group in part.param_groups]
+        self._shares = [(group, group["lr"] / settings.learning_rate) for group in groups]
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
@@ -78,13 +93,15 @@ class AdamW:
 
     def apply(self, step: int) -> None:
         """Change the weights by the gradients, and forget these."""
-        for group in self._adam.param_groups:
-            group["lr"] = self.rate(step)
-        tensors.step(self._adam)
+        for group, share in self._shares:
+            group["lr"] = self.rate(step) * share
+        for part in self._parts:
+            tensors.step(part)
 
     def forget(self) -> None:
         """Let go of the gradients that have added up."""
-        self._adam.zero_grad(set_to_none=True)
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
 
     @contextmanager
     def gathering(self) -> Generator[None]:
@@ -96,13 +113,110 @@ class AdamW:
             raise
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the next step depends on beside weights and gradients."""
-        return self._adam.state_dict()
+        """Return what the next step depends on beside weights and gradients.
+
+        Fields of each parameter, by its index among those that are changed.
+        """
+        places = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        found = {
+            places[id(parameter)]: dict(fields)
+            for part in self._parts
+            for parameter, fields in part.state.items()
+        }
+        return {"state": {index: found[index] for index in sorted(found)}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; learning rate and decay stay those of the settings."""
-        own = self._adam.state_dict()["param_groups"]
-        self._adam.load_state_dict({"state": state["state"], "param_groups": own})
+        """Go on from a state; learning rate and decay stay those of the settings.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it is that of another kind of optimizer.
+        """
+        found: Mapping[int, Mapping[str, Any]] = state["state"]
+        places = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        for part in self._parts:
+            changed = [each for group in part.param_groups for each in group["params"]]
+            indices = [places[id(each)] for each in changed]
+            own = {at: found[index] for at, index in enumerate(indices) if index in found}
+            needed = _NEEDED.get(type(part))
+            if needed and any(needed not in fields for fields in own.values()):
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"the checkpoint is of another kind of optimizer than {self._settings.kind}; "
+                    "go on with that one, or start a run from these weights",
+                )
+            groups = part.state_dict()["param_groups"]
+            part.load_state_dict({"state": own, "param_groups": groups})
+
+
+_NEEDED: Final[Mapping[type[torch.optim.Optimizer], str]] = {
+    torch.optim.AdamW: "exp_avg",
+    torch.optim.Muon: "momentum_buffer",
+}
+
+
+def _adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        # One pass over the weights instead of a dozen.
+        fused=True,
+    )
+
+
+def _muon(
+    module: nn.Module, named: Mapping[str, nn.Parameter], settings: Optimizer
+) -> list[torch.optim.Optimizer]:
+    """Return Muon for hidden matrices, and AdamW for embeddings, the output layer and vectors."""
+    ends = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    head: Any = getattr(module, "get_output_embeddings", lambda: None)()
+    ends |= {id(each) for each in head.parameters()} if head is not None else set()
+    hidden = {name for name, p in named.items() if p.ndim == 2 and id(p) not in ends}
+    parts: list[torch.optim.Optimizer] = []
+    if hidden:
+        muon = torch.optim.Muon(
+            [named[name] for name in named if name in hidden],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        parts.append(muon)
+    rest = [named[name] for name in named if name not in hidden]
+    return [*parts, _adamw(rest, settings)] if rest else parts
+
+
+def _own(named: Mapping[str, nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer of a recipe's function, once it is one of these parameters."""
+    what = f"optimizer.kind {settings.kind}"
+    make = load(settings.kind, what=what)
+    made: Any = guarded(lambda: make(dict(named), settings), what)
+    known = {id(each) for each in named.values()}
+    if not isinstance(made, torch.optim.Optimizer):
+        problem = f"returned {type(made).__name__}, not a torch.optim.Optimizer"
+    elif any(id(p) not in known for group in made.param_groups for p in group["params"]):
+        problem = "returned an optimizer of other tensors than the parameters that it was given"
+    elif "lr" not in made.param_groups[0]:
+        problem = "returned an optimizer whose groups have no 'lr', which schedules set"
+    else:
+        return made
+    raise AstraflowError(Reason.INVALID_FIELD, f"{what} {problem}")
+
+
+def try_own_optimizer(settings: Optimizer) -> None:
+    """Make a step of a small layer, if the optimizer is of the user's own making.
+
+    Raises:
+        AstraflowError: As `WeightOptimizer` does; INVALID_FIELD when the step raises.
+    """
+    if ":" not in settings.kind:
+        return
+    layer = nn.Linear(4, 3)
+    optimizer = WeightOptimizer(layer, settings)
+    for each in layer.parameters():
+        each.grad = torch.ones_like(each)
+    guarded(lambda: optimizer.step(1), f"optimizer.kind {settings.kind}")
 
 
 OPTIMIZER_DIR: Final = "optimizer"

@@ -1,9 +1,13 @@
 """Advantages: how much better a row did than what it is compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
+from astraflow.core.code import load
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.samples import Row, rows_by_agent
 from astraflow.core.settings import AdvantageSettings, Baseline, OverlongSettings
 
@@ -20,15 +24,50 @@ def advantages_of(rewards: np.ndarray, settings: AdvantageSettings) -> np.ndarra
 
     Args:
         rewards: f64[n], one per row of the group.
-        settings: Deviations are those of the population, plus 1e-6.
+        settings: A deviation has 1e-6 added; that of a row alone is 1.
 
     Example:
         >>> rewards = np.array([1.0, 0.0, 0.0, 1.0])
         >>> advantages_of(rewards, AdvantageSettings()).tolist()
         [0.5, -0.5, -0.5, 0.5]
     """
+    if settings.estimator is not None:
+        return estimator_of(settings.estimator)(rewards)
     centred = rewards - _baseline(rewards, settings.baseline)
-    return centred / (rewards.std() + _EPSILON) if settings.scale_by_std else centred
+    if not settings.scale_by_std or len(rewards) == 1:
+        return centred
+    return centred / (rewards.std(ddof=0 if settings.is_population_std else 1) + _EPSILON)
+
+
+@cache
+def estimator_of(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Return an estimator of the user's: f64[n], the advantage of each of n rewards, f64[n].
+
+    Args:
+        name: `module:function`.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when there is no such function here; INVALID_FIELD, at every
+            call, when it does not return one finite number per reward.
+    """
+    own: Callable[[np.ndarray], Any] = load(name, what=f"advantages.estimator {name}")
+
+    def checked(rewards: np.ndarray) -> np.ndarray:
+        try:
+            found = np.asarray(own(rewards.copy()), np.float64)
+        except (TypeError, ValueError) as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"advantages.estimator {name} failed: {error}"
+            ) from error
+        if found.shape != rewards.shape or not np.isfinite(found).all():
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"advantages.estimator {name} returned {found.tolist()} for rewards of shape "
+                f"{rewards.shape}, not one finite advantage for each",
+            )
+        return found
+
+    return checked
 
 
 def overlong_penalty(token_count: int, settings: OverlongSettings) -> float:

@@ -245,7 +245,8 @@ class GroupCompletion:
             drops.append(Drop(samples=kept, reason=Reason.GROUP_INCOMPLETE))
             return Completed(kept=(), drops=tuple(drops))
         self.filtered_in_a_row = 0
-        stamp([row for sample in kept for row in sample.rows], self._advantages)
+        rows = [row for sample in kept for row in sample.rows]
+        self._faults.call("advantages", None, stamp, rows, self._advantages)
         return Completed(kept=kept, drops=tuple(drops))
 
     def metrics(self) -> Mapping[str, float]:

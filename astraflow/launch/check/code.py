@@ -8,11 +8,12 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, cast
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from astraflow.config.loader import problems_of
 from astraflow.config.recipe import Algorithm, TrainerConfig
-from astraflow.core.algorithms import finding
+from astraflow.core.algorithms import advantages, finding
 from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
@@ -103,6 +104,36 @@ def check_engines(subject: Subject) -> Iterator[Finding]:
     for name, policy in subject.recipe.policies.items():
         if policy.trainer.engine is not None:
             yield from _own_engine(f"policies.{name}.trainer.engine", policy.trainer)
+
+
+def check_training_code(subject: Subject) -> Iterator[Finding]:
+    """Call a loss, an estimator and an optimizer of the user's on a few numbers."""
+    for name, policy in subject.recipe.policies.items():
+        where, trainer = f"policies.{name}.trainer", policy.trainer
+        see_working_directory()
+        if trainer.advantages.estimator is not None:
+            own = trainer.advantages.estimator
+            rewards = np.array([0.0, 1.0, 0.5, 1.0])
+            made = yield from _made(
+                f"{where}.advantages.estimator", partial(advantages.estimator_of, own)
+            )
+            if made is not None:
+                yield from _raised(f"{where}.advantages.estimator", partial(made, rewards))
+        optimizers = {"optimizer": trainer.optimizer}
+        if trainer.critic is not None:
+            optimizers["critic.optimizer"] = trainer.critic.optimizer
+        kl = trainer.loss.kl
+        names = [trainer.loss.surrogate, "" if kl is None else kl.estimator]
+        names += [each.kind for each in optimizers.values()]
+        if not any(":" in each for each in names) or find_spec("torch") is None:
+            continue
+        # Loads torch, which the code of the user does, too.
+        from astraflow.trainers.losses import try_own_code  # noqa: PLC0415
+        from astraflow.trainers.optimizer import try_own_optimizer  # noqa: PLC0415
+
+        yield from _raised(f"{where}.loss", partial(try_own_code, trainer.loss))
+        for key, optimizer in optimizers.items():
+            yield from _raised(f"{where}.{key}", partial(try_own_optimizer, optimizer))
 
 
 def check_trackers(subject: Subject) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     rehearsal.check_rehearsals,
     code.check_algorithms,
     code.check_engines,
+    code.check_training_code,
     code.check_trackers,
     code.check_tracing,
     settings.check_groups,

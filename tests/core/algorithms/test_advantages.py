@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.core.algorithms.advantages import advantages_of, overlong_penalty, stamp
+from astraflow.core.errors import AstraflowError
 from astraflow.core.samples import Row
 from astraflow.core.settings import AdvantageSettings, Baseline, OverlongSettings
 
@@ -42,7 +43,49 @@ def test_without_a_baseline_rewards_are_advantages():
 
 
 def test_scaled_advantages_have_unit_deviation():
-    assert of([0.0, 0.0, 1.0, 1.0], scale=True).std() == pytest.approx(1, abs=1e-4)
+    """verl divides by torch.std, which is that of a sample; the other is a key."""
+    values = np.array([0.0, 0.0, 1.0, 0.5])
+    for ddof, is_population in ((1, False), (0, True)):
+        made = AdvantageSettings(scale_by_std=True, is_population_std=is_population)
+        assert advantages_of(values, made).std(ddof=ddof) == pytest.approx(1, abs=1e-4)
+    assert of([0.5], scale=True).tolist() == [0.0]
+    assert of([0.5], Baseline.NONE, scale=True).tolist() == [0.5]
+
+
+@pytest.fixture
+def _own_code(tmp_path, monkeypatch):
+    (tmp_path / "a_users_advantages.py").write_text(
+        "import numpy as np\n"
+        "def best_of(rewards):\n"
+        "    return np.where(rewards == rewards.max(), 1.0, 0.0)\n"
+        "def one_number(rewards):\n"
+        "    return rewards.mean()\n"
+        "def odd(rewards):\n"
+        "    return rewards / 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("_own_code")
+def test_an_estimator_of_the_users_takes_the_place_of_the_baseline():
+    made = AdvantageSettings(estimator="a_users_advantages:best_of", scale_by_std=True)
+    assert advantages_of(np.array([0.0, 2.0, 1.0]), made).tolist() == [0, 1, 0]
+
+
+@pytest.mark.usefixtures("_own_code")
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("one_number", r"not one finite advantage for each"),
+        ("odd", r"not one finite advantage for each"),
+        ("absent", "cannot be loaded"),
+    ],
+)
+def test_an_estimator_that_returns_something_else_is_named(name, why):
+    made = AdvantageSettings(estimator=f"a_users_advantages:{name}")
+    with pytest.raises(AstraflowError, match=why):
+        advantages_of(np.array([0.0, 2.0, 1.0]), made)
 
 
 def test_length_costs_nothing_then_more_and_more_then_all():

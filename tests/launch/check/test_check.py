@@ -261,6 +261,30 @@ WRONG = [
         ("width",),
     ),
     Wrong(
+        "loss that adds up itself",
+        (f"{TRAINER}.loss.surrogate=user_code:summed",),
+        f"{TRAINER}.loss",
+        ("returned ()", "one cost for each of the 5 tokens"),
+    ),
+    Wrong(
+        "loss that is none",
+        (f"{TRAINER}.loss.surrogate=user_code:sumed",),
+        f"{TRAINER}.loss",
+        ("did you mean summed",),
+    ),
+    Wrong(
+        "advantage of a group",
+        (f"{TRAINER}.advantages.estimator=user_code:mean_alone",),
+        f"{TRAINER}.advantages.estimator",
+        ("one finite advantage for each",),
+    ),
+    Wrong(
+        "optimizer that raises",
+        (f"{TRAINER}.optimizer.kind=user_code:unknown_rate",),
+        f"{TRAINER}.optimizer",
+        ("no attribute 'rate'",),
+    ),
+    Wrong(
         "tracker that is none", ("track=[tensorbord]",), "track.0", ("did you mean tensorboard",)
     ),
     Wrong(

@@ -21,6 +21,16 @@ def token_cost(settings, log_ratio, logprob, advantage, low, high):
     if settings.surrogate == "sapo":
         sharp = settings.sapo.positive if advantage > 0 else settings.sapo.negative
         return -4 / sharp / (1 + torch.exp(-sharp * (ratio - 1))) * advantage
+    if settings.surrogate in ("dppo_tv", "dppo_kl"):
+        p, q = (math.exp(each.item()) for each in (logprob, logprob - log_ratio))
+        size = abs(p - q)
+        if settings.surrogate == "dppo_kl":
+            p, q = (min(max(each, 1e-6), 1 - 1e-6) for each in (p, q))
+            size = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+        stops = (advantage > 0 and p > q and size > high - 1) or (
+            advantage < 0 and p < q and size > 1 - low
+        )
+        return 0 * logprob if stops else -ratio * advantage
     if settings.surrogate == "sft":
         return -logprob
     return -advantage * logprob
