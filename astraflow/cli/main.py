@@ -10,6 +10,7 @@ from astraflow.cli import (
     assets,
     conformance,
     evaluate,
+    gateway,
     machine,
     processes,
     run,
@@ -47,7 +48,7 @@ app.command("doctor")(machine.doctor)
 app.add_typer(processes.dataflow_app, name="dataflow")
 app.add_typer(processes.raas_app, name="raas")
 app.add_typer(processes.trainer_app, name="trainer")
-app.add_typer(processes.gateway_app, name="gateway")
+app.add_typer(gateway.gateway_app, name="gateway")
 app.add_typer(assets.models_app, name="models")
 app.add_typer(weights.app, name="weights")
 app.add_typer(machine.bench_app, name="bench")

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,11 @@ CertificateFile = Annotated[
     Path | None, typer.Option("--tls-certificate", help="PEM file of this process's certificate.")
 ]
 KeyFile = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its private key.")]
+
+
+def given(options: Mapping[str, object]) -> list[str]:
+    """Return overrides of a recipe's keys for the options that were given."""
+    return [f"{key}={value}" for key, value in options.items() if value is not None]
 
 
 def directories(values: list[str] | None, option: str = "--model") -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The commands that are processes of a run: the hub, rollout nodes, trainers, the HTTP gateway."""
+"""The commands that are processes of a run: the hub, rollout nodes, trainers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from astraflow.cli.options import (
-    AsJson,
     CaFile,
     CertificateFile,
     HubAddress,
@@ -17,7 +16,9 @@ from astraflow.cli.options import (
     RunFolder,
     RunPath,
     directories,
+    given,
 )
+from astraflow.core.errors import AstraflowError, Reason
 
 dataflow_app = typer.Typer(
     no_args_is_help=True, help="The hub: prompts, tasks, rollouts, batches, versions."
@@ -84,29 +85,31 @@ def serve_dataflow(
     token that is not set is made, and kept with the address in hub.json in the run's folder.
     SIGTERM or Ctrl-C once drains the run, twice cancels it.
     """
-    from astraflow.cli.roles import serve_hub  # noqa: PLC0415
+    import signal  # noqa: PLC0415
 
-    raise typer.Exit(
-        serve_hub(
-            recipe,
-            overrides=[
-                *(overrides or []),
-                *given("hub.listen", listen),
-                *given("hub.advertise", advertise),
-                *given("hub.journal.standby", standby or None),
-                *given("hub.tls.certificate", tls_certificate),
-                *given("hub.tls.key", tls_key),
-                *given("hub.tls.ca", tls_ca),
-            ],
-            run_dir=run_dir,
-            reopens=reopen,
-        )
-    )
+    from astraflow.cli.roles import traced  # noqa: PLC0415
+    from astraflow.config.loader import load_recipe  # noqa: PLC0415
+    from astraflow.dataflow.main import main_serve  # noqa: PLC0415
+    from astraflow.launch.processes import hold_lifeline  # noqa: PLC0415
+    from astraflow.telemetry.logging import configure_logging  # noqa: PLC0415
 
-
-def given(key: str, value: object) -> list[str]:
-    """Return an override of the recipe for an option that was given."""
-    return [] if value is None else [f"{key}={value}"]
+    configure_logging("hub")
+    own = {
+        "hub.listen": listen,
+        "hub.advertise": advertise,
+        "hub.journal.standby": standby or None,
+        "hub.tls.certificate": tls_certificate,
+        "hub.tls.key": tls_key,
+        "hub.tls.ca": tls_ca,
+    }
+    settings = load_recipe(recipe, [*(overrides or []), *given(own)])
+    # SIGTERM would end the run; with a journal, `astraflow run --resume` goes on with it.
+    is_kept = settings.hub.journal.kind != "none"
+    hold_lifeline(first=signal.SIGKILL if is_kept else signal.SIGTERM)
+    folder = run_dir or Path("runs") / settings.name
+    with traced("hub", settings.tracing, folder):
+        code = main_serve(settings, run_dir=folder, reopens=reopen)
+    raise typer.Exit(code)
 
 
 raas_app = typer.Typer(no_args_is_help=True, help="Rollout as a service: nodes that run workflows.")
@@ -141,12 +144,15 @@ def join(
     It pulls the newest weights, takes tasks, returns rollouts, and leaves when the run is over.
     SIGTERM lets it finish what it holds and leave; nothing is lost when it is killed.
     """
-    from astraflow.cli.roles import join_pool, tls_of  # noqa: PLC0415
+    from astraflow.cli.roles import begin, tls_of, traced, use_threads  # noqa: PLC0415
 
-    raise typer.Exit(
-        join_pool(
-            recipe,
-            overrides=overrides or [],
+    settings = begin(recipe, overrides)
+    use_threads(settings.raas.engine.thread_count)
+    from astraflow.raas.main import main_join  # noqa: PLC0415
+
+    with traced(name or "raas", settings.tracing, None):
+        code = main_join(
+            settings,
             hub=hub,
             token=token,
             name=name,
@@ -154,7 +160,7 @@ def join(
             models=directories(model),
             tls=tls_of(tls_certificate, tls_key, tls_ca),
         )
-    )
+    raise typer.Exit(code)
 
 
 @raas_app.command()
@@ -242,25 +248,50 @@ def run_trainer(
     tls_ca: CaFile = None,
 ) -> None:
     """Train one policy: takes batches, publishes every version, writes checkpoints."""
-    from astraflow.cli.roles import tls_of, train  # noqa: PLC0415
+    from astraflow.cli.roles import begin, make_warm_up, tls_of, traced, use_threads  # noqa: PLC0415
 
-    raise typer.Exit(
-        train(
-            recipe,
-            overrides=overrides or [],
-            policy=policy,
+    tls = tls_of(tls_certificate, tls_key, tls_ca)
+    settings = begin(recipe, overrides)
+    if policy not in settings.policies:
+        known = ", ".join(settings.policies)
+        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
+    if engine is not None:
+        own = given({f"policies.{policy}.trainer.engine": engine})
+        settings = begin(recipe, [*(overrides or []), *own])
+    use_threads(settings.policies[policy].trainer.thread_count)
+    from astraflow.trainers.joining import TrainerPlace  # noqa: PLC0415
+    from astraflow.trainers.main import is_rank, main_run, rank_mark  # noqa: PLC0415
+
+    folder = run_dir or Path("runs") / settings.name
+    model_dir = model or make_warm_up(recipe, overrides, policy=policy)
+    rank_count = settings.policies[policy].trainer.ranks
+    if rank_count > 1 and not is_rank():
+        import sys  # noqa: PLC0415
+
+        from astraflow.launch.processes import run_ranks  # noqa: PLC0415 - loads torch
+        from astraflow.telemetry.logging import configure_logging  # noqa: PLC0415
+
+        configure_logging(f"trainer-{policy}")
+        raise typer.Exit(run_ranks(sys.argv[1:], count=rank_count))
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.workflows.agents.template import read_identity  # noqa: PLC0415
+
+    with traced(f"trainer-{policy}{rank_mark()}", settings.tracing, folder):
+        place = TrainerPlace(
             hub=hub,
             token=token,
-            engine=engine,
-            model=model,
-            run_dir=run_dir,
+            run_dir=RunDir(folder),
+            identity=read_identity(model_dir),
+            is_resuming=resume,
+            checkpoint_id=checkpoint,
             listen=listen,
             advertise=advertise,
-            resume=resume,
-            checkpoint_id=checkpoint,
-            tls=tls_of(tls_certificate, tls_key, tls_ca),
+            tls=tls,
+            metrics=settings.metrics.listen,
+            patience_s=settings.hub.patience_s,
         )
-    )
+        code = main_run(settings, policy_id=policy, model_dir=model_dir, place=place)
+    raise typer.Exit(code)
 
 
 @trainer_app.command("warm-up")
@@ -279,7 +310,7 @@ def warm_up(
     """
     from astraflow.cli.roles import make_warm_up  # noqa: PLC0415
 
-    path = make_warm_up(recipe, overrides=overrides or [], policy=policy)
+    path = make_warm_up(recipe, overrides, policy=policy)
     if write_path is not None:
         import json  # noqa: PLC0415
 
@@ -302,124 +333,3 @@ def merge(
 
     write_merged(base or base_of(adapters), adapters, target)
     typer.echo(target)
-
-
-gateway_app = typer.Typer(no_args_is_help=True, help="HTTP for peers that exist already.")
-
-Host = Annotated[str | None, typer.Option(help="To listen on; unset: the recipe's http.host.")]
-
-Port = Annotated[int | None, typer.Option(help="To listen on; unset: the recipe's http.port.")]
-
-FirstModels = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model", metavar="POLICY=DIR", help="First weights of a policy; unset: the recipe's."
-    ),
-]
-
-LegacyPickle = Annotated[
-    bool, typer.Option("--legacy-pickle", help="Read pickled requests; nothing in them runs.")
-]
-
-HttpToken = Annotated[
-    str,
-    typer.Option(
-        help="That callers show as Authorization: Bearer; unset: they show none.",
-        envvar="ASTRAFLOW_HTTP_TOKEN",
-        show_default=False,
-    ),
-]
-
-
-@gateway_app.command("serve")
-def serve_http(
-    recipe: RecipePath,
-    hub: HubAddress,
-    token: JoinToken,
-    *,
-    overrides: Overrides = None,
-    operator_token: Annotated[
-        str | None,
-        typer.Option(
-            help="Operator token of the run; unset: no /status, /raas_pool, /shutdown, run_eval.",
-            envvar="ASTRAFLOW_OPERATOR_TOKEN",
-        ),
-    ] = None,
-    http_token: HttpToken = "",
-    host: Host = None,
-    port: Port = None,
-    model: FirstModels = None,
-    legacy_pickle: LegacyPickle = False,
-    as_json: AsJson = False,
-    tls_certificate: CertificateFile = None,
-    tls_key: KeyFile = None,
-    tls_ca: CaFile = None,
-) -> None:
-    """Serve AstraFlow's published HTTP endpoints on a run, for trainers and RaaS that exist.
-
-    http://HOST:PORT/docs explains every endpoint. The gateway ends with the run, or at SIGTERM.
-    """
-    from astraflow.cli.roles import serve_gateway, tls_of  # noqa: PLC0415
-
-    raise typer.Exit(
-        serve_gateway(
-            recipe,
-            overrides=[*(overrides or []), *_http(host, port, legacy_pickle=legacy_pickle)],
-            hub=hub,
-            token=token,
-            operator_token=operator_token,
-            http_token=http_token,
-            models=directories(model),
-            tls=tls_of(tls_certificate, tls_key, tls_ca),
-            as_json=as_json,
-        )
-    )
-
-
-@gateway_app.command("raas")
-def serve_raas(
-    recipe: RecipePath,
-    *,
-    overrides: Overrides = None,
-    dataflow: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Dataflow to register at, again where it forgot; unset: at none."
-        ),
-    ] = None,
-    uid: Annotated[
-        str | None, typer.Option(help="Its name at the Dataflow; unset: raas- and a number.")
-    ] = None,
-    http_token: HttpToken = "",
-    host: Host = None,
-    port: Port = None,
-    model: FirstModels = None,
-    legacy_pickle: LegacyPickle = False,
-    as_json: AsJson = False,
-) -> None:
-    """Serve an existing Dataflow with this machine's engines, as one RaaS of it.
-
-    Run it on every machine with engines. There is no run of ours: prompts, versions and evaluations
-    are the Dataflow's, workflows, sampling and engines the recipe's.
-    """
-    from astraflow.cli.roles import serve_raas as serve  # noqa: PLC0415
-
-    raise typer.Exit(
-        serve(
-            recipe,
-            overrides=[*(overrides or []), *_http(host, port, legacy_pickle=legacy_pickle)],
-            dataflow=dataflow,
-            uid=uid,
-            models=directories(model),
-            http_token=http_token,
-            as_json=as_json,
-        )
-    )
-
-
-def _http(host: str | None, port: int | None, *, legacy_pickle: bool) -> list[str]:
-    return [
-        *given("http.host", host),
-        *given("http.port", port),
-        *(["http.legacy_pickle=true"] if legacy_pickle else []),
-    ]
