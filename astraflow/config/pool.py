@@ -129,8 +129,9 @@ class EngineSettings(Strict):
     """Tokens of prompt and completion; unset: the model's own limit."""
     device: str = "auto"
     """auto, cpu or cuda[:N]. Servers with auto are spread over the GPUs that the node sees."""
-    dtype: Literal["f32", "bf16"] = "f32"
-    """Of the computation."""
+    dtype: Literal["auto", "f32", "bf16"] = "auto"
+    """Of the computation. auto: that of the model, as its config.json names it; half precision of
+    any kind is bf16, and the embedded engine computes in f32 on a CPU."""
     thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch."""
     kv: Literal["keep", "recompute"] = "keep"

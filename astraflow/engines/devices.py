@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
@@ -24,6 +24,22 @@ def is_on_cpu(settings: EngineSettings) -> bool:
 def has_gpus() -> bool:
     """Return whether a GPU's driver is here."""
     return any(device.exists() for device in _GPUS)
+
+
+def computed_dtype(settings: EngineSettings, named: str | None) -> Literal["f32", "bf16"]:
+    """Return what an engine computes in.
+
+    Args:
+        settings: Of the recipe.
+        named: The type of the model in its config, as torch names it; None: of f32, as
+            transformers has it.
+
+    Example:
+        Of a model in float16 it is bf16, unless the recipe says f32.
+    """
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "f32" if named in (None, "float32", "float64") else "bf16"
 
 
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")

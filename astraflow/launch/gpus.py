@@ -24,7 +24,7 @@ _USABLE: Final = 0.9
 # f32 master weights, their gradient, and two moments of AdamW.
 _TRAINER_NBYTES: Final = 16
 
-_SERVED_NBYTES: Final = {"bf16": 2, "f32": 4}
+_SERVED_NBYTES: Final = {"auto": 2, "bf16": 2, "f32": 4}
 
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 

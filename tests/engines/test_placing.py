@@ -1,5 +1,6 @@
 """Where the servers of a node compute, and what is refused before one is started."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import Machine, place_engines, visible_gpus
+from astraflow.engines.served.dialect import ServerSetup
 
 FOUR = Machine(gpus=("4", "5", "6", "7"), has_gpus=True)
 
@@ -72,6 +74,25 @@ def test_embedded_engines_and_one_attached_server_need_no_place():
     assert place_engines(embedded, [Path()] * 2, FOUR) == [embedded, embedded]
     attached = engine(url="http://127.0.0.1:8000")
     assert place_engines(attached, [Path()], FOUR) == [attached]
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "computed"),
+    [
+        ({"dtype": "bfloat16"}, "auto", "bf16"),
+        ({"torch_dtype": "float16"}, "auto", "bf16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "auto", "bf16"),
+        ({"dtype": "float32"}, "auto", "f32"),
+        ({}, "auto", "f32"),
+        ({"dtype": "bfloat16"}, "f32", "f32"),
+    ],
+)
+def test_a_server_computes_in_the_type_of_its_model(tmp_path: Path, config, dtype, computed):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    setup = ServerSetup(
+        model_dir=tmp_path, port=1, folder=tmp_path, settings=engine(dtype=dtype), max_context=8
+    )
+    assert setup.dtype == computed
 
 
 def test_this_machine_knows_its_memory():

@@ -10,6 +10,7 @@ import torch
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
+from astraflow.engines.devices import computed_dtype
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
@@ -394,6 +395,15 @@ def max_context_of(asked: int | None, architecture: Architecture) -> int:
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
+def _dtype_of(
+    settings: EngineSettings, architecture: Architecture, device: torch.device
+) -> torch.dtype:
+    """Return what is computed in; most CPUs compute in f32 faster than in bf16."""
+    if settings.dtype == "auto" and device.type == "cpu":
+        return torch.float32
+    return _DTYPES[computed_dtype(settings, architecture.dtype)]
+
+
 def build_decoder_settings(
     settings: EngineSettings,
     architecture: Architecture,
@@ -417,7 +427,7 @@ def build_decoder_settings(
         architecture=architecture,
         max_batch=settings.max_batch,
         max_context=max_context_of(settings.max_context, architecture),
-        dtype=_DTYPES[settings.dtype],
+        dtype=_dtype_of(settings, architecture, device),
         device=device,
         sampler=Sampler(
             vocab_size=architecture.vocab_size,

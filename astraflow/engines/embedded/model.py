@@ -53,6 +53,7 @@ class Architecture:
         layer_kinds: Names of the masks that its forward pass picks from; empty: one mask.
         row_step: What the number of computed rows is a multiple of.
         is_static: Whether its forward pass is known to do the same for all data.
+        dtype: Of its weights, as torch names it; None: its config does not say.
     """
 
     vocab_size: int
@@ -62,6 +63,7 @@ class Architecture:
     layer_kinds: frozenset[str]
     row_step: int
     is_static: bool
+    dtype: str | None = None
 
 
 def load_config(model_dir: Path) -> PretrainedConfig:
@@ -107,6 +109,7 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
         layer_kinds=kinds,
         row_step=row_step(_widths(fields)),
         is_static=_is_static(fields),
+        dtype=None if fields.dtype is None else str(fields.dtype).removeprefix("torch."),
     )
 
 

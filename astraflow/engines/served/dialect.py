@@ -1,9 +1,10 @@
 """Dialects: what differs between makes of inference servers."""
 
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
+from astraflow.engines.devices import computed_dtype
 from astraflow.engines.protocol import Likeliest
 
 # A dead server refuses at once; one that is busy takes its time.
@@ -55,6 +57,13 @@ class ServerSetup:
     settings: EngineSettings
     max_context: int
     adapters: AdapterLimits | None = None
+
+    @property
+    def dtype(self) -> Literal["f32", "bf16"]:
+        """What it computes in."""
+        config = json.loads((self.model_dir / "config.json").read_text())
+        fields = {**config, **config.get("text_config", {})}
+        return computed_dtype(self.settings, fields.get("dtype") or fields.get("torch_dtype"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

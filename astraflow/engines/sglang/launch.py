@@ -66,7 +66,7 @@ def launch(python: Path, place: ServerSetup) -> ServerCommand:
         *(str(python), "-m", "sglang.launch_server"),
         *("--model-path", str(place.model_dir), "--json-model-override-args", _NO_END),
         *("--host", "127.0.0.1", "--port", str(place.port)),
-        *("--dtype", _DTYPES[settings.dtype], "--context-length", str(place.max_context)),
+        *("--dtype", _DTYPES[place.dtype], "--context-length", str(place.max_context)),
         *("--max-running-requests", str(settings.max_batch), "--skip-tokenizer-init"),
         *("--tensor-parallel-size", str(settings.tensor_parallel)),
         *("--custom-weight-loader", LOADER, "--sleep-on-idle", "--disable-overlap-schedule"),
@@ -102,7 +102,7 @@ def _cache_token_count(place: ServerSetup) -> int:
     kept = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width
     nbytes = place.settings.cache_gib * 2**30
     wanted = 2 * place.settings.max_batch * place.max_context
-    return min(wanted, int(nbytes / (kept * _ITEMSIZES[place.settings.dtype])))
+    return min(wanted, int(nbytes / (kept * _ITEMSIZES[place.dtype])))
 
 
 def _environment(place: ServerSetup) -> Mapping[str, str]:

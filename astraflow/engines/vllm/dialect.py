@@ -325,7 +325,7 @@ def _options(place: ServerSetup) -> tuple[str, ...]:
         "served-model-name": _MODEL,
         "host": "127.0.0.1",
         "port": place.port,
-        "dtype": _DTYPES[settings.dtype],
+        "dtype": _DTYPES[place.dtype],
         "max-model-len": place.max_context,
         "max-num-seqs": settings.max_batch,
         # 20 of the likeliest tokens, as agents may ask for, and the one that was sampled.

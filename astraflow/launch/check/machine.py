@@ -32,7 +32,7 @@ from astraflow.rpc.address import is_loopback
 _GIB = 1 << 30
 # Of a checkpoint: what is published, and master weights with two moments.
 _CHECKPOINT_NBYTES = {"bf16": 2 + 12, "f32": 4 + 12}
-_SERVED_NBYTES = {"bf16": 2, "f32": 4}
+_SERVED_NBYTES = {"auto": 4, "bf16": 2, "f32": 4}
 
 
 def check_servers(subject: Subject) -> Iterator[Finding]:
