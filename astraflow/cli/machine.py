@@ -1,5 +1,6 @@
 """`astraflow doctor` and `astraflow bench`: what this machine and a link are good for."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,6 @@ def doctor(*, as_json: AsJson = False) -> None:
 
     checks = list(examine())
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps([check.to_json() for check in checks], indent=2))
     else:
         from rich.console import Console  # noqa: PLC0415

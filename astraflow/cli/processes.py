@@ -1,5 +1,8 @@
 """The commands that are processes of a run: the hub, rollout nodes, trainers."""
 
+import json
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +21,7 @@ from astraflow.cli.options import (
     directories,
     given,
 )
+from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 
 dataflow_app = typer.Typer(
@@ -39,7 +43,6 @@ def compact_journal(
     """
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.dataflow.compaction import compact  # noqa: PLC0415
 
     end = asyncio.run(compact(RunDir(run_dir)))
@@ -85,8 +88,6 @@ def serve_dataflow(
     token that is not set is made, and kept with the address in hub.json in the run's folder.
     SIGTERM or Ctrl-C once drains the run, twice cancels it.
     """
-    import signal  # noqa: PLC0415
-
     from astraflow.cli.roles import traced  # noqa: PLC0415
     from astraflow.config.loader import load_recipe  # noqa: PLC0415
     from astraflow.dataflow.main import main_serve  # noqa: PLC0415
@@ -177,7 +178,6 @@ def drain(
     """Let a node finish what it holds, hand back the rest and leave; nothing is lost."""
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.operations import drain_member  # noqa: PLC0415
 
     typer.echo(asyncio.run(drain_member(RunDir(run), name, grace_s=grace_s)))
@@ -266,14 +266,11 @@ def run_trainer(
     model_dir = model or make_warm_up(recipe, overrides, policy=policy)
     rank_count = settings.policies[policy].trainer.ranks
     if rank_count > 1 and not is_rank():
-        import sys  # noqa: PLC0415
-
         from astraflow.launch.processes import run_ranks  # noqa: PLC0415 - loads torch
         from astraflow.telemetry.logging import configure_logging  # noqa: PLC0415
 
         configure_logging(f"trainer-{policy}")
         raise typer.Exit(run_ranks(sys.argv[1:], count=rank_count))
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.workflows.agents.template import read_identity  # noqa: PLC0415
 
     with traced(f"trainer-{policy}{rank_mark()}", settings.tracing, folder):
@@ -312,8 +309,6 @@ def warm_up(
 
     path = make_warm_up(recipe, overrides, policy=policy)
     if write_path is not None:
-        import json  # noqa: PLC0415
-
         write_path.write_text(json.dumps({"path": str(path)}))
     typer.echo(path)
 

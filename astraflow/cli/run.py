@@ -1,11 +1,16 @@
 """`astraflow run`, and the commands that look at a run, check one, or steer it."""
 
+import json
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from astraflow.cli.options import AsJson, Overrides, RecipePath, RunPath
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
 
 if TYPE_CHECKING:
     from astraflow.config.recipe import Recipe
@@ -120,10 +125,7 @@ def _checked(
 
 def _show_dry(recipe: "Recipe", *, as_json: bool) -> None:
     """Print a recipe with every default, and the plan of its GPUs; comments, so YAML stays YAML."""
-    from contextlib import suppress  # noqa: PLC0415
-
     from astraflow.config.loader import dump_recipe  # noqa: PLC0415
-    from astraflow.core.errors import AstraflowError  # noqa: PLC0415
     from astraflow.engines.devices import Machine  # noqa: PLC0415
     from astraflow.launch.gpus import plan_recipe  # noqa: PLC0415
 
@@ -132,8 +134,6 @@ def _show_dry(recipe: "Recipe", *, as_json: bool) -> None:
     with suppress(AstraflowError):
         plan = plan_recipe(recipe, Machine.here())
     if as_json:
-        import json  # noqa: PLC0415
-
         gpus = None if plan is None else plan.to_json()
         typer.echo(json.dumps({"recipe": recipe.model_dump(mode="json"), "gpus": gpus}, indent=2))
         return
@@ -154,8 +154,6 @@ def _must_stand_alone(**others: object) -> None:
 def _end(summary: "RunSummary", *, as_json: bool) -> None:
     """Print the summary for machines, and exit as the run did."""
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps(summary.to_json()))
     if summary.failure:
         typer.secho(f"error: the run failed: {summary.failure}", err=True, fg=typer.colors.RED)
@@ -193,8 +191,6 @@ def check(
 
     report = check_recipe(recipe, overrides or [], runs=runs, is_elsewhere=elsewhere)
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         from rich.console import Console  # noqa: PLC0415
@@ -218,7 +214,6 @@ def status(
     """
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.status import show_status  # noqa: PLC0415
 
     asyncio.run(show_status(RunDir(run), watch=watch, as_json=as_json))
@@ -231,7 +226,6 @@ def explain(run: RunPath, *, as_json: AsJson = False) -> None:
     """
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.status import show_waits  # noqa: PLC0415
 
     typer.echo(asyncio.run(show_waits(RunDir(run), as_json=as_json)))
@@ -252,7 +246,6 @@ def ledger(
     """
     from rich.console import Console  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.ledger import requeue as issue_again  # noqa: PLC0415
     from astraflow.launch.ledger import show_ledger  # noqa: PLC0415
 
@@ -274,7 +267,6 @@ def rollouts(
     """Look at the newest sampled rollouts of a run: prompt, text, reward and its parts."""
     from rich.console import Console  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts  # noqa: PLC0415
 
     wanted = Wanted(policy=policy, min_reward=min_reward, max_reward=max_reward)
@@ -300,7 +292,6 @@ def track(
     What was shown before in this run's folder is not shown again. A recipe's `track` does the
     same while it runs.
     """
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.tracking.follower import track_run  # noqa: PLC0415
 
     for name, count in track_run(RunDir(run), to, is_live=follow):
@@ -327,7 +318,6 @@ def save(
     """
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.operations import save_run  # noqa: PLC0415
 
     asyncio.run(
@@ -361,9 +351,7 @@ def token(
     revoked, or the run gets another operator token. Its id goes to the standard error.
     """
     import asyncio  # noqa: PLC0415
-    import time  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.operations import revoke_token  # noqa: PLC0415
     from astraflow.rpc.access import HubTokens, token_id_of  # noqa: PLC0415
 
@@ -400,7 +388,6 @@ def autoscale(
     """
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch import autoscale as launch  # noqa: PLC0415
 
     if advise:

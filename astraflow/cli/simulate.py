@@ -1,5 +1,6 @@
 """`astraflow simulate`: a pool of any size, without GPUs."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +52,6 @@ def simulate(
     report = run(settings)
     best = run(oracle_of(settings)) if oracle else None
     if as_json:
-        import json  # noqa: PLC0415
-
         fields = report.to_json()
         if best is not None:
             fields["oracle"] = best.to_json()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from astraflow.cli.options import AsJson, RunPath
+from astraflow.config.run_dir import RunDir
 
 PolicyName = Annotated[
     str | None, typer.Option("--policy", help="Which; can be left out when the run has one.")
@@ -22,7 +23,6 @@ def list_versions(run: RunPath, *, policy: PolicyName = None, as_json: AsJson = 
     """List the versions that can be pulled from a run that goes on."""
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.weights import show_versions  # noqa: PLC0415
 
     asyncio.run(show_versions(RunDir(run), policy=policy, as_json=as_json))
@@ -39,7 +39,6 @@ def inspect(
     """Show one version: its digests, the patches that lead to it, and who has it."""
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.weights import show_version  # noqa: PLC0415
 
     asyncio.run(show_version(RunDir(run), policy=policy, version=version, as_json=as_json))
@@ -57,7 +56,6 @@ def pull(
     """Pull a version from its sources, verify it and write it down."""
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.weights import pull_version  # noqa: PLC0415
     from astraflow.telemetry.logging import configure_logging  # noqa: PLC0415
 
@@ -93,7 +91,6 @@ def verify(
     """
     import asyncio  # noqa: PLC0415
 
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.weights import verify_stored, verify_weights  # noqa: PLC0415
 
     if "://" in path:
