@@ -2,13 +2,14 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -58,8 +59,11 @@ class RunSummary:
         state: done, failed, or stopped by the user.
         wall_s: From the launcher's start to its end, warm-up included.
         train_s: From the first task to the last version.
-        accuracy_before: Of the first suite on the first versions.
-        accuracy_after: Of the same suite on the last versions.
+        suite: First suite that was measured; empty: none was.
+        accuracy_before: Of it on the first versions that were measured.
+        accuracy_after: On the last ones; None: no later ones were measured.
+        held_out_before: Mean reward there.
+        held_out_after: As `accuracy_after`.
         tokens_per_s: Sampled tokens trained on, per second of train_s.
         policies: By id.
         evals: Every finished evaluation.
@@ -72,8 +76,11 @@ class RunSummary:
     state: str
     wall_s: float
     train_s: float
+    suite: str
     accuracy_before: float | None
     accuracy_after: float | None
+    held_out_before: float | None
+    held_out_after: float | None
     tokens_per_s: float
     policies: Mapping[str, PolicySummary]
     evals: Sequence[Row] = field(default_factory=list[Row])
@@ -114,7 +121,9 @@ def summarise(
         if row.get("state", "live") == "live":
             live[row["policy"]].append(row)
     evals = read_json_lines(run_dir.evals)
-    before, after = _accuracies(evals)
+    measured = _measured(evals)
+    first = measured[0]["overall"] if measured else {}
+    last = measured[-1]["overall"] if len(measured) > 1 else {}
     status: dict[str, Any] = {}
     if run_dir.status.exists():
         status = json.loads(run_dir.status.read_text())
@@ -126,8 +135,11 @@ def summarise(
         state=state,
         wall_s=round(wall_s, 3),
         train_s=round(train_s, 3),
-        accuracy_before=before,
-        accuracy_after=after,
+        suite=measured[0]["suite"] if measured else "",
+        accuracy_before=first.get("avg_at_k"),
+        accuracy_after=last.get("avg_at_k"),
+        held_out_before=first.get("mean_reward"),
+        held_out_after=last.get("mean_reward"),
         tokens_per_s=round(tokens / train_s, 1) if train_s else 0.0,
         policies={p: _policy(steps[p], live[p]) for p in sorted(steps.keys() | live.keys())},
         evals=evals,
@@ -171,27 +183,21 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _accuracies(evals: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Return avg@k of the first suite on its oldest and on its newest versions."""
+def _measured(evals: Sequence[Row]) -> list[Row]:
+    """Return what the first suite came to, by versions: the last measurement of each."""
     done = [row for row in evals if row["state"] == "succeeded"]
-    if not done:
-        return None, None
-    suite = [row for row in done if row["suite"] == done[0]["suite"]]
-    suite.sort(key=lambda row: sorted(row["versions"].items()))
-    return suite[0]["overall"]["avg_at_k"], suite[-1]["overall"]["avg_at_k"]
+    by_versions = {
+        tuple(sorted(row["versions"].items())): row
+        for row in done
+        if row["suite"] == done[0]["suite"]
+    }
+    return [by_versions[versions] for versions in sorted(by_versions)]
 
 
 def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None:
-    """Print what came of a run: accuracy, policies, where each process waited, what lies where."""
+    """Print what came of a run: rewards, policies, where each process waited, what lies where."""
     console.print()
-    if summary.accuracy_before is not None and summary.accuracy_after is not None:
-        rise = summary.accuracy_after - summary.accuracy_before
-        console.print(
-            f"[bold]{summary.name}[/]: held-out accuracy [bold]{summary.accuracy_before:.3f}[/] → "
-            f"[bold green]{summary.accuracy_after:.3f}[/] ({rise:+.3f}), "
-            f"{summary.wall_s:.0f} s in all, {summary.train_s:.0f} s of training, "
-            f"{summary.tokens_per_s:,.0f} tokens/s"
-        )
+    console.print(f"[bold]{summary.name}[/]: {', '.join(_headline(summary))}")
     console.print(_policies(summary))
     if summary.failures.get("causes"):
         console.print(_failures(summary))
@@ -199,6 +205,32 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
     if members.row_count:
         console.print(members)
     console.print(f"Everything is in [bold]{run_dir.root}[/]: {', '.join(_files(run_dir))}")
+
+
+def _headline(summary: RunSummary) -> Iterator[str]:
+    """Say what was measured, and nothing else."""
+    accuracy = summary.accuracy_before, summary.accuracy_after
+    reward = summary.held_out_before, summary.held_out_after
+    # Where no rollout was ever right, what counts as right says nothing of this reward.
+    has_accuracy = any(accuracy)
+    if has_accuracy:
+        yield f"{escape(summary.suite).replace('_', '-')} accuracy {_change(*accuracy)}"
+    if reward[0] is not None and (not has_accuracy or reward != accuracy):
+        yield f"{escape(summary.suite).replace('_', '-')} reward {_change(*reward)}"
+    for name, policy in summary.policies.items():
+        if policy.reward_first is not None:
+            of_whom = f" of {escape(name)}" if len(summary.policies) > 1 else ""
+            yield f"reward{of_whom} {_change(policy.reward_first, policy.reward_last)} in training"
+    yield f"{summary.wall_s:.0f} s in all"
+    yield f"{summary.train_s:.0f} s of training"
+    yield f"{summary.tokens_per_s:,.0f} tokens/s"
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if after is None:
+        return f"[bold]{before or 0:.3f}[/] at the start, not measured later"
+    rise = after - (before or 0)
+    return f"[bold]{before or 0:.3f}[/] → [bold green]{after:.3f}[/] ({rise:+.3f})"
 
 
 def _policies(summary: RunSummary) -> Table:
@@ -215,7 +247,9 @@ _POLICY_ROWS: Mapping[str, Callable[[PolicySummary], str]] = {
     "steps": lambda policy: f"{policy.steps:,}",
     "rollouts trained on": lambda policy: f"{policy.rollouts:,}",
     "reward, first and last steps": lambda policy: (
-        f"{policy.reward_first or 0:.2f} → {policy.reward_last or 0:.2f}"
+        "-"
+        if policy.reward_first is None
+        else f"{policy.reward_first:.3g} → {policy.reward_last or 0:.3g}"
     ),
     "staleness": lambda policy: f"≤ {policy.staleness_max:.0f}",
     "versions": lambda policy: f"{policy.versions:,}",
@@ -282,13 +316,15 @@ def draw_reward(run_dir: RunDir) -> Path | None:
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     for policy in sorted({row["policy"] for row in rows}):
         _draw_policy(axes, policy, [row for row in rows if row["policy"] == policy])
-    marks = _eval_points(run_dir)
+    label, marks = _eval_points(run_dir)
     if marks:
         axes.scatter(*zip(*marks, strict=True), marker="D", s=36, color="black", zorder=3)
-        axes.scatter([], [], marker="D", s=36, color="black", label="held-out accuracy")
-    axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(0, 1.02))
+        axes.scatter([], [], marker="D", s=36, color="black", label=label)
+    axes.set(xlabel="optimizer step", ylabel="mean reward")
+    if all(0 <= row["reward/mean"] <= 1 for row in rows):
+        axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="best", frameon=False)
     figure.tight_layout()
     figure.savefig(run_dir.plot)
     plt.close(figure)
@@ -306,10 +342,10 @@ def _draw_policy(axes: Any, policy: str, rows: list[dict[str, Any]]) -> None:
     axes.plot(steps, rewards, color=line.get_color(), alpha=0.25, linewidth=0.8)
 
 
-def _eval_points(run_dir: RunDir) -> list[tuple[int, float]]:
-    """Where the held-out accuracies lie: at the version of the suite's first policy."""
-    return [
-        (min(row["versions"].values()), row["overall"]["avg_at_k"])
-        for row in read_json_lines(run_dir.evals)
-        if row["state"] == "succeeded"
-    ]
+def _eval_points(run_dir: RunDir) -> tuple[str, list[tuple[int, float]]]:
+    """Return what was measured on held-out data, at the version of the suite's first policy."""
+    rows = [row for row in read_json_lines(run_dir.evals) if row["state"] == "succeeded"]
+    has_accuracy = any(row["overall"]["avg_at_k"] for row in rows)
+    key = "avg_at_k" if has_accuracy else "mean_reward"
+    points = [(min(row["versions"].values()), row["overall"][key]) for row in rows]
+    return f"held-out {'accuracy' if has_accuracy else 'reward'}", points

@@ -5,7 +5,7 @@ import json
 from rich.console import Console
 
 from astraflow.config.run_dir import RunDir
-from astraflow.launch.summary import show_summary, summarise
+from astraflow.launch.summary import draw_reward, show_summary, summarise
 
 CAUSE = {"cause": "KeyError at a.py:7", "count": 312, "reason": "SCORER_FAILED", "message": "[odd]"}
 FAILURES = {"finished_count": 1000, "failed_count": 312, "failed_share": 0.312, "causes": [CAUSE]}
@@ -17,7 +17,7 @@ def _write(path, rows):
 
 def _eval(version, accuracy, **more):
     row = {"suite": "held_out", "state": "succeeded", "versions": {"solver": version}}
-    return row | {"overall": {"avg_at_k": accuracy}} | more
+    return row | {"overall": {"avg_at_k": accuracy, "mean_reward": accuracy}} | more
 
 
 def _live(version, base, nbytes, **more):
@@ -60,6 +60,37 @@ def test_the_table_at_the_end_says_what_failed(tmp_path):
         show_summary(console, summary, run_dir)
     for words in ("312 of 1,000 (31.2%)", "312 times", "KeyError at a.py:7", "[odd]"):
         assert words in shown.get()
+
+
+def headline(run_dir):
+    summary = summarise(run_dir, name="sort", seed=1, state="done", wall_s=1.0)
+    console = Console(width=300)
+    with console.capture() as shown:
+        show_summary(console, summary, run_dir)
+    return shown.get().strip().splitlines()[0]
+
+
+def test_what_was_not_measured_is_not_told_as_a_figure(tmp_path):
+    run_dir = RunDir(tmp_path)
+    _write(run_dir.evals, [_eval(0, 0.036)])
+    assert "held-out accuracy 0.036 at the start, not measured later" in headline(run_dir)
+    _write(run_dir.evals, [_eval(0, 0.036), _eval(9, 0.5)])
+    assert "held-out accuracy 0.036 → 0.500 (+0.464), 1 s" in headline(run_dir)
+
+
+def test_rewards_that_are_not_between_0_and_1_are_told_and_drawn(tmp_path):
+    run_dir = RunDir(tmp_path)
+    rewards = [{"policy": "solver", "step": n, "reward/mean": -9.0 + n} for n in range(1, 11)]
+    _write(run_dir.metrics, rewards)
+    evals = [_eval(version, 0.0) for version in (0, 9)]
+    for row, reward in zip(evals, (-8.5, 0.92), strict=True):
+        row["overall"]["mean_reward"] = reward
+    _write(run_dir.evals, evals)
+    assert headline(run_dir) == (
+        "sort: held-out reward -8.500 → 0.920 (+9.420), reward -8.000 → 1.000 (+9.000) in training,"
+        " 1 s in all, 0 s of training, 0 tokens/s"
+    )
+    assert draw_reward(run_dir) == run_dir.plot
 
 
 def test_steps_that_were_lost_with_a_trainer_count_once(tmp_path):
