@@ -14,6 +14,7 @@ from astraflow.cli import (
     machine,
     processes,
     run,
+    runs,
     simulate,
     tinker,
     weights,
@@ -33,6 +34,11 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("check")(run.check)
+app.command("ls")(runs.ls)
+app.command("show")(runs.show)
+app.command("compare")(runs.compare)
+app.command("logs")(runs.logs)
+app.command("stop")(runs.stop)
 app.command("status")(run.status)
 app.command("explain")(run.explain)
 app.command("ledger")(run.ledger)

@@ -1,6 +1,7 @@
 """`astraflow run`: starts every role of a recipe, watches them, and starts some of them anew."""
 
 import asyncio
+import json
 import os
 import shlex
 import signal
@@ -528,6 +529,7 @@ def _see_through(launch: Launcher) -> RunSummary:
         wall_s=time.monotonic() - started,
         failure=failure,
     )
+    write_whole(launch.run_dir.summary, json.dumps(summary.to_json(), indent=2) + "\n")
     draw_reward(launch.run_dir)
     show_summary(launch.console, summary, launch.run_dir)
     return summary

@@ -160,7 +160,7 @@ def must_be_dead(run_dir: RunDir, otherwise: str) -> None:
         AstraflowError: NAME_TAKEN.
     """
     endpoint = endpoint_before(run_dir)
-    if endpoint is not None and _is_alive(endpoint):
+    if endpoint is not None and is_live(run_dir):
         raise AstraflowError(
             Reason.NAME_TAKEN,
             f"{run_dir.root} is a live run (hub process {endpoint.pid}); wait for it, stop it, or "
@@ -168,8 +168,11 @@ def must_be_dead(run_dir: RunDir, otherwise: str) -> None:
         )
 
 
-def _is_alive(endpoint: HubEndpoint) -> bool:
-    """Whether the process of a hub lives, and not another that has its number by now."""
+def is_live(run_dir: RunDir) -> bool:
+    """Whether the process of its hub lives, and not another that has its number by now."""
+    endpoint = endpoint_before(run_dir)
+    if endpoint is None:
+        return False
     try:
         start_time_s = psutil.Process(endpoint.pid).create_time()
     except psutil.NoSuchProcess:

@@ -112,7 +112,7 @@ def _fields(policy: PolicySummary) -> dict[str, Any]:
 def summarise(
     run_dir: RunDir, *, name: str, seed: int, state: str, wall_s: float, failure: str | None = None
 ) -> RunSummary:
-    """Read a run's files and write its summary beside them."""
+    """Return what a run's files come to."""
     steps: dict[str, list[Row]] = defaultdict(list)
     for row in read_json_lines(run_dir.metrics):
         _keep(steps[row["policy"]], row)
@@ -122,14 +122,14 @@ def summarise(
             live[row["policy"]].append(row)
     evals = read_json_lines(run_dir.evals)
     measured = _measured(evals)
-    first = measured[0]["overall"] if measured else {}
-    last = measured[-1]["overall"] if len(measured) > 1 else {}
+    first: Row = measured[0]["overall"] if measured else {}
+    last: Row = measured[-1]["overall"] if len(measured) > 1 else {}
     status: dict[str, Any] = {}
     if run_dir.status.exists():
         status = json.loads(run_dir.status.read_text())
     train_s = float(status.get("train_s", 0.0))
     tokens = sum(row.get("batch/sampled_tokens", 0) for rows in steps.values() for row in rows)
-    summary = RunSummary(
+    return RunSummary(
         name=name,
         seed=seed,
         state=state,
@@ -146,8 +146,6 @@ def summarise(
         failure=failure,
         failures=status.get("failures", {}),
     )
-    run_dir.summary.write_text(json.dumps(summary.to_json(), indent=2) + "\n")
-    return summary
 
 
 def _keep(steps: list[Row], row: Row) -> None:

@@ -1,0 +1,109 @@
+"""`astraflow ls | show | compare | logs | stop`: the runs in a folder, live or over."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.cli.options import AsJson, RunPath
+
+RunPaths = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
+]
+
+
+def ls(
+    runs: Annotated[Path, typer.Argument(help="Folder that keeps the runs.")] = Path("runs"),
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of a folder, live or over: state, steps, reward, when it last changed."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from astraflow.launch.runs import list_runs, show_runs  # noqa: PLC0415
+
+    rows = list_runs(runs)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        show_runs(Console(), rows)
+
+
+def show(run: RunPath, *, as_json: AsJson = False) -> None:
+    """Show what came of a run so far, as at its end."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.runs import summary_of  # noqa: PLC0415
+    from astraflow.launch.summary import show_summary  # noqa: PLC0415
+
+    summary = summary_of(RunDir(run))
+    if as_json:
+        typer.echo(json.dumps(summary.to_json()))
+    else:
+        show_summary(Console(), summary, RunDir(run))
+
+
+def compare(runs: RunPaths, *, as_json: AsJson = False) -> None:
+    """Compare runs: what came of each, and the keys in which their recipes differ."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.runs import (  # noqa: PLC0415
+        differences,
+        row_of,
+        show_differences,
+        show_runs,
+    )
+
+    folders = [RunDir(path) for path in runs]
+    rows = [row_of(each) for each in folders]
+    changed = differences(folders)
+    if as_json:
+        typer.echo(json.dumps({"runs": rows, "differences": changed}))
+        return
+    show_runs(Console(), rows)
+    show_differences(Console(), folders, changed)
+
+
+def logs(
+    run: RunPath,
+    role: Annotated[
+        str | None,
+        typer.Argument(
+            help="Such as hub, trainer-solver or raas-0; unset: all.", show_default=False
+        ),
+    ] = None,
+    *,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on while the run is live.")
+    ] = False,
+) -> None:
+    """Print what the roles of a run have logged."""
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.runs import log_lines  # noqa: PLC0415
+
+    for line in log_lines(RunDir(run), role, count=count, is_followed=follow):
+        typer.echo(line)
+
+
+def stop(
+    run: RunPath,
+    *,
+    now: Annotated[
+        bool, typer.Option("--now", help="Drop what is under way instead of training on it.")
+    ] = False,
+) -> None:
+    """Have a live run finish what is under way, train on it and end; wait until it has.
+
+    [bold]astraflow run --resume RUN[/] goes on with it.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.runs import stop_run  # noqa: PLC0415
+
+    asyncio.run(stop_run(RunDir(run), is_now=now))
+    typer.echo(f"{run} is over; `astraflow run --resume {run}` goes on with it")

@@ -1,0 +1,70 @@
+"""Runs are listed, compared and stopped by what lies in their folders."""
+
+import json
+import os
+
+import pytest
+
+from astraflow.config.run_dir import HubEndpoint, RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.runs import differences, list_runs, log_lines
+
+RECIPE = """
+name: {name}
+seed: {seed}
+policies: {{solver: {{model: {{path: /model}}}}}}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def make(name, *, seed=0, rewards=(), state=None):
+        run_dir = RunDir(tmp_path / name)
+        run_dir.log("hub").parent.mkdir(parents=True)
+        run_dir.recipe.write_text(RECIPE.format(name=name, seed=seed))
+        rows = [
+            {"policy": "solver", "step": n, "reward/mean": reward}
+            for n, reward in enumerate(rewards, 1)
+        ]
+        run_dir.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if state is not None:
+            run_dir.summary.write_text(json.dumps({"state": state, "wall_s": 9.0}))
+        return run_dir
+
+    return make
+
+
+def test_runs_are_listed_with_how_they_ended_and_nothing_is_written(run, tmp_path):
+    done, died = run("done", rewards=(-2.0, 3.0), state="done"), run("died", rewards=(0.5,))
+    live = run("live")
+    live.write_endpoint(
+        HubEndpoint(address="h:1", pid=os.getpid(), operator_token="o", join_token="j")
+    )
+    before = done.summary.read_text()
+    rows = {row["name"]: row for row in list_runs(tmp_path)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "done": "done",
+        "died": "died",
+        "live": "live",
+    }
+    assert (rows["done"]["steps"], rows["done"]["wall_s"]) == (2, 9.0)
+    assert (rows["done"]["reward_first"], rows["done"]["reward_last"]) == (-2.0, 3.0)
+    assert rows["live"]["reward_first"] is None
+    assert done.summary.read_text() == before
+    assert not died.summary.exists()
+
+
+def test_recipes_are_compared_key_by_key(run):
+    assert differences([run("a"), run("b", seed=3)]) == {"seed": [0, 3]}
+
+
+def test_logs_are_those_of_the_roles_and_a_line_is_whole(run):
+    run_dir = run("a")
+    run_dir.log("hub").write_text("one\ntwo\nthr")
+    run_dir.log("raas-0").write_text("three\n")
+    assert [*log_lines(run_dir, None, count=1, is_followed=False)] == ["hub: two", "raas-0: three"]
+    # A run that is over is not waited for.
+    assert [*log_lines(run_dir, "hub", count=9, is_followed=True)] == ["one", "two"]
+    with pytest.raises(AstraflowError, match="no log of trainer; known: hub, raas-0") as caught:
+        next(log_lines(run_dir, "trainer", count=1, is_followed=False))
+    assert caught.value.reason is Reason.NOT_READY
