@@ -49,9 +49,9 @@ from astraflow.core.versions import (
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.prompts import DataSets, PromptSources
 from astraflow.dataflow.recorder import RunRecorder
-from astraflow.simulate.made_up import made_up_patch, made_up_version
 from astraflow.wire.versions import VersionEncoder
 from astraflow_proto.weights.v1.version_service_pb2 import WatchVersionsResponse
+from made_up import made_up_patch, made_up_version
 from verdict import conclude
 
 POLICY: Final = PolicyId("policy")

@@ -40,10 +40,10 @@ from astraflow.core.rollouts import (
     VersionSpan,
 )
 from astraflow.core.samples import Row
-from astraflow.simulate.made_up import made_up_trajectory
 from astraflow.storage.buckets import Bucket
 from hub_ends.process import POLICY, running_hub
 from hub_ends.throughput import measure_throughput
+from made_up import made_up_trajectory
 
 BARS: Final = {"per_core_per_s": 10_000, "hub_cpu_fraction": 1.0, "rss_peak_mb": 300}
 # Label: rollouts of a message, nodes, whether by reference.

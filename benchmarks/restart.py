@@ -46,8 +46,8 @@ from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import Grant, HubTokens
-from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire.rollout import encode_rollout
+from made_up import made_up_trajectory, made_up_version
 
 BAR_S: Final = 5.0
 POLICY: Final = "solver"

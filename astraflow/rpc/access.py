@@ -26,6 +26,7 @@ from astraflow.rpc.streams import Context
 
 TOKEN_NBYTES = 32
 TOKEN_ID_LENGTH = 8
+_MAC: Final = b"role tokens"
 _ROLE_TOKEN: Final = "af1."  # noqa: S105 - how one begins
 
 
@@ -99,16 +100,11 @@ class HubTokens:
 
     def transfer(self, run_id: str) -> bytes:
         """Return the secret that sources of weights compare; the same for the same run."""
-        key = hashlib.blake2b(self.operator.encode()).digest()
-        return hashlib.blake2b(run_id.encode(), key=key, digest_size=TOKEN_NBYTES).digest()
+        return self._derived(run_id.encode())
 
     def signing_seed(self, run_id: str, policy_id: str) -> bytes:
         """Return the seed of the key that signs a policy's patches; the same for the same run."""
-        key = hashlib.blake2b(self.operator.encode()).digest()
-        said = f"{run_id}|{policy_id}".encode()
-        return hashlib.blake2b(
-            said, key=key, digest_size=TOKEN_NBYTES, person=b"signing seeds"
-        ).digest()
+        return self._derived(f"{run_id}|{policy_id}".encode(), b"signing seeds")
 
     def of_role(self, role: str, *, expire_time: float = 0.0) -> str:
         """Return a token that lets its bearer do what one role does.
@@ -124,7 +120,7 @@ class HubTokens:
         Grant.parse(role)
         token_id = secrets.token_hex(TOKEN_ID_LENGTH // 2)
         said = f"{role}|{expire_time:.0f}|{token_id}".encode()
-        body = base64.urlsafe_b64encode(said + self._mac(said)).decode().rstrip("=")
+        body = base64.urlsafe_b64encode(said + self._derived(said, _MAC)).decode().rstrip("=")
         return f"{_ROLE_TOKEN}{body}"
 
     def grant(self, token: str) -> Grant | None:
@@ -148,7 +144,7 @@ class HubTokens:
         except (binascii.Error, ValueError):
             return None
         said, mac = whole[:-TOKEN_NBYTES], whole[-TOKEN_NBYTES:]
-        if not said or not hmac.compare_digest(mac, self._mac(said)):
+        if not said or not hmac.compare_digest(mac, self._derived(said, _MAC)):
             return None
         role, expire_time, token_id = said.decode().split("|")
         if float(expire_time) and time.time() > float(expire_time):
@@ -157,11 +153,10 @@ class HubTokens:
             )
         return replace(Grant.parse(role), token_id=token_id)
 
-    def _mac(self, said: bytes) -> bytes:
+    def _derived(self, said: bytes, person: bytes = b"") -> bytes:
+        """Return what only who has the operator token can make of something."""
         key = hashlib.blake2b(self.operator.encode()).digest()
-        return hashlib.blake2b(
-            said, key=key, digest_size=TOKEN_NBYTES, person=b"role tokens"
-        ).digest()
+        return hashlib.blake2b(said, key=key, digest_size=TOKEN_NBYTES, person=person).digest()
 
 
 def token_id_of(token: str) -> str:

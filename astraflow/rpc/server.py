@@ -203,7 +203,6 @@ async def start_server(
     listen: str = "127.0.0.1:0",
     advertise: str | None = None,
     tls: Tls | None = None,
-    interceptors: Sequence[Any] = (),
 ) -> RunningServer:
     """Start to serve.
 
@@ -212,14 +211,13 @@ async def start_server(
         listen: host:port; port 0 takes a free one.
         advertise: How others dial it; see `rpc.address.advertised`.
         tls: None or all unset: plain text.
-        interceptors: Of grpc.aio, inside the one that answers errors.
 
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there, for an advertised name that
             does not exist, or TLS files that cannot be read.
     """
     host, _ = split_address(listen, "listen")
-    server = _make(interceptors=[ErrorInterceptor(), *interceptors], options=SERVER_OPTIONS)
+    server = _make(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
     names = [_add(server, servicer) for servicer in servicers]
     health = Health(server, names)
     add_reflection(server, names)

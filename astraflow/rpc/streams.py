@@ -16,18 +16,15 @@ import grpc.aio
 import structlog
 
 from astraflow.core.ids import MemberId
+from astraflow.rpc.auth import HasMetadata
 
 
-class StreamEnded(Exception):  # noqa: N818  # an event, not an error: see its subclasses
-    """The body of a stream was ended from outside."""
+class StreamReplaced(Exception):  # noqa: N818 - an event, not an error
+    """Another stream took the place of the one that it ends."""
 
 
-class StreamReplaced(StreamEnded):
-    """Another stream took its place."""
-
-
-class StreamClosed(StreamEnded):
-    """The member ended its session itself."""
+class StreamClosed(Exception):  # noqa: N818 - an event, not an error
+    """The member ended its session itself, and with it the stream."""
 
 
 class RegisteredStream:
@@ -103,12 +100,8 @@ class StreamRegistry:
 log = structlog.get_logger(__name__)
 
 
-class Context(Protocol):
+class Context(HasMetadata, Protocol):
     """What servicers use of a call; grpc.aio has no types of its own."""
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
-        """Return the caller's metadata."""
-        ...
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """Return what TLS says of the caller; empty without TLS."""

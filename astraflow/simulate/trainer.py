@@ -8,9 +8,8 @@ from astraflow.core import events as ev
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Contract, RegisterTrainer
-from astraflow.core.versions import WeightEndpoint
+from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo, WeightEndpoint
 from astraflow.simulate.hub import SimulatedHub
-from astraflow.simulate.made_up import made_up_version
 from astraflow.simulate.node import POLICY
 from astraflow.simulate.scenario import Scenario
 
@@ -103,8 +102,23 @@ class SimulatedTrainer:
         return [d.step_s for d in self.scenario.trainer.demand if d.at_s <= now][-1]
 
     def _publish(self, version: int) -> None:
-        base_version = version - 1 if version else None
-        info = made_up_version(POLICY, version, step=version, base_version=base_version)
+        patch = PatchInfo(
+            base_version=version - 1 if version else None,
+            version=version,
+            profile=CodecProfile.FAST,
+            codec_version=1,
+            root_digest=version.to_bytes(32, "little"),
+            chunk_count=1,
+            payload_nbytes=8,
+        )
+        info = VersionInfo(
+            policy_id=POLICY,
+            version=version,
+            layout_digest=bytes(32),
+            content_digest=version.to_bytes(16, "little"),
+            step=version,
+            patches=(patch,),
+        )
         self.hub.apply(ev.VersionPublished(member_id=self._member_id, info=info))
 
     def _speak(self) -> None:

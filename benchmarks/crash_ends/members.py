@@ -31,8 +31,8 @@ from astraflow.core.rollouts import ItemAck, Outcome, Rollout, TaskResult, Versi
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.rpc.concurrency import beside
-from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replace_with
+from made_up import made_up_trajectory, made_up_version
 
 _CAPACITY = 16
 _TOKEN_COUNT = 128

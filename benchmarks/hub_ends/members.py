@@ -13,7 +13,6 @@ from astraflow.core.members import Capability, Contract, JoinPool, RegisterTrain
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.rpc.auth import bearer, session_metadata
-from astraflow.simulate.made_up import made_up_version
 from astraflow.wire import dataflow, versions
 from astraflow.wire.fields import encode_tensor
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
@@ -24,6 +23,7 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceS
 from astraflow_proto.rollout.v1 import rollout_pb2, trajectory_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 from hub_ends.process import GROUPS_PER_BATCH, POLICY, TOKEN
+from made_up import made_up_version
 
 _CREDIT = 1 << 16
 

@@ -11,9 +11,9 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.packing import Share
 from astraflow.core.rollouts import Column, ColumnAxis, Outcome, PayloadStore, Rollout, VersionSpan
 from astraflow.core.samples import Row
-from astraflow.simulate.made_up import made_up_trajectory
 from astraflow.storage.buckets import Bucket
 from astraflow.wire.rollout import decode_rollout, encode_rollout
+from made_up import made_up_trajectory
 
 pytest.importorskip("fsspec")
 

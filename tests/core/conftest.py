@@ -49,7 +49,7 @@ from astraflow.core.versions import (
     VersionState,
     WeightEndpoint,
 )
-from astraflow.simulate.made_up import made_up_trajectory, made_up_version
+from made_up import made_up_trajectory, made_up_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = RegisteredCode(name="toy")

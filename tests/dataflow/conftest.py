@@ -36,7 +36,6 @@ from astraflow.rpc.access import HubTokens
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from, translate_errors
-from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire import common, dataflow, versions
 from astraflow.wire.rollout import (
     decode_batch_header,
@@ -56,6 +55,7 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceS
 from astraflow_proto.evals.v1.eval_service_pb2_grpc import EvalServiceStub
 from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
+from made_up import made_up_trajectory, made_up_version
 
 TOKENS = HubTokens(join="join", operator="operator")
 CONTRACT = Contract(software="test")

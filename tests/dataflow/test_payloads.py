@@ -18,10 +18,10 @@ from astraflow.core.rollouts import PayloadStore, TaskResult
 from astraflow.core.versions import WeightEndpoint
 from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.rpc.concurrency import beside
-from astraflow.simulate.made_up import made_up_version
 from astraflow.storage.buckets import Bucket
 from astraflow.trainers.loop import FailedSteps
 from astraflow.wire.tasks import decode_rollout_task
+from made_up import made_up_version
 
 pytest.importorskip("fsspec")
 

@@ -8,12 +8,12 @@ from astraflow.config.run_dir import read_json_lines
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.versions import VersionState
 from astraflow.rpc.access import HubTokens
-from astraflow.simulate.made_up import made_up_version
 from astraflow.wire import versions as wire
 from astraflow.wire.signatures import PatchSigner
 from astraflow_proto.control.v1.control_service_pb2 import STOP_MODE_CANCEL, StopRunRequest
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
+from made_up import made_up_version
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.core.rollouts import VersionSpan
 from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
-from astraflow.simulate.made_up import made_up_trajectory
 from astraflow.storage.buckets import Bucket
 from astraflow.wire.rollout import write_arrays
 from astraflow.workflows.tutors import write_tokenizer
+from made_up import made_up_trajectory
 
 
 def _row(reward, *, policy="solver"):
