@@ -87,7 +87,7 @@ class Layer:
             bias=None,
             targets=self.targets,
             temperatures=None,
-            banned=self.targets[:0],
+            banned=self.targets[:0].cpu(),
             tiling=tiling,
             adds_up=True,
         )

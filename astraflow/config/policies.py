@@ -421,18 +421,23 @@ class SaveConfig(Strict):
 
 
 class Fsdp(Strict):
-    """How the ranks of one trainer share its model out (FSDP2)."""
+    """How the ranks of one trainer share its model out (FSDP2), and how each computes.
+
+    `compute` and `checkpointing` hold for one rank, too.
+    """
 
     replicas: int = Field(default=1, ge=1)
     """Groups of ranks that have the whole model each (HSDP); divides ranks. With 2 replicas of 8
     ranks weights are gathered among 8, and gradients are summed over both groups."""
-    compute: Literal["f32", "bf16"] = "f32"
+    compute: Literal["auto", "f32", "bf16"] = "auto"
     """In which the blocks compute; master weights, sums of gradients, embeddings and the output
-    layer are f32."""
-    checkpointing: bool = False
-    """Keep the inputs of blocks alone, and compute the rest again for the gradient."""
+    layer are f32, whose products are TF32 on a GPU beside bf16. auto: bf16 on a GPU, f32 on the
+    CPU."""
+    checkpointing: bool | None = None
+    """Keep the inputs of blocks alone, and compute the rest again for the gradient. Unset: on a
+    GPU."""
     offload: bool = False
-    """Keep weights, gradients and optimizer on the host while they are not used."""
+    """Keep weights, gradients and optimizer on the host while they are not used; needs ranks."""
     context_parallel: int = Field(default=1, ge=1)
     """Ranks that share every row's tokens. Only 1 works so far: see docs/trainers.md."""
 
@@ -502,11 +507,14 @@ class TrainerConfig(Strict):
     """auto, cpu or cuda[:N]."""
     thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch, of each rank."""
+    deterministic: bool | None = None
+    """Take kernels that give the same bits for the same batches where torch has them; they may be
+    slower. Unset: on the CPU."""
     ranks: int = Field(default=1, ge=1)
     """Processes that share the model and every batch; `astraflow run` starts them on its machine
     with torchrun. docs/trainers.md says how to start them on many."""
     fsdp: Fsdp = Fsdp()
-    """With ranks."""
+    """How the model lies over the ranks, and how it computes."""
     store: str | None = None
     """URL of a bucket or shared directory, such as s3://bucket/runs or file:///shared/runs, to
     which versions also go, in a folder of the run's own; needs `astraflow[store]`."""
@@ -525,6 +533,8 @@ class TrainerConfig(Strict):
     def _ranks_do_what_they_can(self) -> Self:
         if self.ranks % (self.fsdp.replicas * self.fsdp.context_parallel):
             raise ValueError("fsdp.replicas times fsdp.context_parallel divides ranks")
+        if self.ranks == 1 and self.fsdp.offload:
+            raise ValueError("fsdp.offload needs ranks above 1; on one rank all is on its device")
         if self.ranks > 1 and self.broadcast is not None:
             raise ValueError(
                 "a broadcast has one sender, so it needs ranks: 1; leave it out, nodes pull from "

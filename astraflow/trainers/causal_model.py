@@ -67,7 +67,7 @@ class CausalModel:
         # Dropout is off: log-probabilities are compared with those of the sampler.
         self.module = module.eval()
         self._device: torch.device | None = None
-        self.never_sampled = torch.tensor(sorted(never_sampled), dtype=torch.long).to(self.device)
+        self.never_sampled = torch.tensor(sorted(never_sampled), dtype=torch.long)
         self._chosen: Tensor | None = None
         self._read: Callable[[Tensor], Any] | None = None
         self._made: Any = None
@@ -85,7 +85,6 @@ class CausalModel:
     def compute_on(self, device: torch.device) -> None:
         """Note that weights come to a device when they are needed, wherever they are kept."""
         self._device = device
-        self.never_sampled = self.never_sampled.to(device)
 
     @property
     def has_routers(self) -> bool:
@@ -311,16 +310,22 @@ def hide_progress_bars() -> None:
     disable_progress_bar()
 
 
-def prepare_torch(*, thread_count: int) -> None:
-    """Set this process up so that the same step gives the same bits.
+def prepare_torch(*, thread_count: int, deterministic: bool = True, fast_f32: bool = False) -> None:
+    """Set this process up.
 
-    Where an operation has no deterministic kernel, a warning says so once.
+    Args:
+        thread_count: CPU threads.
+        deterministic: Whether the same step gives the same bits; where an operation has no
+            deterministic kernel, a warning says so once.
+        fast_f32: Whether products of f32 matrices may be TF32 on a GPU, of ten bits.
     """
-    # cuBLAS reads it when it is first used (CUDA documentation, "Results reproducibility").
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if deterministic:
+        # cuBLAS reads it when it is first used (CUDA documentation, "Results reproducibility").
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(thread_count)
     # The other way to say it, torch.use_deterministic_algorithms, imports a compiler: 2 s.
-    torch.set_deterministic_debug_mode("warn")
+    torch.set_deterministic_debug_mode("warn" if deterministic else "default")
+    torch.backends.cuda.matmul.allow_tf32 = fast_f32
 
 
 # In what torch's CPU allocator raises, a plain RuntimeError.

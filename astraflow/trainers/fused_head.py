@@ -7,10 +7,12 @@ of matrices beside the three of plain logits. It is saved for the first tokens, 
 in the array that the weight's gradient will take: as many tokens as a hidden state has numbers.
 
 Tiles are as large as memory allows. Threads share each product and wait for each other after it,
-so the fewer products there are, the less is lost.
+so the fewer products there are, the less is lost. Which tokens have their target in a tile is no
+question to the device: on a GPU nothing waits between the first tile and the last.
 """
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,8 +25,8 @@ from astraflow.engines.modules import onednn_is_faster, product
 # The logit of a word that is never drawn: finite, so that 0 times it is 0.
 BANNED = -1e30
 
-# Of a strip: 2 MiB in f32.
-_STRIP_ELEMENTS = 1 << 19
+# Of a strip: 2 MiB in f32, near a core. A GPU works on a tile at once.
+_STRIP_ELEMENTS = {"cpu": 1 << 19}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class Tiling:
     token_count: int = 2048
     word_count: int = 1024
 
+    @classmethod
+    def of(cls, device: torch.device) -> "Tiling":
+        """Return the tiles of a device: 128 MiB on a GPU, whose products are to fill it."""
+        return cls() if device.type == "cpu" else cls(token_count=4096, word_count=8192)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Head:
@@ -49,7 +56,7 @@ class Head:
         bias: f[V], or None.
         targets: i64[k], tokens whose log-probabilities are wanted.
         temperatures: f[k, 1], by which logits are divided; None: all 1.
-        banned: i64[b], ids that are never drawn; none of them is a target.
+        banned: i64[b], ids that are never drawn, rising, on the host; none of them is a target.
         tiling: Of the logits.
         adds_up: Whether the backward pass adds to `weight.grad` in place where there is one, so
             that no second array of that size is made: for `Tensor.backward`, never for
@@ -126,8 +133,11 @@ class Tiles:
         columns = _size(self.words[0])
         rows = max(map(_size, self.tokens))
         self._tile = hidden.new_empty(rows * columns, dtype=self.dtype)
-        self._strip_rows = max(1, _STRIP_ELEMENTS // columns)
+        most = _STRIP_ELEMENTS.get(hidden.device.type, rows * columns)
+        self._strip_rows = min(rows, max(1, most // columns))
         self._strip = hidden.new_empty(self._strip_rows * columns, dtype=self.dtype)
+        self._banned = head.banned.to(hidden.device)
+        self._banned_ids: list[int] = cast("Any", head.banned).tolist()
 
     def tile_buffer(self, tokens: slice, words: slice) -> Tensor:
         """Return the room of a tile, f[t, v]."""
@@ -153,14 +163,19 @@ class Tiles:
             into += head.bias[words]
         if head.temperatures is not None:
             into /= head.temperatures[tokens]
-        banned = head.banned[(head.banned >= words.start) & (head.banned < words.stop)]
-        return into.index_fill_(1, banned - words.start, BANNED) if len(banned) else into
+        first, last = (bisect_left(self._banned_ids, word) for word in (words.start, words.stop))
+        if first < last:
+            into.index_fill_(1, self._banned[first:last] - words.start, BANNED)
+        return into
 
     def targets(self, tokens: slice, words: slice) -> tuple[Tensor, Tensor]:
-        """Return which tokens of a tile have their target in it, and in which column."""
-        some = self.head.targets[tokens]
-        at = torch.nonzero((some >= words.start) & (some < words.stop))[:, 0]
-        return at, some[at] - words.start
+        """Return whether each token of a tile has its target in it, bool[t, 1], and its column.
+
+        Columns are i64[t, 1], of other tokens any one.
+        """
+        columns = self.head.targets[tokens, None] - words.start
+        count = _size(words)
+        return (columns >= 0) & (columns < count), columns.clamp(0, count - 1)
 
 
 def multiply(left: Tensor, right: Tensor, into: Tensor, *, adds_up: bool = False) -> None:
@@ -265,7 +280,7 @@ class _Sums:
         self._most = tiles.hidden.new_full((len(tiles.hidden),), BANNED, dtype=tiles.dtype)
         # Sums of exp(l - most), and of (l - most) exp(l - most).
         self._mass, self._mean = torch.zeros_like(self._most), torch.zeros_like(self._most)
-        self.chosen = torch.empty_like(self._most)
+        self.chosen = torch.zeros_like(self._most)
 
     @property
     def norms(self) -> Tensor:
@@ -283,8 +298,9 @@ class _Sums:
             room = tiles.tile_buffer(tokens, words)
             place = None if kept is None else kept.at(tokens, words)
             logits = tiles.make(tokens, words, room if place is None else place)
-            at, columns = tiles.targets(tokens, words)
-            self.chosen[tokens][at] = logits[at, columns]
+            is_here, columns = tiles.targets(tokens, words)
+            found = torch.where(is_here, logits.gather(1, columns), self.chosen[tokens, None])
+            self.chosen[tokens] = found[:, 0]
             for rows in tiles.strips(tokens):
                 shares = tiles.strip_buffer(room[rows])
                 self._add(_within(tokens, rows), logits[rows], room[rows], shares)
@@ -329,8 +345,8 @@ class _Pulls:
         waiting = None if kept is None else kept.at(tokens, words)
         logits = self.tiles.make(tokens, words, pulls) if waiting is None else waiting
         torch.sub(logits, norms[:, None], out=pulls).exp_().mul_(-scale)
-        at, columns = self.tiles.targets(tokens, words)
-        pulls[at, columns] += scale[at, 0]
+        is_here, columns = self.tiles.targets(tokens, words)
+        pulls.scatter_(1, columns, pulls.gather(1, columns) + is_here * scale)
         return pulls
 
 

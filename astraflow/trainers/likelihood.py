@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from astraflow.trainers.causal_model import Branches, CausalModel
-from astraflow.trainers.fused_head import Head, fused_logprobs
+from astraflow.trainers.fused_head import Head, Tiling, fused_logprobs
 from astraflow.trainers.passes import ModelPass
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import to_tensor
@@ -152,7 +152,7 @@ def log_softmax_of(
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
     model.replay(one.routed_experts)
     if layer is not None:
-        banned = _banned(model.never_sampled, targets)
+        banned = _banned(model.never_sampled, one.targets)
 
         def read(hidden: Tensor) -> tuple[Tensor, Tensor]:
             head = Head(
@@ -161,13 +161,14 @@ def log_softmax_of(
                 targets=targets,
                 temperatures=temperatures,
                 banned=banned,
+                tiling=Tiling.of(device),
                 adds_up=True,
             )
             return fused_logprobs(hidden, head)
 
         return model.at_head(tokens, chosen, read, branches=branches)
     found = model.logits(tokens, chosen, branches=branches).float()
-    logits = _without(found, model.never_sampled, targets)
+    logits = _without(found, _banned(model.never_sampled, one.targets))
     if temperatures is not None:
         logits = logits / temperatures
     norms = logits.logsumexp(-1)
@@ -175,14 +176,13 @@ def log_softmax_of(
     return logprobs, _entropies(logits.detach(), norms.detach())
 
 
-def _without(logits: Tensor, never_sampled: Tensor, targets: Tensor) -> Tensor:
-    """Take away what is never drawn, except what another engine did draw."""
-    banned = _banned(never_sampled, targets)
-    return logits.index_fill(1, banned, -torch.inf) if len(banned) else logits
+def _without(logits: Tensor, banned: Tensor) -> Tensor:
+    return logits.index_fill(1, banned.to(logits.device), -torch.inf) if len(banned) else logits
 
 
-def _banned(never_sampled: Tensor, targets: Tensor) -> Tensor:
-    return never_sampled[~torch.isin(never_sampled, targets)]
+def _banned(never_sampled: Tensor, targets: np.ndarray) -> Tensor:
+    """Return what is never drawn, except what another engine did draw; both on the host."""
+    return never_sampled[~torch.isin(never_sampled, to_tensor(targets))]
 
 
 def _entropies(logits: Tensor, norms: Tensor) -> Tensor:

@@ -14,11 +14,13 @@ from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import UNROUTED
 from astraflow.core.tensors import Dtype
+from astraflow.trainers.blocks import prepare_blocks, resolved
 from astraflow.trainers.causal_model import (
     CausalModel,
     load_causal_model,
     naming_exhaustion,
     prepare_torch,
+    resolve_device,
 )
 from astraflow.trainers.checkpoints import OPTIMIZER_FILE
 from astraflow.trainers.critic import CriticLearner, valued
@@ -109,6 +111,11 @@ class TorchEngine:
         return self._learner.step_count
 
     @property
+    def _device(self) -> torch.device:
+        """Where it computes."""
+        return resolve_device(self._settings.device)
+
+    @property
     def replays_experts(self) -> bool:
         """Whether tokens take the sampler's experts."""
         return self._model.has_routers and self._settings.router_replay != "never"
@@ -119,7 +126,13 @@ class TorchEngine:
         Raises:
             AstraflowError: INVALID_FIELD for a model that cannot be loaded.
         """
-        prepare_torch(thread_count=self._settings.thread_count)
+        settings, device = self._settings, self._device
+        is_fixed = settings.deterministic
+        prepare_torch(
+            thread_count=settings.thread_count,
+            deterministic=device.type == "cpu" if is_fixed is None else is_fixed,
+            fast_f32=resolved(settings.fsdp, device).compute == "bf16",
+        )
         self._reference = self._load_reference()
         self._critic = self._load_critic()
         self._load(self._model_dir)
@@ -212,6 +225,7 @@ class TorchEngine:
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep what this rank has of a model: alone, all of it."""
+        prepare_blocks(model.module, resolved(self._settings.fsdp, self._device))
         return model
 
     def _load_reference(self) -> CausalModel | None:

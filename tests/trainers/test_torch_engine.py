@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from astraflow.config.recipe import Lora, Loss, Optimizer, TrainerConfig
 from astraflow.conformance.engine_bench import weights_of
@@ -90,3 +91,28 @@ def test_a_batch_too_large_for_memory_is_named_and_leaves_no_trace(model_dir):
     assert "MEMORY_EXCEEDED a step ran out of memory" in done.stdout, done.stderr
     assert "lower trainer.max_tokens_per_pass, now 1073741824" in done.stdout
     assert "goes on" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "largest"),
+    [
+        ({"checkpointing": True}, 1e-6),
+        ({"compute": "bf16"}, 0.03),
+        ({"compute": "bf16", "checkpointing": True}, 0.03),
+    ],
+    ids=["recomputed", "bf16", "both"],
+)
+def test_one_rank_computes_as_the_recipe_says(model_dir, make_batch, fsdp, largest):
+    found = []
+    for fields in ({}, fsdp):
+        engine = TorchEngine(
+            TrainerConfig.model_validate({"device": "cpu", "fsdp": fields}), model_dir=model_dir
+        )
+        engine.prepare()
+        found.append([engine.train_step(make_batch(8, seed=seed)) for seed in range(3)])
+        assert {each.dtype for _, each in engine.named_parameters()} == {torch.float32}
+    plain, other = found
+    gaps = [abs(a["train/entropy"] - b["train/entropy"]) for a, b in zip(*found, strict=True)]
+    assert max(gaps) < largest
+    assert ("compute" in fsdp) == any(gaps)
+    assert plain[0]["train/grad_norm"] == pytest.approx(other[0]["train/grad_norm"], rel=0.1)

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint
-import torch.utils.checkpoint
 from torch import nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -22,14 +21,13 @@ from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.trainers.blocks import COMPUTED, blocks_of, recompute, resolved
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
 from astraflow.trainers.fsdp.ranks import Ranks, naming_lost_ranks
 from astraflow.trainers.model_files import write_description
 from astraflow.trainers.optimizer import OPTIMIZER_DIR
 from astraflow.trainers.torch_engine import TorchEngine
-
-_COMPUTED: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
 def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
@@ -41,7 +39,7 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
     Args:
         module: A causal model of transformers, in f32, whole on every rank.
         ranks: Over which.
-        settings: How.
+        settings: How, as `resolved` returns it.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.
@@ -54,28 +52,13 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
     blocks = blocks_of(module)
     for block in blocks:
         if settings.checkpointing:
-            _recompute(block)
+            recompute(block)
         shard(block, mp_policy=_precision(settings, is_last=block is blocks[-1]))
     shard(module)
     for each in _fsdp_modules(module):
         # A loss is divided by what counts in the whole batch: gradients of ranks add up.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(enable=True)
-
-
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the transformer blocks: the longest list of layers.
-
-    Raises:
-        AstraflowError: CAPABILITY_MISSING when there is none.
-    """
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
-    if not lists:
-        raise AstraflowError(
-            Reason.CAPABILITY_MISSING,
-            f"{type(module).__name__} has no list of blocks to shard; train it with ranks: 1",
-        )
-    return list(max(lists, key=_parameter_count))
 
 
 def _fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
@@ -88,24 +71,14 @@ def _offload(settings: Fsdp, ranks: Ranks) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
 
 
-def _parameter_count(layers: nn.ModuleList) -> int:
-    return sum(each.numel() for each in layers.parameters())
-
-
 def _precision(settings: Fsdp, *, is_last: bool) -> MixedPrecisionPolicy:
     if settings.compute == "f32":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
-        param_dtype=_COMPUTED[settings.compute],
+        param_dtype=COMPUTED[settings.compute],
         reduce_dtype=torch.float32,
         output_dtype=torch.float32 if is_last else None,
     )
-
-
-def _recompute(block: nn.Module) -> None:
-    """Have a block keep its inputs alone, and compute the rest again for its gradient."""
-    again: Callable[..., Any] = cast("Any", torch.utils.checkpoint).checkpoint
-    block.forward = partial(again, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def check_context_parallel(settings: Fsdp, device: torch.device) -> None:
@@ -190,13 +163,19 @@ class ShardedEngine(TorchEngine):
         with naming_lost_ranks():
             return super().train_step(batch)
 
+    @property
+    def _device(self) -> torch.device:
+        """Where this rank computes."""
+        return self._ranks.device
+
     def _read(self, directory: Path) -> CausalModel:
         """Load all of a model, on the host."""
         return load_causal_model(directory, device="cpu")
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep this rank's rows of a model."""
-        shard_model(model.module, self._ranks, self._settings.fsdp)
+        settings = resolved(self._settings.fsdp, self._ranks.device)
+        shard_model(model.module, self._ranks, settings)
         model.compute_on(self._ranks.device)
         # Asks the model, which all ranks have to do together.
         _ = model.linear_head

@@ -1,0 +1,104 @@
+"""Transformer blocks: in which type they compute, and what of them waits for the gradient."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from astraflow.config.policies import Fsdp
+from astraflow.core.errors import AstraflowError, Reason
+
+COMPUTED: Final[dict[str, torch.dtype]] = {"bf16": torch.bfloat16, "f32": torch.float32}
+"""What torch calls the types of `fsdp.compute`."""
+
+
+def resolved(settings: Fsdp, device: torch.device) -> Fsdp:
+    """Return the settings with what a device decides: a GPU computes in bf16, and recomputes."""
+    is_gpu = device.type == "cuda"
+    compute = settings.compute
+    if compute == "auto":
+        compute = "bf16" if is_gpu else "f32"
+    recomputes = settings.checkpointing
+    return settings.model_copy(
+        update={
+            "compute": compute,
+            "checkpointing": is_gpu if recomputes is None else recomputes,
+        }
+    )
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """Return the transformer blocks: the longest list of layers.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING when there is none.
+    """
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    if not lists:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            f"{type(module).__name__} has no list of blocks; train it with ranks: 1, fsdp.compute: "
+            "f32 and fsdp.checkpointing: false",
+        )
+    return list(max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters())))
+
+
+def prepare_blocks(module: nn.Module, settings: Fsdp) -> None:
+    """Have the blocks of a model that is whole here compute as FSDP2 would have them.
+
+    Master weights and their gradients stay f32: the copies in bf16 are there for one block at a
+    time. Embeddings, the last norm and the output layer compute in f32.
+
+    Args:
+        module: A causal model of transformers, in f32.
+        settings: As `resolved` returns them.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.
+    """
+    is_plain = settings.compute == "f32" and not settings.checkpointing
+    blocks = [] if is_plain else blocks_of(module)
+    for block in blocks:
+        if settings.compute != "f32":
+            _compute_in(block, COMPUTED[settings.compute], is_last=block is blocks[-1])
+        if settings.checkpointing:
+            recompute(block)
+
+
+def recompute(block: nn.Module) -> None:
+    """Have a block keep its inputs alone, and compute the rest again for its gradient."""
+    again: Callable[..., Any] = cast("Any", torch.utils.checkpoint).checkpoint
+    block.forward = partial(again, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _compute_in(block: nn.Module, dtype: torch.dtype, *, is_last: bool) -> None:
+    """Have a block compute in another type than its weights are kept in.
+
+    What goes in is rounded too, and what the last block says is f32 again, as with FSDP2's
+    MixedPrecisionPolicy.
+    """
+    plain = block.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given, named = tree_map(partial(_cast, dtype), (args, kwargs))
+        weights = {name: each.to(dtype) for name, each in block.named_parameters()}
+        # functional_call comes by block.forward, whatever it is by now.
+        outer, block.forward = block.forward, plain
+        try:
+            found = functional_call(block, weights, given, named)
+        finally:
+            block.forward = outer
+        return tree_map(partial(_cast, torch.float32), found) if is_last else found
+
+    block.forward = forward
+
+
+def _cast(dtype: torch.dtype, value: Any) -> Any:
+    """Return a tensor of floats in a type; anything else as it is."""
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_float else value

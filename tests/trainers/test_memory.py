@@ -1,0 +1,122 @@
+"""What a step takes of a device, by arithmetic and by what torch allocates."""
+
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from astraflow.config.policies import Fsdp
+from astraflow.config.recipe import Optimizer
+from astraflow.trainers import fused_head
+from astraflow.trainers.blocks import prepare_blocks, resolved
+from astraflow.trainers.memory import ModelShape, StepMemory
+from astraflow.trainers.optimizer import AdamW
+
+GIB = 1 << 30
+QWEN3 = {
+    "num_hidden_layers": 28,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": True,
+}
+SEVEN = {
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152_064,
+    "tie_word_embeddings": False,
+}
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is on, until they are let go."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.nbytes = self.peak_nbytes = 0
+        self._known = set()
+        for each in held:
+            self.note(each)
+
+    def note(self, tensor):
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.nbytes += nbytes
+            self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
+            weakref.finalize(storage, self._drop, key, nbytes)
+
+    def _drop(self, key, nbytes):
+        self._known.discard(key)
+        self.nbytes -= nbytes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            if isinstance(each, torch.Tensor):
+                self.note(each)
+        return found
+
+
+def measured(model, fsdp, tokens):
+    """Return the peak of two steps, the second of which has gradients and moments beside it."""
+    prepare_blocks(model.module, fsdp)
+    optimizer = AdamW(model.module.parameters(), Optimizer())
+    targets = torch.zeros(tokens, dtype=torch.long)
+    weight = model.module.get_output_embeddings().weight
+
+    def read(hidden):
+        head = fused_head.Head(
+            weight=weight,
+            bias=None,
+            targets=targets,
+            temperatures=None,
+            banned=targets[:0],
+            tiling=fused_head.Tiling(token_count=64, word_count=64),
+            adds_up=True,
+        )
+        return fused_head.fused_logprobs(hidden, head)[0]
+
+    with Allocated(model.module.parameters()) as allocated:
+        for step in (1, 2):
+            ids = torch.zeros(4, tokens // 4, dtype=torch.long)
+            model.at_head(ids, torch.arange(tokens), read).sum().backward()
+            optimizer.step(step)
+    return allocated.peak_nbytes
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_arithmetic_is_what_torch_allocates(make_model, compute, checkpointing):
+    fsdp = Fsdp(compute=compute, checkpointing=checkpointing)
+    fields = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
+    model = make_model(vocab_size=512, num_attention_heads=4, num_key_value_heads=2, **fields)
+    expected = StepMemory.of(ModelShape.of(model.module.config.to_dict()), fsdp, tokens=2048)
+    head = expected.head - 3 * 2048 * 128 * 4
+    found = measured(model, fsdp, 2048)
+    # The tiles here are smaller than those of a GPU.
+    assert 0.85 * (expected.total - head) < found < 1.05 * (expected.total - head)
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "most"), [(QWEN3, 1, 60), (SEVEN, 8, 40)], ids=["1.7b-on-1", "7b-on-8"]
+)
+def test_defaults_of_a_gpu_leave_room(config, ranks, most):
+    fsdp = resolved(Fsdp(), torch.device("cuda"))
+    found = StepMemory.of(ModelShape.of(config), fsdp, tokens=8192, ranks=ranks)
+    assert found.total < most * GIB
+
+
+def test_what_is_not_cut_does_not_fit():
+    plain = Fsdp(compute="f32", checkpointing=False)
+    found = StepMemory.of(ModelShape.of(QWEN3), plain, tokens=8192)
+    assert found.total > 60 * GIB
