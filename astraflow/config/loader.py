@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
@@ -199,11 +199,30 @@ def _index(items: Sequence[Any], part: str, *, place: str) -> int:
 
 
 def _unknown_key(model: type[BaseModel], place: _Place) -> str:
-    known = sorted(_keys_at(model, place[:-1]))
-    near = difflib.get_close_matches(str(place[-1]), known, 1, cutoff=0.5)
+    known, key = sorted(_keys_at(model, place[:-1])), str(place[-1])
+    # A word of a key says more than letters in common: of stop, stop_strings and not top_p.
+    near = [each for each in known if set(key.split("_")) <= set(each.split("_"))]
+    near = near or difflib.get_close_matches(key, known, 1, cutoff=0.65)
     if near:
-        return f"unknown key; did you mean '{near[0]}'?"
+        return f"unknown key; did you mean {' or '.join(map(repr, near))}?"
+    elsewhere = sorted(_places_of(key, model))
+    if elsewhere:
+        return f"unknown key here; there is {' and '.join(elsewhere)}"
     return f"unknown key; known are {', '.join(known) or 'none'}"
+
+
+def _places_of(key: str, annotation: Any, place: str = "") -> Iterator[str]:
+    """Yield where a model, or one inside it, has a key; NAME stands for names of the user's."""
+    found = _model_in(annotation)
+    if found is None:
+        items = _items_of(annotation)
+        if items is not None:
+            yield from _places_of(key, items, f"{place}NAME.")
+        return
+    for name, each in found.model_fields.items():
+        if name == key:
+            yield place + name
+        yield from _places_of(key, each.annotation, f"{place}{name}.")
 
 
 def _keys_at(model: type[BaseModel], place: _Place) -> set[str]:

@@ -111,6 +111,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_S = 2.0
 
+_END_S = 10.0
+
 
 class RunFollower:
     """Feeds one kind of tracker: one for each policy, made when its first row comes."""
@@ -173,10 +175,15 @@ class RunFollower:
 
 @contextmanager
 def followed(run_dir: RunDir, names: Sequence[str]) -> Generator[None]:
-    """Feed trackers from a thread while entered, and with the rest at the end."""
+    """Feed trackers from threads while entered, and with the rest at the end.
+
+    One that takes longer than 10 s for that is left behind: `astraflow track` shows the rest.
+    """
     over = threading.Event()
     threads = [
-        threading.Thread(target=_follow, args=(run_dir, name, over), name=f"track-{name}")
+        threading.Thread(
+            target=_follow, args=(run_dir, name, over), name=f"track-{name}", daemon=True
+        )
         for name in names
     ]
     for thread in threads:
@@ -185,8 +192,15 @@ def followed(run_dir: RunDir, names: Sequence[str]) -> Generator[None]:
         yield
     finally:
         over.set()
-        for thread in threads:
-            thread.join()
+        deadline = time.monotonic() + _END_S
+        for name, thread in zip(names, threads, strict=True):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                log.warning(
+                    "a tracker does not end and is left behind",
+                    tracker=name,
+                    cure=f"astraflow track {run_dir.root} --to {name}",
+                )
 
 
 def _follow(run_dir: RunDir, name: str, over: threading.Event) -> None:

@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.tracking import follower
 from astraflow.launch.tracking.follower import RunFollower, followed, track_run
 
 TIME = "2026-11-21T17:01:47.772015+00:00"
@@ -81,6 +83,7 @@ def test_a_launcher_tracks_without_torch(run_dir):
     add_steps(run_dir, 1)
     code = f"""
 import sys
+import threading
 from pathlib import Path
 from astraflow.config.run_dir import RunDir
 from astraflow.launch.tracking.follower import track_run
@@ -95,11 +98,11 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(run_dir):
     add_steps(run_dir, 1)
     text = run_dir.metrics.read_text()
     run_dir.metrics.write_text(text[:-10])
-    follower = RunFollower(run_dir, "tensorboard")
-    assert follower.follow() == 0
+    reader = RunFollower(run_dir, "tensorboard")
+    assert reader.follow() == 0
     run_dir.metrics.write_text(text)
-    assert follower.follow() == 1
-    follower.close()
+    assert reader.follow() == 1
+    reader.close()
 
 
 def test_all_that_was_written_in_a_run_is_shown_at_its_end(run_dir):
@@ -113,6 +116,28 @@ def test_a_tracker_that_is_not_there_is_left_out_of_a_run(run_dir, capsys):
         add_steps(run_dir, 1)
     assert "a tracker is left out" in capsys.readouterr().out
     assert len(scalars(run_dir.root / "tensorboard" / "solver")) == 1
+
+
+class Stuck:
+    """Waits for a server that never answers."""
+
+    asks = threading.Event()
+
+    def __init__(self, tracked):
+        pass
+
+    def log(self, axis, at, time, values):
+        self.asks.set()
+        threading.Event().wait()
+
+
+def test_a_tracker_that_hangs_is_left_behind(run_dir, capsys, monkeypatch):
+    monkeypatch.setattr(follower, "_END_S", 0.1)
+    monkeypatch.setitem(sys.modules, "stuck", sys.modules[__name__])
+    with followed(run_dir, ["stuck:Stuck"]):
+        add_steps(run_dir, 1)
+    assert "a tracker does not end and is left behind" in capsys.readouterr().out
+    assert Stuck.asks.wait(60)
 
 
 def test_the_command_says_what_is_wrong(run_dir, tmp_path):
