@@ -291,6 +291,9 @@ class Advantages(Strict):
     estimator: OwnCode | None = None
     """module:function, in place of baseline and scale_by_std; called with the rewards that are
     compared, f64[n], for their advantages, f64[n]. The hub calls it."""
+    turn_discount: float = Field(default=1.0, ge=0, le=1)
+    """Per turn, of rewards that a workflow gives to turns (`reward_turn`); 0: each is its own
+    turn's. With a critic they are discounted by its gamma."""
     overlong: Overlong | None = None
     """Unset: length costs nothing."""
 

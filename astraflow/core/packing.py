@@ -13,6 +13,7 @@ from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId
 from astraflow.core.rollouts import (
     NOT_SAMPLED,
     ROUTED_EXPERTS,
+    TURN_REWARDS,
     Column,
     ColumnAxis,
     FinishReason,
@@ -230,6 +231,7 @@ def _columns_of(
     lengths = [each.token_count for each in trajectories]
     columns = _token_columns(sources, lengths, policy_ids)
     columns |= _route_column(trajectories, lengths)
+    columns |= _reward_column(trajectories, lengths)
     columns |= _shared_columns(trajectories, taken={**taken, **columns})
     weights = [each.loss_weight for each in sources if each.loss_weight is not None]
     if weights:
@@ -320,6 +322,18 @@ def _route_column(trajectories: Sequence[Trajectory], lengths: Sequence[int]) ->
     found = [each.columns.get(ROUTED_EXPERTS) for each in trajectories]
     routes = filled_routes(lengths, [each and each.values for each in found])
     return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
+
+
+def _reward_column(trajectories: Sequence[Trajectory], lengths: Sequence[int]) -> dict[str, Column]:
+    """Return the rewards of turns of all rows; most rows of a part may have none."""
+    found = [each.columns.get(TURN_REWARDS) for each in trajectories]
+    if not any(found):
+        return {}
+    arrays = [
+        np.zeros(length, np.float32) if each is None else each.values.astype(np.float32)
+        for each, length in zip(found, lengths, strict=True)
+    ]
+    return {TURN_REWARDS: Column(axis=ColumnAxis.TOKEN, values=np.concatenate(arrays))}
 
 
 def _shared_columns(

@@ -27,6 +27,10 @@ ROUTED_EXPERTS: Final = "routed_experts"
 
 """Name of the column, u16[T, layers, k]; see `rollout/v1/column.proto`."""
 
+TURN_REWARDS: Final = "token_rewards"
+
+"""Name of the column, f32[T]; a turn is rewarded at its last token."""
+
 _AXES: Final = 3
 
 

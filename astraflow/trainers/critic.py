@@ -33,7 +33,13 @@ class Estimates:
 
 
 def estimate(
-    values: np.ndarray, rows: np.ndarray, rewards: np.ndarray, *, gamma: float, lam: float
+    values: np.ndarray,
+    rows: np.ndarray,
+    rewards: np.ndarray,
+    *,
+    gamma: float,
+    lam: float,
+    token_rewards: np.ndarray | None = None,
 ) -> Estimates:
     """Return advantages and returns; a row is rewarded at its last token, and ends there.
 
@@ -46,6 +52,7 @@ def estimate(
         rewards: f[N], of each row.
         gamma: Discount.
         lam: 1: returns less values; 0: one step of temporal differences.
+        token_rewards: f[K], what is given at each token beside that; None: nothing.
 
     Example:
         >>> found = estimate(
@@ -62,6 +69,8 @@ def estimate(
         some = np.flatnonzero(counts > back)
         at = ends[some] - 1 - back
         reward = rewards[some] if back == 0 else 0.0
+        if token_rewards is not None:
+            reward = reward + token_rewards[at]
         surprise = reward + gamma * following[some] - exact[at]
         coming[some] = surprise + gamma * lam * coming[some]
         advantages[at], following[some] = coming[some], exact[at]
@@ -109,6 +118,7 @@ class CriticLearner:
             rows.rewards,
             gamma=self._settings.gamma,
             lam=self._settings.lam,
+            token_rewards=rows.loss.rewards,
         )
         return values, found
 

@@ -28,8 +28,9 @@ from astraflow.trainers.losses import (
 from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state
 from astraflow.trainers.passes import ModelPass, evened, minibatches_of, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
-from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
+from astraflow.trainers.turn_rewards import turn_advantages
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -252,7 +253,8 @@ class PolicyLearner:
         """Look at a batch before anything changes."""
         settings = self._settings
         reference = self._reference_likelihoods(rows)
-        loss = prepared(rows.loss, settings.loss, self._peers, reference_logprobs=reference)
+        loss = self._with_turns(rows)
+        loss = prepared(loss, settings.loss, self._peers, reference_logprobs=reference)
         rows = replace(rows, loss=loss)
         is_trained, old = self._trained_rows(rows), None
         is_moving = settings.loss.old == "recomputed" and settings.minibatches * settings.epochs > 1
@@ -265,6 +267,19 @@ class PolicyLearner:
             old_logprobs=old if is_moving else None,
             reference_logprobs=reference,
         )
+
+    def _with_turns(self, rows: TrainRows) -> LossTokens:
+        """Return the tokens with advantages for the rewards of turns; a critic has seen them."""
+        if self._critic is not None:
+            return rows.loss
+        settings = self._settings
+        earned = turn_advantages(
+            rows,
+            discount=settings.advantages.turn_discount,
+            is_compared=settings.advantages.baseline != "none",
+            peers=self._peers,
+        )
+        return replace(rows.loss, advantages=rows.loss.advantages + earned)
 
     def _update(
         self, batch: PreparedBatch, part: np.ndarray, divisor: float, *, is_first: bool

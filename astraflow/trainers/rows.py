@@ -1,14 +1,15 @@
 """The rows of a batch as a loss wants them: flat arrays, and where the loss applies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from astraflow.core.batches import BatchPart
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
-from astraflow.core.rollouts import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.rollouts import ROUTED_EXPERTS, TURN_REWARDS, UNROUTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,6 +23,7 @@ class LossTokens:
         advantages: f32[K].
         weights: f32[K], factor on the loss.
         temperatures: f32[K], 1 where the logits are used as they are.
+        rewards: f32[K], given within the row, at the last of these tokens before; None: none is.
     """
 
     positions: np.ndarray
@@ -30,13 +32,17 @@ class LossTokens:
     advantages: np.ndarray
     weights: np.ndarray
     temperatures: np.ndarray
+    rewards: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def where(self, chosen: np.ndarray) -> "LossTokens":
         """Return the tokens that are chosen, bool[K]."""
-        return LossTokens(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+        known: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        return LossTokens(
+            **{name: each if each is None else each[chosen] for name, each in known.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +58,7 @@ class TrainRows:
         max_versions: i64[N], newest.
         routed_experts: u16[T, layers, k], which experts each token went through as it was
             sampled, see `core.routes`; None: not known.
+        compared_with: u64[N], equal for rows of one group and agent.
     """
 
     tokens: np.ndarray
@@ -61,6 +68,7 @@ class TrainRows:
     min_versions: np.ndarray
     max_versions: np.ndarray
     routed_experts: np.ndarray | None = None
+    compared_with: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def lengths(self) -> np.ndarray:
@@ -146,6 +154,7 @@ class TrainRows:
             min_versions=_row_column(parts, "min_versions", default=-1, dtype=np.int64),
             max_versions=_row_column(parts, "max_versions", default=-1, dtype=np.int64),
             routed_experts=_routes(parts),
+            compared_with=_compared_with(parts),
         )
 
     @classmethod
@@ -197,13 +206,15 @@ def _loss_tokens(parts: Sequence[BatchPart], offsets: np.ndarray) -> LossTokens:
             weights=_loss_weights(parts)[positions],
             # Greedy sampling reports the log-probabilities of the logits as they are.
             temperatures=np.where(temperature > 0, temperature, np.float32(1))[rows],
+            rewards=_turn_rewards(parts, offsets, positions, rows),
         ),
     )
 
 
 def _finite(batch_id: BatchId, tokens: LossTokens) -> LossTokens:
     """Return loss tokens whose numbers all are numbers."""
-    for name in ("sampler_logprobs", "advantages", "weights", "temperatures"):
+    names = ["sampler_logprobs", "advantages", "weights", "temperatures"]
+    for name in names if tokens.rewards is None else [*names, "rewards"]:
         odd = np.flatnonzero(~np.isfinite(getattr(tokens, name)))
         if len(odd):
             raise AstraflowError(
@@ -235,6 +246,41 @@ def _loss_weights(parts: Sequence[BatchPart]) -> np.ndarray:
             for part in parts
         ]
     )
+
+
+def _turn_rewards(
+    parts: Sequence[BatchPart], offsets: np.ndarray, positions: np.ndarray, rows: np.ndarray
+) -> np.ndarray | None:
+    """Return f32[K], rewards of turns: each at the last loss token of its row up to where it is.
+
+    What is given before the first of these is nobody's.
+    """
+    if not any(TURN_REWARDS in part.columns for part in parts):
+        return None
+    given = np.concatenate(
+        [
+            part.values(TURN_REWARDS)
+            if TURN_REWARDS in part.columns
+            else np.zeros(part.token_count, np.float32)
+            for part in parts
+        ]
+    )
+    at = np.flatnonzero(given)
+    earned = np.searchsorted(positions, at, side="right") - 1
+    row = np.searchsorted(offsets, at, side="right") - 1
+    rewards = np.zeros(len(positions), np.float32)
+    if len(positions):
+        is_known = (earned >= 0) & (rows[earned] == row)
+        np.add.at(rewards, earned[is_known], given[at[is_known]])
+    return rewards
+
+
+def _compared_with(parts: Sequence[BatchPart]) -> np.ndarray:
+    """Return u64[N]: the group, and the mean reward there, which agents have of their own."""
+    groups = _row_column(parts, "group_index", default=-1, dtype=np.int32)
+    means = _row_column(parts, "group_reward_mean", default=np.nan, dtype=np.float32)
+    bits = np.ascontiguousarray(means).view(np.uint32).astype(np.uint64)
+    return groups.astype(np.int64).view(np.uint64) << np.uint64(32) | bits
 
 
 def _routes(parts: Sequence[BatchPart]) -> np.ndarray | None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, RolloutId, TrajectoryId
-from astraflow.core.rollouts import FinishReason, Trajectory
+from astraflow.core.rollouts import TURN_REWARDS, Column, ColumnAxis, FinishReason, Trajectory
 from astraflow.core.tasks import Prompt, RolloutTask
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.prompts import unended
@@ -200,6 +201,7 @@ class Recorder:
         self._agent = agent
         self._sampling = replace(port.sampling, seed=seed)
         self._turns: list[Turn] = []
+        self._turn_rewards: dict[int, float] = {}
         self._past = past or Past()
 
     @property
@@ -319,11 +321,22 @@ class Recorder:
             finish_reason=generation.finish_reason,
         )
 
+    def reward_turn(self, reward: float) -> None:
+        """Reward what was sampled last, beside the reward of the whole; several times add up.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when nothing was sampled yet, or it is not finite.
+        """
+        if not self._turns or not isfinite(reward):
+            raise _invalid(f"a reward of {reward} for a turn needs a turn, and to be finite")
+        end = self._turns[-1].end
+        self._turn_rewards[end] = self._turn_rewards.get(end, 0.0) + reward
+
     def to_trajectory(self, *, segment_index: int) -> Trajectory:
         """Return what was recorded, up to the last sampled token; there has to be one."""
         port, before = self._port, self._turns[0].parent
         owner = Owner(policy_id=port.policy_id, agent=self._agent, engine=port.engine.name)
-        return trajectory_of(
+        made = trajectory_of(
             self._turns,
             owner,
             name=self._trajectory_id,
@@ -332,6 +345,13 @@ class Recorder:
             reward=self.reward,
             finish_reason=self.finish_reason,
         )
+        if not self._turn_rewards:
+            return made
+        rewards = np.zeros(made.token_count, np.float32)
+        for end, reward in self._turn_rewards.items():
+            rewards[end - 1] = reward
+        column = Column(axis=ColumnAxis.TOKEN, values=rewards)
+        return replace(made, columns={**made.columns, TURN_REWARDS: column})
 
     def _rendered(self, chat: Sequence[Message], tools: Sequence[Any], *, at: int) -> Sequence[int]:
         """Return the tokens from `at`, where what the policy said ends, to its next words."""

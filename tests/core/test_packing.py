@@ -141,13 +141,13 @@ def test_columns_of_workflows_travel_when_every_row_has_them(rows):
         return Column(axis=ColumnAxis.TOKEN, values=np.ones(length, np.float32))
 
     for row in rows:
-        columns = {"token_rewards": column(len(row.trajectory.tokens))}
+        columns = {"judged": column(len(row.trajectory.tokens))}
         object.__setattr__(row.trajectory, "columns", columns)
     (part,) = packed(rows)
-    assert len(part.values("token_rewards")) == 7
+    assert len(part.values("judged")) == 7
     object.__setattr__(rows[1].trajectory, "columns", {})
     (part,) = packed(rows)
-    assert "token_rewards" not in part.columns
+    assert "judged" not in part.columns
 
 
 def tell_routes(row, routes):
@@ -161,6 +161,16 @@ def test_rows_that_do_not_tell_their_experts_take_none_from_those_that_do(rows):
     routes = part.values(ROUTED_EXPERTS)
     assert (routes[:5] == UNROUTED).all()
     assert routes[5:].tolist() == [[[3, 1]], [[2, 0]]]
+
+
+def test_rows_whose_turns_have_no_rewards_get_none_from_those_that_do(rows):
+    column = Column(axis=ColumnAxis.TOKEN, values=np.array([0, 0, 1, 0, 0.5], np.float32))
+    assert "token_rewards" not in packed(rows)[0].columns
+    rows[0].trajectory = replace(rows[0].trajectory, columns={"token_rewards": column})
+    (part,) = packed(rows)
+    count = rows[0].trajectory.token_count
+    assert part.values("token_rewards")[:count].tolist() == [0, 0, 1, 0, 0.5]
+    assert not part.values("token_rewards")[count:].any()
 
 
 @pytest.mark.parametrize(("experts", "counts"), [((48, 8), [7]), ((4000, 4000), [5, 2])])

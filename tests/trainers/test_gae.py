@@ -36,6 +36,18 @@ def test_without_values_every_token_gets_the_discounted_reward():
     assert found.advantages.tolist() == [0.5, 1.0, 2.0]
 
 
+def test_rewards_of_tokens_count_beside_that_of_the_row():
+    found = estimate(
+        np.zeros(3),
+        np.zeros(3, np.int64),
+        np.array([2.0]),
+        gamma=0.5,
+        lam=1.0,
+        token_rewards=np.array([0.0, 4.0, 0.0]),
+    )
+    assert found.advantages.tolist() == [2.5, 5.0, 2.0]
+
+
 def test_no_tokens_have_no_advantages():
     found = estimate(np.zeros(0), np.zeros(0, np.int64), np.zeros(2), gamma=1.0, lam=1.0)
     assert not len(found.advantages)

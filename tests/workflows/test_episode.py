@@ -27,6 +27,28 @@ async def test_what_is_sampled_is_marked_and_what_is_observed_is_not(parrot, epi
     assert talk.text == "x>ab!c"
 
 
+async def test_turns_are_rewarded_at_their_last_token(parrot, episode):
+    run = episode(solver=parrot("ab", "c", "d"))
+    talk = run.trajectory()
+    talk.observe("x>")
+    with pytest.raises(AstraflowError, match="needs a turn"):
+        talk.reward_turn(1.0)
+    await talk.sample()
+    talk.reward_turn(0.5)
+    talk.observe("!")
+    await talk.sample()
+    await talk.sample()
+    talk.reward_turn(1.0)
+    talk.reward_turn(-0.25)
+    (made,) = run.trajectories()
+    rewards = made.columns["token_rewards"].values
+    ends = [5, len(made.tokens) - 1]
+    assert np.flatnonzero(rewards).tolist() == ends
+    assert rewards[ends].tolist() == [0.5, 0.75]
+    with pytest.raises(AstraflowError, match="to be finite"):
+        talk.reward_turn(float("nan"))
+
+
 async def test_the_engine_sees_all_that_came_before(parrot, episode):
     engine = parrot("a", "b", "c")
     talk = episode(solver=engine).trajectory()

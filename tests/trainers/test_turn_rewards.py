@@ -1,0 +1,121 @@
+"""Rewards of turns: what each turn earned, compared with the same turn of its group."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from astraflow.config.recipe import Advantages, CriticConfig, Optimizer, TrainerConfig
+from astraflow.core.rollouts import Column, ColumnAxis
+from astraflow.trainers.critic import CriticLearner, valued
+from astraflow.trainers.learner import PolicyLearner
+from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.turn_rewards import turn_advantages
+
+# Two tokens are seen, two sampled, one seen, one sampled.
+MASK = [False, False, True, True, False, True]
+# By row: the rewards of its two turns. The first three are one group, the last is alone.
+REWARDS = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (3.0, 5.0)]
+
+
+@pytest.fixture
+def part(make_row, to_part):
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in REWARDS:
+        row = make_row(rng, length=6, advantage=0.0)
+        row["loss_mask"] = np.array(MASK)
+        rows.append(row)
+    made = to_part(rows)
+    given = np.zeros((4, 6), np.float32)
+    for row, (first, second) in enumerate(REWARDS):
+        # The environment pays with its answer, one token later; the scorer at the end.
+        given[row, 4], given[row, 5] = first, second
+    columns = {
+        "token_rewards": Column(axis=ColumnAxis.TOKEN, values=given.ravel()),
+        "group_index": Column(axis=ColumnAxis.ROW, values=np.array([0, 0, 0, 1], np.int32)),
+        "group_reward_mean": Column(axis=ColumnAxis.ROW, values=np.zeros(4, np.float32)),
+    }
+    return replace(made, columns={**made.columns, **columns})
+
+
+def by_turn(found):
+    """Return the advantage of each turn of each row; tokens of a turn have the same."""
+    rows = np.reshape(found, (4, 3))
+    assert (rows[:, 0] == rows[:, 1]).all()
+    return rows[:, 1:].tolist()
+
+
+def test_a_turn_is_compared_with_the_same_turn_of_its_group(part):
+    rows = TrainRows.from_parts([part])
+    found = by_turn(turn_advantages(rows, discount=1.0, is_compared=True))
+    # Returns of the group: (1, 0), (1, 1), (0, 0); means 2/3 and 1/3.
+    np.testing.assert_allclose(
+        found, [[1 / 3, -1 / 3], [1 / 3, 2 / 3], [-2 / 3, -1 / 3], [0, 0]], atol=1e-6
+    )
+
+
+def test_turns_are_discounted_and_need_not_be_compared(part):
+    rows = TrainRows.from_parts([part])
+    found = by_turn(turn_advantages(rows, discount=0.5, is_compared=False))
+    assert found == [[1, 0], [0.5, 1], [0, 0], [5.5, 5]]
+
+
+def test_agents_of_a_group_are_not_compared_with_each_other(part):
+    means = Column(axis=ColumnAxis.ROW, values=np.array([0.5, 0.5, 0.25, 0], np.float32))
+    rows = TrainRows.from_parts(
+        [replace(part, columns={**part.columns, "group_reward_mean": means})]
+    )
+    found = by_turn(turn_advantages(rows, discount=0.0, is_compared=True))
+    assert found == [[0.5, -0.5], [-0.5, 0.5], [0, 0], [0, 0]]
+
+
+def test_rows_of_other_ranks_count_for_the_mean(part):
+    class Two:
+        """This rank, and one whose three rows of the group earned nothing."""
+
+        def all_reduce_max(self, count):
+            return count
+
+        def all_gather(self, values):
+            return np.concatenate([values, values[:2] if values.ndim == 2 else np.zeros(2)])
+
+    rows = TrainRows.from_parts([part])
+    found = by_turn(turn_advantages(rows, discount=0.0, is_compared=True, peers=Two()))
+    np.testing.assert_allclose(found[0], [1 - 1 / 4, -1 / 4], atol=1e-6)
+
+
+def test_a_policy_learns_from_turns_alone(part, make_model):
+    """All rows have the same reward, hence no advantage of the hub's."""
+    rows = TrainRows.from_parts([part])
+    settings = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
+    learner = PolicyLearner(make_model(), settings)
+    everything = np.ones(4, np.bool_)
+    before = learner.likelihoods(rows, everything).logprobs
+    rows.loss.sampler_logprobs[:] = before
+    for _ in range(5):
+        metrics = learner.step(rows, divisor=len(rows.loss))
+    assert metrics["train/trained_rows_frac"] == 0.75
+    risen = (learner.likelihoods(rows, everything).logprobs - before).reshape(4, 3)
+    assert risen[0, :2].mean() > 0 > risen[2, :2].mean()
+    assert risen[1, 2] > 0 > risen[0, 2]
+
+
+def test_a_critic_sees_them_and_nothing_is_added(part, make_model):
+    rows = TrainRows.from_parts([part])
+    rows.rewards[:] = 0
+    config = CriticConfig(gamma=0.5)
+    critic = CriticLearner(valued(make_model().module), config, max_tokens=64)
+    _, found = critic.estimate(rows)
+    assert found.returns.reshape(4, 3)[1].tolist() == [0.25, 0.5, 1.0]
+    settings = TrainerConfig(critic=config, advantages=Advantages(turn_discount=0.5))
+    learner = PolicyLearner(make_model(), settings, critic=critic)
+    assert learner._with_turns(rows) is rows.loss
+
+
+def test_what_is_given_before_the_first_sampled_token_is_nobodys(part):
+    given = np.zeros(24, np.float32)
+    given[6] = 7.0
+    column = Column(axis=ColumnAxis.TOKEN, values=given)
+    rows = TrainRows.from_parts([replace(part, columns={**part.columns, "token_rewards": column})])
+    assert not rows.loss.rewards.any()
