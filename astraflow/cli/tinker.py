@@ -101,11 +101,6 @@ def tinker(
 
 
 def _directory_of(model: str) -> Path:
-    """Return the directory of a model.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for what is neither a directory nor a model that is here.
-    """
     from astraflow.engines.models import find_model  # noqa: PLC0415
 
     directory = Path(model)

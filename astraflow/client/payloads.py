@@ -244,11 +244,7 @@ def lost_rollout_ids(error: AstraflowError) -> tuple[RolloutId, ...]:
 
 
 def _must_be_seen(bucket: Bucket) -> None:
-    """Refuse a store that is not the hub's, such as a local folder where a mount is missing.
-
-    Raises:
-        AstraflowError: SOURCE_UNREACHABLE.
-    """
+    """Refuse a store that is not the hub's, such as a local folder where a mount is missing."""
     try:
         bucket.read(MARKER)
     except FileNotFoundError:

@@ -180,12 +180,7 @@ def _parsed(kind: str, model: type[Model], raw: bytearray) -> Model:
 
 @asynccontextmanager
 async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray]:
-    """Read the bytes of a body; they take room until the end of the block.
-
-    Raises:
-        HTTPException: 413, 408, 499.
-        AstraflowError: OVERLOADED.
-    """
+    """Read the bytes of a body; they take room until the end of the block."""
     too_large = HTTPException(413, f"a body has at most {rules.max_nbytes} bytes here")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > rules.max_nbytes:

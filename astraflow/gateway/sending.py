@@ -249,11 +249,7 @@ class Pusher:
 
 
 async def _push(address: tuple[str, int], offset: int, payload: memoryview) -> None:
-    """Push one stream.
-
-    Raises:
-        OSError: The receiver cannot be reached, or did not say that it has everything.
-    """
+    """Push one stream; OSError where the receiver does not say that it has everything."""
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as connection:

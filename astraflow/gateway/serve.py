@@ -276,11 +276,7 @@ async def _written(request: Request, trainer: BridgedTrainer, received: TrainerB
 async def _waited(
     request: Request, trainer: BridgedTrainer, version: int | None, timeout_s: float
 ) -> TrainerBatch:
-    """Wait for a batch as long as its reader does, and not for ever.
-
-    Raises:
-        HTTPException: 504; 499 when the reader has gone.
-    """
+    """Wait for a batch as long as its reader does, and not for ever."""
     coming = asyncio.ensure_future(trainer.batch(version))
     leaving = asyncio.ensure_future(_disconnected(request))
     try:

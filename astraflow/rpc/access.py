@@ -395,11 +395,7 @@ class Access:
         return None
 
     def _grant(self, context: Context, otherwise: str) -> Grant:
-        """Return what a caller may do by its token, or else by its certificate.
-
-        Raises:
-            AstraflowError: TOKEN_INVALID, with what is said otherwise.
-        """
+        """Return what a caller may do by its token, or else by its certificate."""
         grant = self._tokens.grant(bearer_of(context))
         if grant is None and self._identities:
             grants = [self._identities.get(name) for name in names_of(context)]

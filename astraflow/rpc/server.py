@@ -23,27 +23,6 @@ from astraflow.rpc.tls import Tls, server_credentials
 _health = cast("Any", health)
 
 
-class Health:
-    """`grpc.health.v1.Health` of one server."""
-
-    def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
-        self._services = ("", *services)
-        self._servicer = _health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    async def set_serving(self, is_serving: bool) -> None:
-        """Answer SERVING, or NOT_SERVING, for the server and each of its services."""
-        status = health_pb2.HealthCheckResponse
-        for service in self._services:
-            await self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
-
-
-def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
-    """Serve reflection for services, beside health and reflection themselves."""
-    names = (*services, _health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # By (request is a stream, response is a stream).
@@ -171,11 +150,14 @@ class RunningServer:
         port: That it listens on.
     """
 
-    def __init__(self, server: grpc.aio.Server, *, address: str, port: int, health: Health) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, *, address: str, port: int, health: Any, names: Sequence[str]
+    ) -> None:
         self.address = address
         self.port = port
         self._server = server
         self._health = health
+        self._names = ("", *names)
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,12 +166,14 @@ class RunningServer:
         await self.stop()
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Say to health checks whether calls are welcome."""
-        await self._health.set_serving(is_serving)
+        """Say to health checks, of the server and each service, whether calls are welcome."""
+        status = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no new calls, let running ones end, cut them off after the grace. Idempotent."""
-        await self._health.set_serving(False)
+        await self.set_serving(False)
         await self._server.stop(grace_s)
 
     async def wait_stopped(self) -> None:
@@ -219,16 +203,19 @@ async def start_server(
     host, _ = split_address(listen, "listen")
     server = _make(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
     names = [_add(server, servicer) for servicer in servicers]
-    health = Health(server, names)
-    add_reflection(server, names)
+    health = _health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    described = (*names, _health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(described, server)
     bound = _bind(server, listen, tls)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(server.stop, 0)
         address = advertised(host, bound, advertise)
         await server.start()
         undo.pop_all()
-    await health.set_serving(True)
-    return RunningServer(server, address=address, port=bound, health=health)
+    running = RunningServer(server, address=address, port=bound, health=health, names=names)
+    await running.set_serving(True)
+    return running
 
 
 def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:

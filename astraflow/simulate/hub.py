@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
 from astraflow.core.ids import MemberId, PromptId
 from astraflow.core.run import Run
 from astraflow.core.settings import RunSettings
-from astraflow.core.tasks import Prompt, RolloutTask
+from astraflow.core.tasks import Prompt
+
+if TYPE_CHECKING:
+    from astraflow.simulate.node import SimulatedNode
 
 Act = Callable[[], None]
 
@@ -52,18 +55,6 @@ class Timeline:
 _TICK_S = 1.0
 
 
-class SimulatedMember(Protocol):
-    """What the hub sends tasks to."""
-
-    def take(self, task: RolloutTask) -> None: ...
-
-    def cancel(self, effect: ef.SendCancellation) -> None: ...
-
-    def order(self, effect: ef.SendDirective) -> None: ...
-
-    def see(self, version: int) -> None: ...
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimulatedHub:
     """One run on a timeline.
@@ -74,9 +65,7 @@ class SimulatedHub:
 
     timeline: Timeline
     settings: RunSettings
-    workers: dict[MemberId, SimulatedMember] = field(
-        default_factory=dict[MemberId, SimulatedMember]
-    )
+    workers: "dict[MemberId, SimulatedNode]" = field(default_factory=dict[MemberId, Any])
     trainer: Callable[[ef.SendBatch], None] | None = None
     event_count: int = 0
     run: Run = field(init=False)
@@ -116,7 +105,7 @@ class SimulatedHub:
             case _:
                 pass
 
-    def _deliver(self, member_id: MemberId, act: Callable[[SimulatedMember], None]) -> None:
+    def _deliver(self, member_id: MemberId, act: "Callable[[SimulatedNode], None]") -> None:
         def deliver() -> None:
             worker = self.workers.get(member_id)
             if worker is not None:

@@ -183,11 +183,7 @@ def _must_be_whole(place: Place, database: Database, first: int, end: int) -> No
 
 
 def _read(place: Place, database: Database, start: int, limit: int) -> list[bytes]:
-    """Return records from a position on.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED for a record that is damaged or missing.
-    """
+    """Return records from a position on."""
     query = (
         "SELECT position, checksum, record FROM records WHERE position >= %s"
         " ORDER BY position LIMIT %s"

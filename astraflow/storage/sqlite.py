@@ -214,11 +214,7 @@ def sound_bounds(
 
 
 def _acknowledged(path: Path, database: sqlite3.Connection) -> Level:
-    """Return which journal this is, and how far it may have been acknowledged.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when the watermark is of another journal.
-    """
+    """Return which journal this is, and how far it may have been acknowledged."""
     level, identity = read_level(path), identity_of(database)
     if level is not None and level.identity != identity:
         raise _incomplete(path, "its watermark is of another journal")

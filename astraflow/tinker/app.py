@@ -261,11 +261,6 @@ class TinkerApp:
         return _parse(kind, await self._body(request))
 
     async def _body(self, request: Request) -> bytes:
-        """Return a body.
-
-        Raises:
-            AstraflowError: MESSAGE_TOO_LARGE, OVERLOADED, SOURCE_TIMEOUT.
-        """
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):

@@ -63,19 +63,6 @@ class Settings:
     max_tokens_per_pass: int = 16384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PassOutput:
-    """What one `forward_backward` found.
-
-    Attributes:
-        logprobs: Of each datum's target_tokens, in their shape: f32[L] or f32[L, K].
-        loss: The sum over all tokens.
-    """
-
-    logprobs: Sequence[np.ndarray]
-    loss: float
-
-
 class LoadedBase:
     """The model that all start from. Its weights are in memory once, and never change."""
 
@@ -208,8 +195,12 @@ class Learner:
         self._adam = torch.optim.AdamW(list(self._parameters.values()), lr=0.0, fused=True)
         self._step_count = 0
 
-    def forward_backward(self, request: TrainRequest) -> PassOutput:
+    def forward_backward(self, request: TrainRequest) -> tuple[Sequence[np.ndarray], float]:
         """Add the gradient of a loss to those that wait for a step; a failure adds nothing.
+
+        Returns:
+            Log-probabilities of each datum's target_tokens, in their shape: f32[L] or f32[L, K];
+            and the loss, the sum over all tokens.
 
         Raises:
             AstraflowError: INVALID_FIELD or CAPABILITY_MISSING for what cannot be computed,
@@ -242,7 +233,7 @@ class Learner:
 
         with naming_exhaustion(max_tokens=self._settings.max_tokens_per_pass), self._adding():
             total = sum(learn(PassTokens.of(batch.rows, one)) for one in self._plan(batch.rows))
-        return PassOutput(logprobs=batch.divided(found), loss=total)
+        return batch.divided(found), total
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Change the weights by the gradients that have added up, and forget these.

@@ -71,7 +71,11 @@ class ClientModel:
 
 
 class Service:
-    """Everything behind the routes. It belongs to one event loop."""
+    """Everything behind the routes. It belongs to one event loop.
+
+    Requests raise INVALID_FIELD, POLICY_UNKNOWN for a model that is not here, REQUEST_CONFLICT for
+    another body under the same number, OVERLOADED when too much waits, CHECKPOINT_UNKNOWN.
+    """
 
     def __init__(
         self,
@@ -107,11 +111,7 @@ class Service:
         self._trainer.shutdown(wait=False, cancel_futures=True)
 
     def hear(self, session_id: str) -> None:
-        """Note that the client of a session is there.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for what is no session.
-        """
+        """Note that the client of a session is there."""
         self._heard[require_id(session_id)] = now = _now()
         if len(self._heard) > _SESSION_COUNT:
             self._heard = {key: at for key, at in self._heard.items() if at > now - _SILENCE_S}
@@ -127,11 +127,7 @@ class Service:
         self._models.pop(model_id, None)
 
     async def info(self, model_id: str) -> dict[str, Any]:
-        """Return what is told of a model.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN.
-        """
+        """Return what is told of a model."""
         learner = await self._model(model_id).ready()
         return {
             "type": "get_info",
@@ -143,12 +139,6 @@ class Service:
         }
 
     def create_model(self, fields: CreateModel, digest: bytes) -> Promise:
-        """Begin a model.
-
-        Raises:
-            AstraflowError: REQUEST_CONFLICT, OVERLOADED.
-        """
-
         def make() -> Learner:
             self._require_base(fields.base_model)
             return self._new_learner(fields.lora_config or LoraConfig())
@@ -156,11 +146,7 @@ class Service:
         return self._begin(fields.session_id, fields.model_seq_id, digest, make)
 
     def load_weights(self, fields: LoadWeights, digest: bytes) -> Promise:
-        """Go on from a checkpoint, with a new model or with one that is there.
-
-        Raises:
-            AstraflowError: INVALID_FIELD, POLICY_UNKNOWN, REQUEST_CONFLICT, OVERLOADED.
-        """
+        """Go on from a checkpoint, with a new model or with one that is there."""
         if fields.model_id is not None and fields.seq_id is not None:
             return self._ordered(
                 fields.model_id, fields.seq_id, digest, lambda model: self._load(model, fields)
@@ -182,19 +168,14 @@ class Service:
     def forward_backward(
         self, message: pb.ForwardBackwardRequest, digest: bytes, *, nbytes: int
     ) -> Promise:
-        """Add the gradient of a loss; the body of the message had `nbytes`.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT; OVERLOADED when too much waits.
-        """
+        """Add the gradient of a loss; the body of the message had `nbytes`."""
 
         async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
 
             def learn() -> FutureResult:
-                found = learner.forward_backward(parse_request(message))
-                metrics = {"loss:sum": found.loss}
-                return FutureResult(body=train_output(found.logprobs, metrics), kind=PROTOBUF)
+                logprobs, loss = learner.forward_backward(parse_request(message))
+                return FutureResult(body=train_output(logprobs, {"loss:sum": loss}), kind=PROTOBUF)
 
             return await self._train(learn)
 
@@ -213,12 +194,6 @@ class Service:
         return promise
 
     def optim_step(self, fields: OptimStep, digest: bytes) -> Promise:
-        """Use the gradients.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
-        """
-
         async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
             metrics = await self._train(lambda: learner.optim_step(fields.adam_params))
@@ -227,11 +202,7 @@ class Service:
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
     def save_weights(self, fields: SaveWeights, digest: bytes) -> Promise:
-        """Keep weights and optimizer.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
-        """
+        """Keep weights and optimizer."""
 
         async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
@@ -251,11 +222,7 @@ class Service:
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
     def save_weights_for_sampler(self, fields: SaveWeightsForSampler, digest: bytes) -> Promise:
-        """Keep weights by a name, or for a sampling session that begins with them.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
-        """
+        """Keep weights by a name, or for a sampling session that begins with them."""
 
         async def work(model: ClientModel) -> FutureResult:
             if fields.kind != "snapshot":
@@ -285,11 +252,7 @@ class Service:
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
     def refuse(self, model_id: str, seq_id: int, digest: bytes, error: AstraflowError) -> Promise:
-        """Let a wrong request have its turn all the same: those after it wait for it.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
-        """
+        """Let a wrong request have its turn all the same: those after it wait for it."""
 
         async def work(_: ClientModel) -> FutureResult:
             raise error
@@ -297,11 +260,7 @@ class Service:
         return self._ordered(model_id, seq_id, digest, work)
 
     async def create_sampling_session(self, fields: CreateSamplingSession) -> str:
-        """Begin a session that samples from a checkpoint or from the base model; return its id.
-
-        Raises:
-            AstraflowError: INVALID_FIELD, CHECKPOINT_UNKNOWN, MODEL_MISMATCH.
-        """
+        """Begin a session that samples from a checkpoint or from the base model; return its id."""
         place = None
         if fields.model_path is not None:
             place = CheckpointPath.parse(fields.model_path)
@@ -318,11 +277,7 @@ class Service:
         return sampler_id
 
     async def sampler(self, sampler_id: str) -> dict[str, Any]:
-        """Return what is told of a sampling session.
-
-        Raises:
-            AstraflowError: CHECKPOINT_UNKNOWN.
-        """
+        """Return what is told of a sampling session."""
         place = await asyncio.to_thread(self._checkpoints.sampler, sampler_id)
         told = {"sampler_id": sampler_id, "base_model": self.base_model}
         return (
@@ -330,11 +285,7 @@ class Service:
         )
 
     def sample(self, fields: SampleRequest, digest: bytes) -> Promise:
-        """Sample, and score the prompt where that is asked for.
-
-        Raises:
-            AstraflowError: REQUEST_CONFLICT; OVERLOADED when too much is sampled.
-        """
+        """Sample, and score the prompt where that is asked for."""
         key = (fields.sampling_session_id, fields.seq_id)
         found = self.promises.find(key, digest)
         if found is not None:
@@ -448,11 +399,7 @@ class Service:
         return FutureResult.of({"path": fields.path, "model_id": model.model_id})
 
     def _evict(self) -> None:
-        """Let go of models whose clients are gone, if there are too many.
-
-        Raises:
-            AstraflowError: OVERLOADED when all of them are there.
-        """
+        """Let go of models whose clients are gone, if there are too many."""
         if len(self._models) < _MODEL_COUNT:
             return
         silent = _now() - _SILENCE_S
