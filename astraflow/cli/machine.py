@@ -24,11 +24,15 @@ def doctor(*, as_json: AsJson = False) -> None:
     else:
         from rich.console import Console  # noqa: PLC0415
         from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
 
-        table = Table("area", "what", "", "found", "to do")
+        table = Table("area", "what", "", "found")
+        # A line of it is to be pasted.
+        table.add_column("to do", overflow="fold")
         marks = {True: "[green]works[/]", False: "[red]broken[/]", None: "[dim]not here[/]"}
         for check in checks:
-            table.add_row(check.area, check.name, marks[check.works], check.found, check.advice)
+            found, advice = Text(check.found), Text(check.advice)
+            table.add_row(check.area, check.name, marks[check.works], found, advice)
         Console().print(table)
     if any(check.works is False for check in checks):
         raise typer.Exit(1)

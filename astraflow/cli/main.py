@@ -1,5 +1,6 @@
 """The command line: what each command is called, and what an error looks like."""
 
+import re
 import sys
 from inspect import cleandoc
 
@@ -32,6 +33,7 @@ app = typer.Typer(
     "Begin with [bold]astraflow run recipes/sort.yaml[/]: it trains a small policy on this machine "
     "in about a minute. [bold]astraflow doctor[/] tells what works here.",
 )
+app.command("init")(runs.init)
 app.command("run")(run.run)
 app.command("check")(run.check)
 app.command("ls")(runs.ls)
@@ -84,11 +86,36 @@ def _unwrap_help(group: typer.Typer) -> None:
 _unwrap_help(app)
 
 
+def _cure(module: str) -> str | None:
+    """Return how to install what a missing module is of; None: no extra of ours has it."""
+    from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415
+
+    try:
+        wanted = requires("astraflow") or []
+    except PackageNotFoundError:
+        return None
+    for requirement in wanted:
+        found = re.fullmatch(r'([\w.-]+).*extra == "([\w-]+)"', requirement)
+        if found is not None and found[1].replace("-", "_").lower() == module.lower():
+            return f"pip install 'astraflow[{found[2]}]'"
+    return None
+
+
 def main() -> None:
-    """Run the command line; an error that has a name is one line and exit code 1."""
+    """Run the command line; an error that has a name is one line and exit code 1.
+
+    A package that is not installed is named with the command that installs it.
+    """
     keep_files_private()
     try:
         app()
     except AstraflowError as error:
         typer.secho(f"error: {error.message}  [{error.reason}]", err=True, fg=typer.colors.RED)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        cure = _cure(module)
+        if cure is None:
+            raise
+        typer.secho(f"error: this needs {module}: {cure}", err=True, fg=typer.colors.RED)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`astraflow ls | show | compare | logs | stop`: the runs in a folder, live or over."""
+"""`astraflow init | ls | show | compare | logs | stop`: runs begun, live or over."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,32 @@ from astraflow.cli.options import AsJson, RunPath
 RunPaths = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
 ]
+
+
+def init(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="Such as math or sort; unset: lists them.", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Is made; unset: the recipe's name.", show_default=False),
+    ] = None,
+    *,
+    machine: Annotated[
+        str, typer.Option("--for", help="Whose settings: cpu, gpu-8 or gpu-2x8.")
+    ] = "cpu",
+) -> None:
+    """Begin with a recipe that comes with astraflow, in a folder of your own."""
+    from astraflow.launch.init import init_recipe, packaged_recipes  # noqa: PLC0415
+
+    if recipe is None:
+        for name, what in packaged_recipes().items():
+            typer.echo(f"{name:20} {what}")
+        return
+    target = folder or Path(recipe)
+    init_recipe(recipe, target, machine=machine)
+    typer.echo(f"{target} is there: cd {target} && astraflow run recipe.yaml")
 
 
 def ls(

@@ -53,6 +53,19 @@ def test_an_error_is_one_line_with_its_reason_and_exit_code_1(monkeypatch, capsy
     assert "NOT_READY" in line
 
 
+def test_a_package_that_is_missing_is_named_with_what_installs_it():
+    code = """
+import sys
+sys.modules["tokenizers"] = sys.modules["torch"] = None
+from astraflow.cli.main import main
+sys.argv = ["astraflow", "check", "recipes/sort.yaml"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: this needs tokenizers: pip install 'astraflow[torch]'"
+
+
 def test_a_dry_run_prints_the_resolved_recipe():
     arguments = ["run", "recipes/sort.yaml", "--dry-run", "--set", "seed=7"]
     said = CliRunner().invoke(app, arguments).stdout

@@ -1,0 +1,92 @@
+"""`astraflow init`: a folder of one's own with a recipe that comes with the package."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import astraflow
+from astraflow.core.errors import AstraflowError, Reason
+
+_PACKAGE: Final = Path(astraflow.__file__).parent
+# A recipe that is a folder has a file for each machine: the first one trains on two cores.
+_MACHINES: Final = ("cpu", "gpu-8", "gpu-2x8")
+
+
+def recipes_root() -> Path:
+    """Return where the recipes lie: in the installed package, or beside it in a checkout.
+
+    Raises:
+        AstraflowError: NOT_READY when they are in neither.
+    """
+    for root in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes"):
+        if (root / "sort.yaml").exists():
+            return root
+    raise AstraflowError(Reason.NOT_READY, "this install has no recipes; install astraflow anew")
+
+
+def packaged_recipes() -> dict[str, str]:
+    """Return the names that `init` knows, each with the first sentence of its recipe."""
+    root = recipes_root()
+    found = {path.stem: path for path in sorted(root.glob("*.yaml"))}
+    found |= {path.parent.name: path for path in sorted(root.glob("*/cpu.yaml"))}
+    return {name: _first_sentence(path) for name, path in found.items()}
+
+
+def _first_sentence(path: Path) -> str:
+    lines = path.read_text().splitlines()
+    comment = " ".join(line.lstrip("# ") for line in lines[:8] if line.startswith("#"))
+    for mark in (". ", ": "):
+        if mark in comment:
+            return comment[: comment.index(mark)]
+    return comment
+
+
+def init_recipe(name: str, folder: Path, *, machine: str = "cpu") -> Path:
+    """Copy a recipe and what it needs into a new folder; return its `recipe.yaml`.
+
+    Args:
+        name: As `packaged_recipes` has it.
+        folder: Made; one that is there has to be empty.
+        machine: Whose settings: cpu, gpu-8 or gpu-2x8.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN for a name or machine that there is none of; NAME_TAKEN when
+            the folder has something in it.
+    """
+    known = packaged_recipes()
+    if name not in known:
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN, f"there is no recipe '{name}'; there are {', '.join(known)}"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise AstraflowError(
+            Reason.NAME_TAKEN, f"{folder} has something in it; name another folder"
+        )
+    root = recipes_root()
+    source = root / f"{name}.yaml"
+    if not source.exists():
+        source = root / name / f"{machine}.yaml"
+    if not source.exists() or (source.parent == root and machine != "cpu"):
+        machines = [each for each in _MACHINES if (root / name / f"{each}.yaml").exists()]
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"the recipe '{name}' is not for '{machine}', but for {', '.join(machines or ['cpu'])}",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in _beside(source):
+        copy = shutil.copytree if each.is_dir() else shutil.copyfile
+        copy(each, folder / each.name)
+    return Path(shutil.copyfile(source, folder / "recipe.yaml"))
+
+
+def _beside(recipe: Path) -> Iterator[Path]:
+    """Yield what a recipe needs: of a folder all but its other recipes, else what it names."""
+    text = recipe.read_text()
+    is_folder = recipe.stem in _MACHINES
+    for path in sorted(recipe.parent.iterdir()):
+        is_named = path.name in text or path.stem in text.split()
+        if path.suffix == ".yaml" or path.name == "__pycache__":
+            continue
+        if is_folder or (is_named and path.name != "README.md"):
+            yield path
