@@ -6,10 +6,9 @@ its own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -28,37 +27,22 @@ class StreamClosed(Exception):  # noqa: N818 - an event, not an error
 
 
 class RegisteredStream:
-    """The place of one stream; a context manager around its body."""
+    """One stream: the task that runs its body, and what ends it from outside."""
 
-    def __init__(self, registry: "StreamRegistry", member_id: MemberId, purpose: str) -> None:
-        self._registry = registry
-        self._key = (member_id, purpose)
-        self._task: asyncio.Task[object] | None = None
-        self._error: Exception | None = None
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._task = asyncio.current_task()
 
     def end(self, error: Exception) -> None:
         """Make the body end with `error`; the first one counts."""
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
             if self._task is not None:
                 self._task.cancel()
 
-    def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
-        self._registry.register(self._key, self)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._registry.unregister(self._key, self)
-        if self._task is not None and self._error is not None:
-            is_ours = self._task.uncancel() == 0 and kind is asyncio.CancelledError
-            if is_ours or kind is None:
-                raise self._error from None
+    def take_back(self) -> bool:
+        """Take back what `end` asked of the task; return whether nobody else cancelled it."""
+        return self.error is not None and self._task is not None and self._task.uncancel() == 0
 
 
 class StreamRegistry:
@@ -67,9 +51,27 @@ class StreamRegistry:
     def __init__(self) -> None:
         self._streams: dict[MemberId, dict[str, RegisteredStream]] = {}
 
-    def open(self, member_id: MemberId, purpose: str) -> RegisteredStream:
-        """Return a context to run the body in; entering it ends the stream before it."""
-        return RegisteredStream(self, member_id, purpose)
+    @contextmanager
+    def open(self, member_id: MemberId, purpose: str) -> Generator[None]:
+        """Run the body of a stream; the one before it is ended with StreamReplaced."""
+        stream, streams = RegisteredStream(), self._streams.setdefault(member_id, {})
+        older, streams[purpose] = streams.get(purpose), stream
+        if older is not None:
+            older.end(StreamReplaced(f"another stream of {member_id} took over {purpose}"))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not stream.take_back():
+                raise
+        except BaseException:
+            stream.take_back()
+            raise
+        else:
+            stream.take_back()
+        finally:
+            self._forget(member_id, purpose, stream)
+        if stream.error is not None:
+            raise stream.error
 
     def end(self, member_id: MemberId, error: Exception) -> None:
         """End all streams of a member."""
@@ -80,21 +82,13 @@ class StreamRegistry:
         """Whether there is a stream."""
         return purpose in self._streams.get(member_id, {})
 
-    def register(self, key: tuple[MemberId, str], stream: RegisteredStream) -> None:
-        """Note a stream; the one before it is ended with StreamReplaced."""
-        streams = self._streams.setdefault(key[0], {})
-        older = streams.get(key[1])
-        streams[key[1]] = stream
-        if older is not None:
-            older.end(StreamReplaced(f"another stream of {key[0]} took over {key[1]}"))
-
-    def unregister(self, key: tuple[MemberId, str], stream: RegisteredStream) -> None:
+    def _forget(self, member_id: MemberId, purpose: str, stream: RegisteredStream) -> None:
         """Forget a stream, unless another one took its place."""
-        streams = self._streams.get(key[0], {})
-        if streams.get(key[1]) is stream:
-            del streams[key[1]]
+        streams = self._streams.get(member_id, {})
+        if streams.get(purpose) is stream:
+            del streams[purpose]
             if not streams:
-                del self._streams[key[0]]
+                del self._streams[member_id]
 
 
 log = structlog.get_logger(__name__)

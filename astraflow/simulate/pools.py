@@ -13,20 +13,12 @@ from astraflow.simulate.node import Lengths, SimulatedNode
 from astraflow.simulate.scenario import Autoscale, Pool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeChange:
-    """The number of nodes that are paid for, from a time on."""
-
-    seconds: float
-    count: int
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pools:
     """All nodes of a simulation.
 
     Attributes:
-        sizes: How many nodes there were, in order of time.
+        sizes: How many nodes there were, from a time in seconds on.
         node_s: Seconds of nodes that have ended.
         crash_count: Times that a node went silently.
         leave_count: Times that a flapping node left in order.
@@ -35,7 +27,7 @@ class Pools:
     hub: SimulatedHub
     lengths: Lengths
     random: Random
-    sizes: list[SizeChange] = field(default_factory=list[SizeChange])
+    sizes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     node_s: float = 0.0
     crash_count: int = 0
     leave_count: int = 0
@@ -70,7 +62,7 @@ class Pools:
         self._note_size()
 
     def _note_size(self) -> None:
-        self.sizes.append(SizeChange(seconds=self.hub.timeline.seconds, count=len(self._births)))
+        self.sizes.append((self.hub.timeline.seconds, len(self._births)))
 
     def _flap(self, name: str, pool: Pool, *, life: int) -> None:
         node = self.add(f"{name}.{life}", pool)

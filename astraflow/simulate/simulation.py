@@ -18,7 +18,7 @@ from astraflow.core.status import LedgerAccount
 from astraflow.core.tasks import WorkflowSpec
 from astraflow.simulate.hub import SimulatedHub, Timeline
 from astraflow.simulate.node import CODE, GRAIN, POLICY, Lengths
-from astraflow.simulate.pools import Autoscaler, Pools, ScaleStep, SizeChange
+from astraflow.simulate.pools import Autoscaler, Pools, ScaleStep
 from astraflow.simulate.scenario import Scenario
 from astraflow.simulate.trainer import SimulatedTrainer
 
@@ -35,6 +35,7 @@ class SimulationReport:
         staleness: Rollouts of the last batches, by versions between sampling and training.
         leave_count: Flapping nodes that left in order.
         broken_laws: How often each did not hold; empty: all held.
+        sizes: How many nodes there were, from a time in seconds on.
         steps: Of each batch: when it was done, how long it was waited for, its rollouts.
     """
 
@@ -54,12 +55,12 @@ class SimulationReport:
     law_checks: int
     broken_laws: Mapping[str, int]
     scaling: tuple[ScaleStep, ...] = ()
-    sizes: tuple[SizeChange, ...] = ()
+    sizes: tuple[tuple[float, int], ...] = ()
     steps: tuple[tuple[float, float, int], ...] = ()
 
     def size_at(self, seconds: float) -> int:
         """Return how many nodes there were at a time."""
-        return [change.count for change in self.sizes if change.seconds <= seconds][-1]
+        return [count for since_s, count in self.sizes if since_s <= seconds][-1]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; steps and sizes, which are long, are left out."""
@@ -111,87 +112,56 @@ class Laws:
 _CHECK_S = 60.0
 
 
-class Simulation:
-    """Runs a scenario; the same scenario gives the same report, but for the wall time."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._timeline = Timeline()
-        self._hub = SimulatedHub(timeline=self._timeline, settings=_settings(scenario))
-        self._trainer = SimulatedTrainer(scenario=scenario, hub=self._hub)
-        lengths = Lengths(
-            mean=scenario.rollouts.mean_tokens,
-            spread=scenario.rollouts.spread,
-            seed=scenario.seed,
-        )
-        self._pools = Pools(
-            hub=self._hub,
-            lengths=lengths,
-            random=Random(scenario.seed),  # noqa: S311 - a simulation, not a secret
-        )
-        self._laws = Laws(
-            hub=self._hub,
-            trainer=self._trainer,
-            max_staleness=scenario.trainer.max_staleness,
-        )
-
-    def run(self) -> SimulationReport:
-        """Simulate to the end of the scenario."""
-        started = time.monotonic()
-        self._trainer.start()
-        for name, pool in self._scenario.pools.items():
-            self._pools.start(name, pool)
-        scaler = self._autoscaler()
-        self._timeline.after(_CHECK_S, self._check)
-        self._timeline.run_until(self._scenario.seconds)
-        self._laws.check_end()
-        return self._report(time.monotonic() - started, scaler)
-
-    def _autoscaler(self) -> Autoscaler | None:
-        if self._scenario.autoscale is None:
-            return None
-        pool = next(iter(self._scenario.pools.values()))
-        return Autoscaler(
-            self._scenario.autoscale,
-            self._hub,
-            lambda name: self._pools.add(name, pool),
-            pool.join_s,
-        )
-
-    def _check(self) -> None:
-        self._laws.check()
-        self._timeline.after(_CHECK_S, self._check)
-
-    def _report(self, wall_s: float, scaler: Autoscaler | None) -> SimulationReport:
-        trainer, seconds = self._trainer, self._scenario.seconds
-        books = self._hub.run.accounts()[0]
-        waited_s = trainer.waited_s + trainer.open_wait_s
-        observed_s = waited_s + trainer.trained_s
-        status = self._hub.run.status(self._timeline.now).policies[0]
-        return SimulationReport(
-            hours=self._scenario.hours,
-            wall_s=wall_s,
-            event_count=self._hub.event_count,
-            node_count=self._pools.total_node_s / seconds,
-            node_hours=self._pools.total_node_s / 3600,
-            step_count=len(trainer.steps),
-            wait_fraction=waited_s / observed_s if observed_s else 0.0,
-            rollouts_per_s=books.trained_count / seconds,
-            tokens_per_s=status.tokens_per_s * GRAIN,
-            staleness=status.staleness_counts,
-            crash_count=self._pools.crash_count,
-            leave_count=self._pools.leave_count,
-            books=books,
-            law_checks=self._laws.checked_count,
-            broken_laws=dict(self._laws.broken),
-            scaling=tuple(scaler.steps) if scaler else (),
-            sizes=tuple(self._pools.sizes),
-            steps=tuple(trainer.steps),
-        )
-
-
 def simulate(scenario: Scenario) -> SimulationReport:
-    return Simulation(scenario).run()
+    """Run a scenario; the same scenario gives the same report, but for the wall time."""
+    started, timeline = time.monotonic(), Timeline()
+    hub = SimulatedHub(timeline=timeline, settings=_settings(scenario))
+    trainer = SimulatedTrainer(scenario=scenario, hub=hub)
+    rollouts = scenario.rollouts
+    lengths = Lengths(mean=rollouts.mean_tokens, spread=rollouts.spread, seed=scenario.seed)
+    pools = Pools(hub=hub, lengths=lengths, random=Random(scenario.seed))  # noqa: S311 - no secret
+    laws = Laws(hub=hub, trainer=trainer, max_staleness=scenario.trainer.max_staleness)
+    trainer.start()
+    for name, pool in scenario.pools.items():
+        pools.start(name, pool)
+    scaler = None
+    if scenario.autoscale is not None:
+        first = next(iter(scenario.pools.values()))
+        scaler = Autoscaler(
+            scenario.autoscale, hub, lambda name: pools.add(name, first), first.join_s
+        )
+
+    def check() -> None:
+        laws.check()
+        timeline.after(_CHECK_S, check)
+
+    timeline.after(_CHECK_S, check)
+    timeline.run_until(scenario.seconds)
+    laws.check_end()
+    books = hub.run.accounts()[0]
+    waited_s = trainer.waited_s + trainer.open_wait_s
+    observed_s = waited_s + trainer.trained_s
+    status = hub.run.status(timeline.now).policies[0]
+    return SimulationReport(
+        hours=scenario.hours,
+        wall_s=time.monotonic() - started,
+        event_count=hub.event_count,
+        node_count=pools.total_node_s / scenario.seconds,
+        node_hours=pools.total_node_s / 3600,
+        step_count=len(trainer.steps),
+        wait_fraction=waited_s / observed_s if observed_s else 0.0,
+        rollouts_per_s=books.trained_count / scenario.seconds,
+        tokens_per_s=status.tokens_per_s * GRAIN,
+        staleness=status.staleness_counts,
+        crash_count=pools.crash_count,
+        leave_count=pools.leave_count,
+        books=books,
+        law_checks=laws.checked_count,
+        broken_laws=dict(laws.broken),
+        scaling=tuple(scaler.steps) if scaler else (),
+        sizes=tuple(pools.sizes),
+        steps=tuple(trainer.steps),
+    )
 
 
 def _settings(scenario: Scenario) -> RunSettings:
