@@ -510,6 +510,9 @@ class TrainerConfig(Strict):
     """auto, cpu or cuda[:N]."""
     thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch, of each rank."""
+    mismatch_every: int | None = Field(default=10, ge=1)
+    """Versions from one whose likelihoods are compared with its samplers', over 16 rows at most, to
+    the next; null: none is."""
     deterministic: bool | None = None
     """Take kernels that give the same bits for the same batches where torch has them; they may be
     slower. Unset: on the CPU."""

@@ -58,6 +58,24 @@ def make_causal_model(config: "PretrainedConfig", *, dtype: torch.dtype) -> torc
         return cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
 
 
+def empty_causal_model(directory: Path, *, dtype: torch.dtype) -> torch.nn.Module:
+    """Make the module of a Hugging Face directory whose weights are whatever memory holds.
+
+    They take none until they are written: the system gives pages when they are touched.
+
+    Raises:
+        OSError, ValueError: As `read_causal_model`, but for its weights, which are not looked at.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+    from transformers.initialization import no_init_weights  # noqa: PLC0415
+
+    with _MODEL_LOCK, cast("Any", no_init_weights)():
+        config = cast("Any", AutoConfig).from_pretrained(directory, local_files_only=True)
+        module = cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+    module.tie_weights()
+    return module
+
+
 _CPU_INFO = Path("/proc/cpuinfo")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.modules import read_causal_model, use_onednn
+from astraflow.engines.modules import empty_causal_model, read_causal_model, use_onednn
 from astraflow.engines.routers import RouteReplay, routers_of
 
 Made = TypeVar("Made")
@@ -259,18 +259,25 @@ class CausalModel:
         return (states[:1].unsqueeze(0), *args[1:])
 
 
-def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
+def load_causal_model(
+    directory: Path, *, device: str = "auto", is_empty: bool = False
+) -> CausalModel:
     """Load a Hugging Face directory with weights in f32; nothing is downloaded or executed.
+
+    Args:
+        directory: Of the model.
+        device: As a recipe names it.
+        is_empty: Whether weights are not read, but come from elsewhere.
 
     Raises:
         AstraflowError: INVALID_FIELD as `load_module` has it.
     """
-    module = load_module(directory, device=device)
+    module = load_module(directory, device=device, is_empty=is_empty)
     return CausalModel(module, never_sampled=never_sampled(directory))
 
 
-def load_module(directory: Path, *, device: str = "auto") -> nn.Module:
-    """Load the module of a Hugging Face directory, in f32.
+def load_module(directory: Path, *, device: str = "auto", is_empty: bool = False) -> nn.Module:
+    """Load the module of a Hugging Face directory, in f32; see `load_causal_model`.
 
     Raises:
         AstraflowError: INVALID_FIELD when it is no such directory, or this release of
@@ -278,7 +285,8 @@ def load_module(directory: Path, *, device: str = "auto") -> nn.Module:
     """
     hide_progress_bars()
     try:
-        module = read_causal_model(directory, dtype=torch.float32)
+        read = empty_causal_model if is_empty else read_causal_model
+        module = read(directory, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise AstraflowError(
             Reason.INVALID_FIELD,

@@ -105,18 +105,27 @@ def _adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
         yield tensor_name(f"{name}.lora_B.weight"), cast("nn.Parameter", layer.lora_B.weight)
 
 
-def write_adapters(module: nn.Module, settings: Mapping[str, Any], directory: Path) -> None:
+def write_adapters(
+    module: nn.Module,
+    settings: Mapping[str, Any],
+    directory: Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write the adapters of a model into a directory that is there.
 
     Args:
         module: Of a model with adapters.
         settings: Of these, see `adapter_settings`.
         directory: That peft can load then.
+        weights: Of its `state_dict`; None: those that it has now.
     """
     write_settings(settings, directory)
-    tensors = {
-        name: each.detach().cpu().contiguous() for name, each in trained_parameters(module).items()
-    }
+    trained = trained_parameters(module)
+    if weights is not None:
+        of = {id(each): name for name, each in module.named_parameters()}
+        trained = {name: weights[of[id(each)]] for name, each in trained.items()}
+    tensors = {name: each.detach().cpu().contiguous() for name, each in trained.items()}
     cast("Any", safetensors_torch).save_file(
         tensors, directory / TENSOR_FILE, metadata={"format": "pt"}
     )

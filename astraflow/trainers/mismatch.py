@@ -72,7 +72,7 @@ class MismatchProbe:
         learner: PolicyLearner,
         *,
         dtype: Dtype,
-        every: int = 10,
+        every: int | None = 10,
         peers: Peers = ALONE,
         before_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -82,7 +82,7 @@ class MismatchProbe:
             model: Whose weights are replaced while a probe looks.
             learner: Of the model.
             dtype: What is published.
-            every: Versions from one that is kept to the next.
+            every: Versions from one that is kept to the next; None: nothing is kept or compared.
             peers: The ranks that share every batch; all look together.
             before_change: Called just before weights are replaced.
         """
@@ -97,7 +97,7 @@ class MismatchProbe:
 
     def keep(self, version: int) -> None:
         """Note that the model's weights are those of a version; they are kept when it is due."""
-        if version % self._every == 0:
+        if self._every is not None and version % self._every == 0:
             self._version = version
             self._bits = export_bits(self._model.module, self._dtype)
 
@@ -107,6 +107,8 @@ class MismatchProbe:
         Returns:
             Nothing when no row is of that version alone.
         """
+        if self._every is None:
+            return {}
         chosen = self._rows_of_kept(rows)
         if not self._peers.all_reduce_max(int(chosen.any())):
             return {}
@@ -133,10 +135,14 @@ class MismatchProbe:
 
     @contextmanager
     def _kept_weights(self) -> Generator[None]:
-        masters = export_bits(self._model.module, Dtype.F32)
+        # Where they are: on a GPU there is room, for there are no gradients between steps.
+        trained = [*map(local, trained_parameters(self._model.module).values())]
+        masters = [each.detach().clone() for each in trained]
         self._before_change()
         import_bits(self._model.module, self._bits, self._dtype)
         try:
             yield
         finally:
-            import_bits(self._model.module, masters, Dtype.F32)
+            with torch.no_grad():
+                for each, master in zip(trained, masters, strict=True):
+                    each.copy_(master)

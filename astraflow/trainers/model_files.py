@@ -1,10 +1,12 @@
 """Model files: a Hugging Face directory, as a trainer writes it."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from astraflow.trainers.checkpoints import placed
 from astraflow.trainers.lora import (
@@ -15,6 +17,8 @@ from astraflow.trainers.lora import (
     write_adapters,
     write_settings,
 )
+
+Made = TypeVar("Made")
 
 # What belongs to a model beside its weights and config.json, where it has it.
 _COMPANIONS = (
@@ -43,13 +47,45 @@ def save_model(module: nn.Module, target: Path, *, companions_of: Path | None = 
         write_model(module, draft, companions_of=companions_of)
 
 
-def write_model(module: nn.Module, directory: Path, *, companions_of: Path | None = None) -> None:
-    """Write a model into a directory; see `save_model`."""
+class HostCopies:
+    """Copies tensors to the host, those that share their memory once."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[object, ...], Tensor] = {}
+
+    def of(self, state: Made) -> Made:
+        """Return a state with its tensors copied; what is in it beside them is the same."""
+        return tree_map(self._copy, state)
+
+    def _copy(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if not value.numel() or key not in self._copies:
+            self._copies[key] = value.detach().to("cpu", copy=True)
+        return self._copies[key]
+
+
+def write_model(
+    module: nn.Module,
+    directory: Path,
+    *,
+    companions_of: Path | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a model into a directory; see `save_model`.
+
+    Args:
+        module: A Hugging Face model.
+        directory: Is there.
+        companions_of: Directory whose tokenizer files are copied.
+        weights: Of its `state_dict`; None: those that it has now.
+    """
     adapters = adapter_settings(module)
     if adapters is None:
-        cast("Any", module).save_pretrained(directory)
+        cast("Any", module).save_pretrained(directory, state_dict=weights)
     else:
-        write_adapters(module, adapters, directory)
+        write_adapters(module, adapters, directory, weights=weights)
     _copy_companions(directory, companions_of)
 
 

@@ -1,6 +1,7 @@
 """TorchEngine: the built-in trainer, a causal model of transformers in this process."""
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import adapt, trained_parameters
 from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.mismatch import MismatchProbe
-from astraflow.trainers.model_files import write_model
+from astraflow.trainers.model_files import HostCopies, write_model
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.rows import TrainRows
 
@@ -104,6 +105,8 @@ class TorchEngine:
         self._peers = peers
         self._reference: CausalModel | None = None
         self._critic: CriticLearner | None = None
+        self._writer = ThreadPoolExecutor(1, "save")
+        self._saving: Future[None] | None = None
 
     @property
     def step_count(self) -> int:
@@ -161,12 +164,26 @@ class TorchEngine:
         yield from self._published.items()
 
     def save(self, directory: Path) -> None:
-        """Write a directory of Hugging Face or peft, and the optimizer beside it."""
-        write_model(self._model.module, directory, companions_of=self._model_dir)
-        torch.save(self._learner.state(), directory / OPTIMIZER_FILE)
+        """Copy the state to the host, and begin to write it, the optimizer's beside the model."""
+        if self._saving is not None:
+            wait([self._saving])
+        module, copied = self._model.module, HostCopies()
+        weights, state = copied.of(module.state_dict()), copied.of(self._learner.state())
+
+        def write() -> None:
+            write_model(module, directory, companions_of=self._model_dir, weights=weights)
+            torch.save(state, directory / OPTIMIZER_FILE)
+
+        self._saving = self._writer.submit(write)
 
     def wait_for_save(self) -> None:
-        """Return: `save` has written it."""
+        """Wait until what was saved last is whole.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        if self._saving is not None:
+            self._saving.result()
 
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, bit for bit.
@@ -208,7 +225,12 @@ class TorchEngine:
         self._published = trained_parameters(model.module)
         dtype = Dtype(settings.export_dtype)
         self._probe = MismatchProbe(
-            model, learner, dtype=dtype, peers=self._peers, before_change=self._about_to_change
+            model,
+            learner,
+            dtype=dtype,
+            every=self._settings.mismatch_every,
+            peers=self._peers,
+            before_change=self._about_to_change,
         )
 
     def _trainee(self, directory: Path, *, is_resumed: bool) -> CausalModel:

@@ -1,10 +1,13 @@
 """Loading a model directory."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.causal_model import load_causal_model, resolve_device
+from astraflow.trainers.causal_model import load_causal_model, load_module, resolve_device
 
 
 def test_directory_is_loaded_in_f32_with_what_is_never_sampled(model_dir):
@@ -30,3 +33,25 @@ def test_unknown_architecture_is_named(tmp_path):
 def test_auto_is_the_cpu_without_an_accelerator():
     wanted = "cuda" if torch.cuda.is_available() else "cpu"
     assert resolve_device("auto").type == wanted
+
+
+def test_an_empty_model_takes_no_memory_and_has_all_names(tmp_path, make_model):
+    whole = make_model(hidden_size=512, intermediate_size=4096, num_attention_heads=8)
+    whole.module.config.save_pretrained(tmp_path)
+    nbytes = sum(each.numel() * 4 for each in whole.module.parameters())
+    before = resident_nbytes()
+    empty = load_module(tmp_path, device="cpu", is_empty=True)
+    assert resident_nbytes() - before < nbytes / 4
+    shapes = [
+        {name: each.shape for name, each in module.named_parameters()}
+        for module in (whole.module, empty)
+    ]
+    assert shapes[0] == shapes[1]
+    assert empty.get_output_embeddings().weight is empty.get_input_embeddings().weight
+    inverse = [dict(each.named_buffers()) for each in (whole.module, empty)]
+    assert all(torch.equal(inverse[0][name], inverse[1][name]) for name in inverse[0])
+
+
+def resident_nbytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -107,6 +107,7 @@ def test_what_cannot_be_restored_changes_nothing(tmp_path, engine, make_batch):
     engine.train_step(make_batch(6))
     before = {name: weights.clone() for name, weights in engine.named_parameters()}
     engine.save(tmp_path)
+    engine.wait_for_save()
     (tmp_path / "optimizer.pt").write_bytes(b"half")
     with pytest.raises(AstraflowError, match=r"optimizer\.pt cannot be read") as caught:
         engine.restore(tmp_path)

@@ -73,3 +73,11 @@ def test_versions_wait_for_their_rows_and_are_looked_at_once(make_model, batch):
     assert not probe.measure(batch([1, 3]))
     assert probe.measure(batch([1, 2]))
     assert not probe.measure(batch([2, 2]))
+
+
+def test_the_comparison_can_be_switched_off(make_model, batch):
+    model = make_model()
+    learner = PolicyLearner(model, TrainerConfig())
+    probe = MismatchProbe(model, learner, dtype=Dtype.F32, every=None)
+    probe.keep(0)
+    assert probe.measure(batch([0, 0])) == {}

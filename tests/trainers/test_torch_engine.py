@@ -116,3 +116,17 @@ def test_one_rank_computes_as_the_recipe_says(model_dir, make_batch, fsdp, large
     assert max(gaps) < largest
     assert ("compute" in fsdp) == any(gaps)
     assert plain[0]["train/grad_norm"] == pytest.approx(other[0]["train/grad_norm"], rel=0.1)
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, model_dir, make_batch):
+    settings = TrainerConfig.model_validate({"device": "cpu"})
+    engines = [TorchEngine(settings, model_dir=model_dir) for _ in range(2)]
+    for engine in engines:
+        engine.prepare()
+    engine, again = engines
+    engine.train_step(make_batch(6, seed=1))
+    engine.save(tmp_path)
+    rest = [engine.train_step(make_batch(6, seed=seed)) for seed in (2, 3)]
+    engine.wait_for_save()
+    again.restore(tmp_path)
+    assert [again.train_step(make_batch(6, seed=seed)) for seed in (2, 3)] == rest

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import distribute_tensor
 
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
@@ -27,6 +28,8 @@ from astraflow.trainers.fsdp.model_file import write_sharded_weights
 from astraflow.trainers.fsdp.ranks import Ranks, naming_lost_ranks
 from astraflow.trainers.model_files import write_description
 from astraflow.trainers.optimizer import OPTIMIZER_DIR
+from astraflow.trainers.peers import agreeing
+from astraflow.trainers.tensors import local
 from astraflow.trainers.torch_engine import TorchEngine
 
 
@@ -59,6 +62,26 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
         # A loss is divided by what counts in the whole batch: gradients of ranks add up.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(enable=True)
+
+
+@torch.no_grad()
+def scatter_weights(module: nn.Module, whole: dict[str, Tensor], ranks: Ranks) -> None:
+    """Set the rows of every rank to those of rank 0's whole weights, one tensor at a time.
+
+    Args:
+        module: Shared out.
+        whole: By name, f32; those of rank 0 count, and are let go one by one.
+        ranks: All of them.
+    """
+    for name, parameter in module.named_parameters():
+        given, here = whole.pop(name), cast("Any", parameter)
+        full = (
+            given.to(ranks.device)
+            if ranks.rank == 0
+            else torch.empty_like(given, device=ranks.device)
+        )
+        rows = distribute_tensor(full, here.device_mesh, here.placements)
+        local(parameter).copy_(local(rows))
 
 
 def _fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
@@ -169,13 +192,16 @@ class ShardedEngine(TorchEngine):
         return self._ranks.device
 
     def _read(self, directory: Path) -> CausalModel:
-        """Load all of a model, on the host."""
-        return load_causal_model(directory, device="cpu")
+        """Load all of a model on the host of rank 0; the others have its names and shapes."""
+        with agreeing(self._ranks):
+            return load_causal_model(directory, device="cpu", is_empty=self._ranks.rank > 0)
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
-        """Keep this rank's rows of a model."""
+        """Keep this rank's rows of a model, which all have from rank 0."""
         settings = resolved(self._settings.fsdp, self._ranks.device)
+        whole = {name: each.detach() for name, each in model.module.named_parameters()}
         shard_model(model.module, self._ranks, settings)
+        scatter_weights(model.module, whole, self._ranks)
         model.compute_on(self._ranks.device)
         # Asks the model, which all ranks have to do together.
         _ = model.linear_head

@@ -139,6 +139,7 @@ def write_by_one(folder, name, batches):
         engine.train_step(each)
     (folder / f"{name} by one").mkdir()
     engine.save(folder / f"{name} by one")
+    engine.wait_for_save()
 
 
 def batch(step, to_part, rows, rank, count) -> TrainerBatch:
