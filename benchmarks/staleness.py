@@ -149,13 +149,15 @@ def _trainer(recipe: Recipe, loss: Loss, given: argparse.Namespace) -> Any:
     optimizer = trainer.optimizer.model_copy(
         update={"learning_rate": given.learning_rate, "decay": None}
     )
-    return trainer.model_copy(update={"loss": loss, "optimizer": optimizer})
+    updates = {"minibatches": given.minibatches, "epochs": given.epochs}
+    return trainer.model_copy(update={"loss": loss, "optimizer": optimizer, **updates})
 
 
 def report(cells: Mapping[str, Any], given: argparse.Namespace) -> str:
     """Return the table of what there is, as Markdown."""
     lines = [
-        f"{given.steps} steps at a learning rate of {given.learning_rate}. "
+        f"{given.steps} steps of {given.minibatches} x {given.epochs} updates at a learning rate "
+        f"of {given.learning_rate}. "
         "Mean held-out accuracy and its standard error over seeds.\n",
         "| correction | " + " | ".join(f"lag {lag}" for lag in LAGS) + " | lost | seeds |",
         "|---|" + "---:|" * (len(LAGS) + 2),
@@ -209,7 +211,7 @@ def summary(cells: Mapping[str, Any], given: argparse.Namespace) -> dict[str, An
     """Return the bar: what clipping loses at the longest lag."""
     found = [_accuracies(cells, "clipped", lag) for lag in LAGS]
     lost = float(np.mean(found[0]) - np.mean(found[-1])) if all(map(len, found)) else None
-    asked = ("steps", "learning_rate", "model_seed", "held_out")
+    asked = ("steps", "learning_rate", "minibatches", "epochs", "model_seed", "held_out")
     return {
         "asked": {name: getattr(given, name) for name in asked},
         "clipped_lost": lost,
@@ -227,6 +229,8 @@ def main() -> None:
     parser.add_argument("--corrections", nargs="+", default=[*CORRECTIONS], choices=CORRECTIONS)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--minibatches", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--model-seed", type=int, default=0, help="of the warm-up")
     parser.add_argument("--held-out", type=int, default=1024, help="prompts")
     parser.add_argument("--json", type=Path, default=Path("staleness.json"))

@@ -103,6 +103,10 @@ class Loss(Strict):
     """Unset: none."""
     kl: Kl | None = None
     """Unset: none."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Of a bonus for the entropy of the distributions that tokens are drawn from, in nats."""
+    router_balance_coefficient: float = Field(default=0.0, ge=0)
+    """Of mixtures of experts: a loss that is least, 1, where experts are chosen equally often."""
     whiten: bool = False
     """Give the advantages of a batch's tokens mean 0 and deviation 1 (REINFORCE++)."""
     mean: Literal["tokens", "rows", "constant"] = "tokens"
@@ -114,7 +118,8 @@ class Loss(Strict):
     @property
     def moves_every_row(self) -> bool:
         """Whether rows without an advantage have a gradient, too."""
-        return self.kl is not None or self.surrogate == "sft"
+        others = self.entropy_coefficient or self.router_balance_coefficient
+        return self.kl is not None or self.surrogate == "sft" or bool(others)
 
     @property
     def _has_advantages(self) -> bool:

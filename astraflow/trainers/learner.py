@@ -28,6 +28,7 @@ from astraflow.trainers.losses import (
 from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state
 from astraflow.trainers.passes import ModelPass, evened, minibatches_of, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
+from astraflow.trainers.router_balance import RouterBalance
 from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 from astraflow.trainers.turn_rewards import turn_advantages
@@ -38,17 +39,19 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _LOOKED_AT_ROWS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Likelihoods:
     """What a model says of the loss tokens of a batch, in their order.
 
     Attributes:
         logprobs: f32[K].
         entropies: f32[K], nats.
+        imbalance: Of its routers, where a loss is made of that.
     """
 
     logprobs: np.ndarray
     entropies: np.ndarray
+    imbalance: float = 0.0
 
     @classmethod
     def empty(cls, count: int) -> "Likelihoods":
@@ -58,7 +61,7 @@ class Likelihoods:
     def put(self, indices: np.ndarray, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Keep what one pass found."""
         self.logprobs[indices] = logprobs.detach().cpu().numpy()
-        self.entropies[indices] = entropies.cpu().numpy()
+        self.entropies[indices] = entropies.detach().cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,6 +139,8 @@ class PolicyLearner:
         self._critic = critic
         self._peers = peers
         self._optimizer = WeightOptimizer(model.module, settings.optimizer)
+        coefficient = settings.loss.router_balance_coefficient
+        self._balance = RouterBalance(model.module, coefficient)
         self._step_count = 0
         self._attention_tokens = self._worth_of_trees()
 
@@ -288,16 +293,19 @@ class PolicyLearner:
         rows, chosen = batch.rows, part & batch.is_trained
         if not self._peers.all_reduce_max(int(chosen.any())):
             return None
-        seen = Likelihoods.empty(len(rows.loss))
+        seen, indices = Likelihoods.empty(len(rows.loss)), np.flatnonzero(chosen[rows.loss.rows])
+        count = self._peers.all_reduce_sum(len(indices))
         with self._optimizer.gathering():
             plan = self._plan(rows, chosen)
-            loss = sum((self._learn(batch, one, seen, divisor) for one in plan), 0.0)
+            loss = sum((self._learn(batch, one, seen, divisor, count) for one in plan), 0.0)
         if is_first:
             self._before_change()
         norm = self._optimizer.step(self._step_count + 1)
-        indices = np.flatnonzero(chosen[rows.loss.rows])
+        metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
+        if self._balance.is_asked:
+            metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
         return Update(
-            metrics={"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm},
+            metrics=metrics,
             indices=indices,
             logprobs=seen.logprobs[indices],
             entropies=seen.entropies[indices],
@@ -410,14 +418,31 @@ class PolicyLearner:
         return evened(plan, self._peers.all_reduce_max(len(plan)))
 
     def _learn(
-        self, batch: PreparedBatch, one: ModelPass, seen: Likelihoods, divisor: float
+        self,
+        batch: PreparedBatch,
+        one: ModelPass,
+        seen: Likelihoods,
+        divisor: float,
+        loss_token_count: float,
     ) -> float:
         """Add one pass to the gradient and return its share of the loss."""
         tokens = PassTokens.of(batch.rows, one)
-        logprobs, entropies = log_softmax_of(self._model, tokens)
+        settings = self._settings.loss
+        has_bonus = settings.entropy_coefficient > 0
+        with self._balance.listening():
+            logprobs, entropies = log_softmax_of(
+                self._model, tokens, needs_entropy_gradient=has_bonus
+            )
         seen.put(tokens.loss_indices, logprobs, entropies)
         inputs = self._inputs(batch, tokens.loss_indices, logprobs)
-        share = policy_loss(inputs, self._settings.loss, batch.limits, divisor=divisor)
+        if has_bonus:
+            inputs = replace(inputs, entropies=entropies)
+        share = policy_loss(inputs, settings, batch.limits, divisor=divisor)
+        if self._balance.is_asked:
+            part = len(tokens.targets) / max(1.0, loss_token_count)
+            extra, imbalance = self._balance.loss(tokens.slots, share=part)
+            share = share + extra.to(share.device)
+            seen.imbalance += imbalance
         backward(share)
         return float(share.detach())
 

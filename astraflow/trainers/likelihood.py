@@ -1,10 +1,12 @@
 """Log-probabilities of the tokens of a batch under a model, pass by pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.utils.checkpoint
+from torch import Tensor, nn
 
 from astraflow.trainers.causal_model import Branches, CausalModel
 from astraflow.trainers.fused_head import Head, Tiling, fused_logprobs
@@ -32,6 +34,7 @@ class PassTokens:
         routed_experts: u16[n * L, layers, k], which experts each token takes; None: its own.
         positions: i64[n, L], of each token in its row, and
         ends: i64[n, L], as in `Branches`; None: no row branches off another.
+        slots: i64[t], flat indices of what is no padding.
     """
 
     tokens: np.ndarray
@@ -42,6 +45,7 @@ class PassTokens:
     routed_experts: np.ndarray | None = None
     positions: np.ndarray | None = None
     ends: np.ndarray | None = None
+    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, rows: TrainRows, one: ModelPass) -> "PassTokens":
@@ -69,6 +73,7 @@ class PassTokens:
             else rows.routed_experts[slots.sources.ravel()],
             positions=slots.positions if one.has_branches else None,
             ends=slots.ends if one.has_branches else None,
+            slots=np.unique(np.concatenate(slots.paths)),
         )
 
     @classmethod
@@ -129,7 +134,11 @@ class _Slots:
 
 
 def log_softmax_of(
-    model: CausalModel, one: PassTokens, *, fuse_above: int = _FUSED_ELEMENTS
+    model: CausalModel,
+    one: PassTokens,
+    *,
+    fuse_above: int = _FUSED_ELEMENTS,
+    needs_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the loss tokens of a pass.
 
@@ -137,9 +146,10 @@ def log_softmax_of(
         model: Whose.
         one: The pass.
         fuse_above: More logits than that are never made whole, if the model's are its head's.
+        needs_entropy_gradient: For a loss that is made of entropies, too.
 
     Returns:
-        f32[k] with a gradient where that is enabled, and f32[k] without.
+        f32[k] with a gradient where that is enabled, and f32[k], with one where it is needed.
     """
     device = model.device
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
@@ -155,6 +165,8 @@ def log_softmax_of(
         banned = _banned(model.never_sampled, one.targets)
 
         def read(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            if needs_entropy_gradient:
+                return _by_tiles(hidden, layer, targets, temperatures, banned)
             head = Head(
                 weight=layer.weight,
                 bias=layer.bias,
@@ -167,17 +179,56 @@ def log_softmax_of(
             return fused_logprobs(hidden, head)
 
         return model.at_head(tokens, chosen, read, branches=branches)
-    found = model.logits(tokens, chosen, branches=branches).float()
-    logits = _without(found, _banned(model.never_sampled, one.targets))
-    if temperatures is not None:
-        logits = logits / temperatures
+    found = model.logits(tokens, chosen, branches=branches)
+    logits = _drawn_from(found, temperatures, _banned(model.never_sampled, one.targets))
     norms = logits.logsumexp(-1)
     logprobs = logits.gather(1, targets[:, None])[:, 0] - norms
+    if needs_entropy_gradient:
+        return logprobs, _entropies(logits, norms)
     return logprobs, _entropies(logits.detach(), norms.detach())
 
 
-def _without(logits: Tensor, banned: Tensor) -> Tensor:
-    return logits.index_fill(1, banned.to(logits.device), -torch.inf) if len(banned) else logits
+def _by_tiles(
+    hidden: Tensor,
+    layer: nn.Linear,
+    targets: Tensor,
+    temperatures: Tensor | None,
+    banned: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return f32[k] and f32[k], log-probabilities and entropies, and keep no logits for either.
+
+    Args:
+        hidden: [k, H], the output layer's input.
+        layer: That one.
+        targets: i64[k].
+        temperatures: f32[k, 1]; None: all 1.
+        banned: Ids that are never drawn.
+    """
+    # The weight as it is now: of one that ranks share out, all of it.
+    weight, bias = layer.weight, layer.bias
+
+    def tile(some: Tensor, wanted: Tensor, divisors: Tensor | None) -> tuple[Tensor, Tensor]:
+        made = nn.functional.linear(some.to(weight.dtype), weight, bias)
+        logits = _drawn_from(made, divisors, banned)
+        norms = logits.logsumexp(-1)
+        return logits.gather(1, wanted[:, None])[:, 0] - norms, _entropies(logits, norms)
+
+    again: Any = cast("Any", torch.utils.checkpoint).checkpoint
+    size = max(1, _ENTROPY_ELEMENTS // len(weight))
+    parts: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(targets), size):
+        some = slice(start, start + size)
+        divisors = None if temperatures is None else temperatures[some]
+        parts.append(again(tile, hidden[some], targets[some], divisors, use_reentrant=False))
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _drawn_from(logits: Tensor, temperatures: Tensor | None, banned: Tensor) -> Tensor:
+    """Return f32 logits of what tokens were drawn from: scaled, without what is never drawn."""
+    logits = logits.float()
+    if len(banned):
+        logits = logits.index_fill(1, banned.to(logits.device), -torch.inf)
+    return logits if temperatures is None else logits / temperatures
 
 
 def _banned(never_sampled: Tensor, targets: np.ndarray) -> Tensor:

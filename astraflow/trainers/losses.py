@@ -52,6 +52,7 @@ class LossInputs:
         row_count: Rows of the pass.
         old_logprobs: f[k], under the policy before the batch; None: it is the one that is trained.
         reference_logprobs: f[k], under the reference of a KL term; None: there is none.
+        entropies: f[k], nats, with a gradient; None: the loss has no bonus for them.
     """
 
     logprobs: Tensor
@@ -62,6 +63,7 @@ class LossInputs:
     row_count: int
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    entropies: Tensor | None = None
 
     @property
     def before(self) -> Tensor:
@@ -361,9 +363,10 @@ _NO_REFERENCE: Final = "a KL term needs the log-probabilities of its reference"
 def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, divisor: float) -> Tensor:
     """Return one pass's share of the batch's loss; the shares of all passes add up.
 
-    loss = 1/divisor sum_t w_t (c_t surrogate_t + beta KL_t): w_t the weights of the mean, c_t the
-    correction. With the default settings that is GRPO (DeepSeekMath, arXiv 2402.03300, eq. 3)
-    with clip-higher and a mean over the tokens of the batch (DAPO, arXiv 2503.14476, eq. 8).
+    loss = 1/divisor sum_t w_t (c_t surrogate_t + beta KL_t - eta H_t): w_t the weights of the mean,
+    c_t the correction, H_t the entropy. With the default settings that is GRPO (DeepSeekMath, arXiv
+    2402.03300, eq. 3) with clip-higher and a mean over the tokens of the batch (DAPO, arXiv
+    2503.14476, eq. 8).
 
     Args:
         inputs: The tokens of the pass.
@@ -381,6 +384,8 @@ def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, diviso
         reference = _known(inputs.reference_logprobs)
         estimate = divergence(inputs.logprobs, reference, settings.kl.estimator)
         costs = costs + settings.kl.coefficient * estimate
+    if inputs.entropies is not None:
+        costs = costs - settings.entropy_coefficient * inputs.entropies
     return (costs * inputs.weights).sum() / divisor
 
 

@@ -40,9 +40,9 @@ class LossTokens:
     def where(self, chosen: np.ndarray) -> "LossTokens":
         """Return the tokens that are chosen, bool[K]."""
         known: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return LossTokens(
-            **{name: each if each is None else each[chosen] for name, each in known.items()}
-        )
+        for name, values in known.items():
+            known[name] = None if values is None else values[chosen]
+        return LossTokens(**known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,9 +7,13 @@ import torch
 from astraflow.config.recipe import Kl, Loss, Optimizer, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
+from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
+from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.losses import LossInputs, clip_range_of, policy_loss
 from astraflow.trainers.mismatch import export_bits
+from astraflow.trainers.passes import passes_of
+from astraflow.trainers.router_balance import imbalance
 from astraflow.trainers.rows import TrainRows
 
 SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
@@ -229,3 +233,58 @@ def test_groups_whose_prompt_is_computed_once_give_the_same_step(make_model, mak
     assert shared == pytest.approx(turned, rel=1e-12)
     assert shared["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
     assert shared["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-5, abs=1e-7)
+
+
+def test_a_bonus_keeps_entropy_up(make_model, rows):
+    ends = []
+    for coefficient in (0.0, 0.5):
+        loss = Loss(entropy_coefficient=coefficient)
+        learner = PolicyLearner(make_model(), SETTINGS.model_copy(update={"loss": loss}))
+        for _ in range(10):
+            metrics = learner.step(rows, divisor=len(rows.loss))
+        ends.append(metrics["train/entropy"])
+    assert ends[1] > ends[0] + 0.05
+
+
+@pytest.mark.parametrize("fuse_above", [1 << 24, 0])
+def test_entropies_have_the_gradient_of_their_definition(make_model, rows, fuse_above):
+    found, other = make_model(never_sampled=[0, 5]), make_model(never_sampled=[0, 5])
+    (one,) = passes_of(rows, np.ones(rows.row_count, np.bool_), max_tokens=10_000)
+    tokens = PassTokens.of(rows, one)
+    _, entropies = log_softmax_of(found, tokens, fuse_above=fuse_above, needs_entropy_gradient=True)
+    entropies.sum().backward()
+    logits = other.logits(torch.from_numpy(tokens.tokens), torch.from_numpy(tokens.chosen))
+    allowed = [each for each in range(14) if each not in (0, 5) or each in tokens.targets]
+    right = torch.distributions.Categorical(logits=logits[:, allowed]).entropy()
+    right.sum().backward()
+    torch.testing.assert_close(entropies, right, rtol=1e-5, atol=1e-6)
+    pairs = zip(found.module.parameters(), other.module.parameters(), strict=True)
+    for one, two in pairs:
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_evens_out_the_choice_of_experts(make_mixture, rows):
+    def imbalances(coefficient):
+        model = CausalModel(make_mixture(num_experts=8), never_sampled=(0,))
+        loss = Loss(router_balance_coefficient=coefficient)
+        learner = PolicyLearner(model, SETTINGS.model_copy(update={"loss": loss}))
+        steps = [learner.step(rows, divisor=len(rows.loss)) for _ in range(15)]
+        return [step["train/router_imbalance"] for step in steps]
+
+    weak, strong = imbalances(1e-9), imbalances(1.0)
+    assert strong[0] == weak[0] > 1
+    assert strong[-1] - 1 < 0.7 * (weak[-1] - 1)
+
+
+def test_imbalance_is_that_of_the_formula():
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    assert float(imbalance(torch.zeros(2, 3), torch.tensor([[0], [1]]))) == pytest.approx(1)
+    first, second = logits.softmax(-1)
+    right = 3 * (0.5 * (first[0] + second[0]) / 2 + 0.5 * (first[1] + second[1]) / 2)
+    assert float(imbalance(logits, torch.tensor([[0], [1]]))) == pytest.approx(float(right))
+
+
+def test_a_dense_model_has_no_experts_to_balance(make_model):
+    settings = SETTINGS.model_copy(update={"loss": Loss(router_balance_coefficient=0.1)})
+    with pytest.raises(AstraflowError, match="has no routers"):
+        PolicyLearner(make_model(), settings)
