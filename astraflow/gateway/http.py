@@ -30,7 +30,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
 from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.errors import STATUS
-from astraflow.rpc.http import HttpLimits, HttpServer, SecretGate, bearer_of
+from astraflow.rpc.http import HttpLimits, HttpServer, bearer_of, behind_secret
 from astraflow.rpc.peers import caller_of
 from astraflow.rpc.reading import JSON_NBYTES, ReadBudget, read, read_json
 from astraflow.rpc.tls import Tls
@@ -490,7 +490,7 @@ def _guarded(app: FastAPI, token: str) -> ASGIApp:
     told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
     refused = json_answer(told, 401)
     refused.headers["www-authenticate"] = "Bearer"
-    return SecretGate(app, secret=token, shown=bearer_of, refused=refused)
+    return behind_secret(app, secret=token, shown=bearer_of, refused=refused)
 
 
 def _answer(status: str, why: str) -> bytes:

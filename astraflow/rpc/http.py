@@ -306,22 +306,16 @@ def _bound(listen: str) -> socket.socket:
     return made
 
 
-class SecretGate:
-    """Lets a request through to an app that shows a secret; any other learns nothing from it."""
+def behind_secret(
+    app: ASGIApp, *, secret: str, shown: Callable[[Headers], str], refused: ASGIApp
+) -> ASGIApp:
+    """Return an app behind a secret that headers show; who shows another learns nothing of it."""
 
-    def __init__(
-        self, app: ASGIApp, *, secret: str, shown: Callable[[Headers], str], refused: ASGIApp
-    ) -> None:
-        """Guard an app; `shown` returns what headers show, `refused` answers the others."""
-        self._app = app
-        self._secret = secret
-        self._shown = shown
-        self._refused = refused
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_known = is_same_secret(shown(Headers(scope=scope)), secret)
+        await (app if is_known else refused)(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have one of the two answer."""
-        is_known = is_same_secret(self._shown(Headers(scope=scope)), self._secret)
-        await (self._app if is_known else self._refused)(scope, receive, send)
+    return answer
 
 
 def bearer_of(headers: Headers) -> str:

@@ -120,14 +120,6 @@ def _network(host: str) -> Any:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAnswer:
-    """What a peer answered."""
-
-    status: int
-    raw: bytearray
-
-
 class Peer:
     """One peer; every call raises SOURCE_UNREACHABLE, SOURCE_TIMEOUT, MESSAGE_TOO_LARGE."""
 
@@ -164,23 +156,23 @@ class Peer:
     ) -> dict[str, Any]:
         """Return the dict that a peer answers."""
         body = None if fields is None else json.dumps(fields).encode()
-        answer = await self.ask(
+        status, raw = await self.ask(
             method, path, body, timeout_s=timeout_s, max_nbytes=min(max_nbytes, JSON_NBYTES)
         )
-        return await self._read(path, answer, lambda found: found)
+        return await self._read(path, status, raw, lambda found: found)
 
     async def get_parsed(
         self, path: str, parse: Callable[[dict[str, Any]], Value], *, max_nbytes: int
     ) -> Value:
         """Return what a pure function makes of the dict that a peer answers."""
-        answer = await self.ask("GET", path, max_nbytes=min(max_nbytes, JSON_NBYTES))
-        return await self._read(path, answer, parse)
+        status, raw = await self.ask("GET", path, max_nbytes=min(max_nbytes, JSON_NBYTES))
+        return await self._read(path, status, raw, parse)
 
     async def _read(
-        self, path: str, answer: PeerAnswer, parse: Callable[[dict[str, Any]], Value]
+        self, path: str, status: int, raw: bytearray, parse: Callable[[dict[str, Any]], Value]
     ) -> Value:
-        if answer.status // 100 != 2:
-            raise _unreachable(f"{self.url}{path} answers with status {answer.status}")
+        if status // 100 != 2:
+            raise _unreachable(f"{self.url}{path} answers with status {status}")
 
         def reader(raw: bytearray) -> Value:
             try:
@@ -191,7 +183,7 @@ class Peer:
                 raise _unreachable(f"{self.url}{path} answers what is no dict of JSON")
             return parse(cast("dict[str, Any]", found))
 
-        return await read(reader, answer.raw)
+        return await read(reader, raw)
 
     async def ask(
         self,
@@ -202,8 +194,8 @@ class Peer:
         kind: str = "application/json",
         timeout_s: float = _CALL_S,
         max_nbytes: int | None = None,
-    ) -> PeerAnswer:
-        """Return what a peer answers."""
+    ) -> tuple[int, bytearray]:
+        """Return the status that a peer answers with, and the body as it came."""
         headers = {"host": self._netloc, "accept-encoding": "identity"}
         if body is not None:
             headers["content-type"] = kind
@@ -230,7 +222,9 @@ class Peer:
             # Its text may be what the peer said.
             raise _unreachable(f"{self.url}{path}: {type(error).__name__}") from None
 
-    async def _sent(self, asked: httpx.Request, address: str, path: str, bound: int) -> PeerAnswer:
+    async def _sent(
+        self, asked: httpx.Request, address: str, path: str, bound: int
+    ) -> tuple[int, bytearray]:
         """Ask at one address, and take no more than the bound."""
         where = join_address(address, self._port)
         asked.url = httpx.URL(f"{self._scheme}://{where}{self._path}{path}")
@@ -259,7 +253,7 @@ class Peer:
                     raise _unreachable(f"{self.url}{path} answers in crumbs")
                 # Parts that are here already come without a wait.
                 await asyncio.sleep(0)
-            return PeerAnswer(status=answer.status_code, raw=raw)
+            return answer.status_code, raw
         finally:
             room.release(address, held)
             await answer.aclose()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final, Self, TypeAlias, cast
 
 import grpc
@@ -266,24 +267,17 @@ def _missing(method: str) -> Callable[[Any, Any], Any]:
     return refuse
 
 
-class _NamingServer:
-    """Passes handlers on to a server and keeps the name of the service."""
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = cast("Any", server)
-        self.name = ""
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        self._server.add_generic_rpc_handlers(handlers)
-
-    def add_registered_method_handlers(self, name: str, handlers: object) -> None:
-        """Note the name; grpc.aio looks methods up in the generic handlers."""
-        del handlers
-        self.name = name
-
-
 def _add(server: grpc.aio.Server, servicer: Servicer) -> str:
     """Add a service and return its full name."""
-    naming = _NamingServer(server)
+    names: list[str] = []
+
+    def note(name: str, _: object) -> None:
+        # grpc.aio looks methods up in the generic handlers.
+        names.append(name)
+
+    naming = SimpleNamespace(
+        add_generic_rpc_handlers=cast("Any", server).add_generic_rpc_handlers,
+        add_registered_method_handlers=note,
+    )
     servicer.add(_Complete(servicer.methods), naming)
-    return naming.name
+    return names[0]

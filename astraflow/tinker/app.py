@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from astraflow.config.pool import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.http import HttpLimits, HttpServer, SecretGate
+from astraflow.rpc.http import HttpLimits, HttpServer, behind_secret
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.tinker.checkpoints import TinkerCheckpoints, require_id
@@ -147,7 +147,7 @@ class TinkerApp:
         if not token:
             return app
         refused = AstraflowError(Reason.TOKEN_INVALID, "show the key of this server: X-API-Key")
-        return SecretGate(app, secret=token, shown=_key_of, refused=_failed(refused))
+        return behind_secret(app, secret=token, shown=_key_of, refused=_failed(refused))
 
     def _answering(self, fields: dict[str, Any]) -> Handler:
         async def answer(request: Request) -> Response:

@@ -84,8 +84,8 @@ class RaasCalls:
 
     async def _call(self, path: str, fields: Mapping[str, Any], timeout_s: float = _CALL_S) -> Any:
         body = b"".join(pickle_chunks(fields))
-        answer = await self._peer.ask("POST", path, body, kind=PICKLE, timeout_s=timeout_s)
-        envelope = self._mapping(await read(read_pickle, answer.raw))
+        _, raw = await self._peer.ask("POST", path, body, kind=PICKLE, timeout_s=timeout_s)
+        envelope = self._mapping(await read(read_pickle, raw))
         if not envelope.get("ok"):
             # Whoever named the RaaS is told that it refuses; what it says is for this log.
             log.warning("an HTTP RaaS refuses", url=self.url, path=path, why=_short(envelope))
