@@ -147,11 +147,7 @@ def check_member(role: CheckedRole, terms: CheckTerms, *, as_json: bool) -> bool
 
 
 def check_transfer_service(target: str, *, token: str, version: Path, as_json: bool) -> bool:
-    """Look at a TransferService; the same.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for a token or a version that cannot be read.
-    """
+    """Look at a TransferService; as `check_member`, which raises INVALID_FIELD, too."""
     _quiet()
     secret, info = _secret(token), _version(version)
     source = CheckedSource(address=target, token=secret, registered=lambda: info)

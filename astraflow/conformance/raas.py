@@ -246,11 +246,7 @@ def _guides(tap: Tap) -> list[Fault]:
 
 
 async def play(stage: Stage) -> None:
-    """Go through all checks, one after the other.
-
-    Raises:
-        Settled: One failed.
-    """
+    """Go through all checks, one after the other."""
     lie = ChangeResponse("Pull", _corrupted)
     stage.tap.faults.append(lie)
     with stage.check("raas.joined"):

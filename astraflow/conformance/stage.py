@@ -52,6 +52,8 @@ class ScriptEnded(Exception):  # noqa: N818 - the end of a script, not a defect
 class Stage:
     """What a script of checks works with.
 
+    Who waits here raises Broken for what did not come in time, ScriptEnded for a broken law.
+
     Attributes:
         laws: What must hold all the time, by the name of its check: returns what broke it.
         model: Whose weights the run has; None: a tensor of its own.
@@ -69,11 +71,7 @@ class Stage:
 
     @contextmanager
     def check(self, name: str) -> Generator[None]:
-        """Judge a check by whether the block comes to its end.
-
-        Raises:
-            Settled: It did not.
-        """
+        """Judge a check by whether the block comes to its end."""
         try:
             yield
             self.require_laws()
@@ -88,12 +86,7 @@ class Stage:
     async def until(
         self, condition: Callable[[], Found | None], what: str, *, patience_s: float | None = None
     ) -> Found:
-        """Return what a condition finds, looked at after every message; None: not yet.
-
-        Raises:
-            Broken: It did not come in time, or the process of the peer ended first.
-            Settled: A law was broken meanwhile.
-        """
+        """Return what a condition finds, looked at after every message; None: not yet."""
         patience_s = self.patience_s if patience_s is None else patience_s
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -104,12 +97,7 @@ class Stage:
         raise Broken(f"nothing of this came within {patience_s:g} s: {what}{self._refusal()}")
 
     async def joined(self, name: str) -> Call:
-        """Return the call by which the member joins.
-
-        Raises:
-            Broken: It did not come in time, or was refused.
-            Settled: A law was broken meanwhile.
-        """
+        """Return the call by which the member joins."""
         call = await self.until(
             lambda: next((c for c in self.tap.of(name) if c.responses or _is_refused(c)), None),
             f"an answered {name}",
@@ -126,11 +114,7 @@ class Stage:
         )
 
     async def left(self) -> int:
-        """Return the exit code of the peer's process, once it has one; 0 without a process.
-
-        Raises:
-            Broken: It does not end.
-        """
+        """Return the exit code of the peer's process, once it has one; 0 without a process."""
         if self.peer is None:
             return 0
         with suppress(TimeoutError):
@@ -148,11 +132,7 @@ class Stage:
                 self.checks.failed(name, broken)
 
     def require_laws(self) -> None:
-        """Judge what must hold all the time, in the middle of a script.
-
-        Raises:
-            Settled: A law was broken.
-        """
+        """Judge what must hold all the time, in the middle of a script."""
         for name, law in self.laws.items():
             if (broken := law(self.tap)) is not None:
                 self.checks.failed(name, broken)
@@ -164,12 +144,7 @@ class Stage:
         return f"; last refused was {call.name}: {call.text} [{call.reason}]" if call else ""
 
     async def require_peer(self) -> None:
-        """Judge what must hold all the time, after a call to the member failed.
-
-        Raises:
-            Settled: A law was broken.
-            Broken: The process of the peer ended.
-        """
+        """Judge what must hold all the time, after a call to the member failed."""
         self.require_laws()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
@@ -222,7 +197,7 @@ async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
             too. None: somebody else starts it.
 
     Raises:
-        Settled: It is no program.
+        ScriptEnded: It is no program.
     """
     if command is None:
         yield

@@ -159,11 +159,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         self._changed = asyncio.Event()
 
     async def serve(self, listen: str) -> None:
-        """Serve on host:port; port 0 takes a free one.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when it cannot listen there.
-        """
+        """Serve on host:port; port 0 takes a free one."""
         self._server: Any = grpc.aio.server(  # pyright: ignore[reportUnknownMemberType]
             handlers=[self], options=SERVER_OPTIONS
         )
@@ -305,11 +301,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
 
 def parsed(kind: type[MessageT], raw: bytes) -> MessageT:
-    """Return bytes as a message.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when they are none of this kind.
-    """
+    """Return bytes as a message."""
     try:
         return kind.FromString(raw)
     except DecodeError as error:

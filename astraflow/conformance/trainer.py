@@ -159,11 +159,7 @@ def laws() -> dict[str, Law]:
 
 
 async def play(stage: Stage) -> None:
-    """Go through all checks, one after the other.
-
-    Raises:
-        Settled: One failed.
-    """
+    """Go through all checks, one after the other."""
     with stage.check("trainer.registered"):
         joined = await stage.joined(JOIN)
         _require_registration(joined)

@@ -75,23 +75,14 @@ class Gateway:
         return self._control
 
     async def run(self) -> RunStatus:
-        """Return how the run stands; many who ask at once cost one call.
-
-        Raises:
-            HTTPException: 501 without an operator token.
-        """
+        """Return how the run stands; many who ask at once cost one call."""
         return await self._run.answer()
 
     async def _get_run(self) -> RunStatus:
         return await self.control.get_run()
 
     async def ready(self, ready: TrainerReady, *, caller: str | None) -> None:
-        """Let a trainer join; who had its policy before leaves first. The caller may be dialled.
-
-        Raises:
-            HTTPException: 422 without a sender, 409 for another batch size.
-            AstraflowError: What its sender and the run answer.
-        """
+        """Let a trainer join; who had its policy before leaves first. The caller may be dialled."""
         policy_id, settings = policy_of(ready.model_id, self.settings.policy_ids), self.settings
         row_count = settings.row_count(policy_id)
         if ready.sender_endpoint is None:
@@ -129,11 +120,7 @@ class Gateway:
         await trainer.ready()
 
     def trainer(self, model_id: str | None) -> BridgedTrainer:
-        """Return the trainer of a policy.
-
-        Raises:
-            HTTPException: 409 before /ready.
-        """
+        """Return the trainer of a policy."""
         policy_id = policy_of(model_id, self.settings.policy_ids)
         if policy_id not in self._trainers:
             raise HTTPException(409, f"no trainer of {policy_id} is here: POST /ready first")
@@ -176,15 +163,7 @@ class Gateway:
         return run
 
     async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
-        """Let an HTTP RaaS join; one of the same uid leaves first. The caller may be dialled.
-
-        Returns:
-            How many are in the pool through this gateway.
-
-        Raises:
-            HTTPException: 409 where pickles are not read: all that it answers is pickled.
-            AstraflowError: What the RaaS and the run answer.
-        """
+        """Let an HTTP RaaS join; one of the same uid leaves first. The caller may be dialled."""
         if not self.settings.rules.reads_pickles:
             raise HTTPException(409, "an HTTP RaaS answers pickles: give --legacy-pickle")
         async with self._joining:

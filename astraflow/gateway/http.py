@@ -203,11 +203,7 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
 
 
 async def answer(request: Request, fields: Mapping[str, Any], *, status: int = 200) -> Response:
-    """Return a small answer in the first format that the caller accepts.
-
-    Raises:
-        HTTPException: 406 when it accepts none.
-    """
+    """Return a small answer in the first format that the caller accepts."""
     kind = _accepted(request)
     if kind == JSON:
         return json_answer(fields, status)

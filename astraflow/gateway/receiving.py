@@ -216,11 +216,7 @@ class Receiver:
         self._messages = messages
 
     async def ended(self) -> None:
-        """Wait for the message that ends the transfer.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when it says that the transfer failed.
-        """
+        """Wait for the message that ends the transfer."""
         parts = await self._messages.recv_multipart()
         if len(parts) != 2 or parts[1] != b"0":
             why = "the sender says that its transfer failed"

@@ -63,11 +63,7 @@ class FlatVersions:
         listed: Callable[[], Awaitable[Iterable[VersionInfo]]],
         transfer_token: bytes,
     ) -> HeldVersion:
-        """Return a version, or a newer one that is here already; `listed` asks for all of the run.
-
-        Raises:
-            PullFailed: It cannot be had.
-        """
+        """Return a version, or a newer one that is here; `listed` asks for those of the run."""
         async with self._one_at_a_time:
             if self._newest is None or self._newest.version < target.version:
                 known = {info.version: info for info in await listed()}
@@ -102,7 +98,6 @@ class SenderOffer:
     """A version under the number that one receiver knows it by.
 
     Attributes:
-        held: The version.
         number: What the receiver is told; it counts from 1.
         base: The number of what `held.delta` changes; None: the receiver does not hold that.
     """
@@ -131,11 +126,7 @@ class Sender:
     pushed: int | None = None
 
     def require(self) -> SenderOffer:
-        """Return what is served.
-
-        Raises:
-            AstraflowError: NOT_READY before the first version.
-        """
+        """Return what is served."""
         if self.offer is None:
             raise AstraflowError(Reason.NOT_READY, "no version has come yet; ask again")
         return self.offer

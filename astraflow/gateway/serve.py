@@ -64,11 +64,7 @@ ones are read with `--legacy-pickle` only, and by a reader that runs nothing.
 
 @asynccontextmanager
 async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGenerator[Gateway]:
-    """Serve until the end of the block; yield what is served.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it cannot listen there.
-    """
+    """Serve until the end of the block; yield what is served."""
     http = settings.recipe.http
     async with Gateway(settings) as gateway:
         app = FastAPI(title="astraflow gateway", version=__version__, description=_ABOUT)
@@ -113,14 +109,7 @@ async def _serve(settings: GatewaySettings, *, as_json: bool) -> None:
 async def until_ended(
     url: str, ended: Awaitable[object] | None, *, last_s: float, as_json: bool
 ) -> None:
-    """Tell where is served, and wait until the process is told to end; keep its pauses short.
-
-    Args:
-        url: Of the endpoints.
-        ended: Over when serving is; None: the process is told.
-        last_s: Seconds for which it is served on then: somebody waits for an answer.
-        as_json: Whether the address is printed as JSON.
-    """
+    """Say where is served and wait until told to end, or `ended`; then serve on for `last_s`."""
     stopped = stop_event()
     address = url.partition("://")[2]
     if as_json:

@@ -52,11 +52,7 @@ class GatewaySettings:
 
 
 def policy_of(model_id: str | None, known: Sequence[PolicyId]) -> PolicyId:
-    """Return the policy of a model_id; of none, or of `default`, the only one.
-
-    Raises:
-        AstraflowError: POLICY_UNKNOWN.
-    """
+    """Return the policy of a model_id; of none, or of `default`, the only one."""
     if model_id in (None, "default") and len(known) == 1:
         return known[0]
     if model_id is None or model_id not in known:

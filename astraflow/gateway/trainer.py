@@ -112,11 +112,7 @@ class TrainerBatches:
             raise self._error
 
     async def take(self, label: int | None) -> TrainerBatch:
-        """Return the batch in hand, or wait for the one after version `label`; None: not said.
-
-        Raises:
-            AstraflowError: RUN_ENDED when there will be none; what it was closed with.
-        """
+        """Return the batch in hand, or wait for the one after version `label`; None: not said."""
         while self.in_hand is None:
             if self._waiting and not self.is_closed:
                 self.in_hand = self._waiting.popitem(last=False)[1]
@@ -271,11 +267,7 @@ class BridgedTrainer:
                 self._moved.notify_all()
 
     async def ready(self) -> None:
-        """Wait until the first version is published.
-
-        Raises:
-            AstraflowError: Why that cannot be.
-        """
+        """Wait until the first version is published."""
         await self._wait_published(self._first)
 
     def leave(self) -> None:
@@ -300,10 +292,7 @@ class BridgedTrainer:
             return await self.batches.take(label)
 
     async def notify(self, label: int) -> bool:
-        """Publish a version of the trainer, and settle the batch that led to it.
-
-        Returns:
-            Whether its weights were fetched in full.
+        """Publish a version, and settle the batch that led to it; return whether it came in full.
 
         Raises:
             AstraflowError: VERSION_NOT_NEXT; VERSION_NOT_SERVED when the sender has another

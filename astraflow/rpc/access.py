@@ -176,11 +176,6 @@ def token_id_of(token: str) -> str:
 
 
 def required_token_id(text: str) -> str:
-    """Return the id of a token.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is none.
-    """
     if len(text) != TOKEN_ID_LENGTH or set(text) - set("0123456789abcdef"):
         raise AstraflowError(
             Reason.INVALID_FIELD,
@@ -311,7 +306,11 @@ def without_secrets(event: Event) -> Event:
 
 
 class Access:
-    """Lets calls in, each kind by its own secret."""
+    """Lets calls in, each kind by its own secret.
+
+    Without one a call raises TOKEN_INVALID, with one of another role ROLE_NOT_ALLOWED; of a session
+    that is over SESSION_ENDED, SESSION_FENCED.
+    """
 
     def __init__(
         self,
@@ -321,11 +320,7 @@ class Access:
         roles: Mapping[MemberId, MemberRole],
         identities: Mapping[str, str] | None = None,
     ) -> None:
-        """Let in by these secrets; `identities` are names in certificates and their roles.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a role that there is not.
-        """
+        """Let in by these secrets; `identities` are names in certificates and their roles."""
         self._tokens = tokens
         self._sessions = sessions
         self._roles = roles
@@ -358,12 +353,7 @@ class Access:
         return grant
 
     def operator(self, context: Context, role: TokenRole = TokenRole.OPERATOR) -> None:
-        """Let in who may steer the run.
-
-        Raises:
-            AstraflowError: TOKEN_INVALID without one of the run's tokens; ROLE_NOT_ALLOWED with
-                one of another role.
-        """
+        """Let in who may steer the run."""
         grant = self._grant(
             context,
             f"this needs the {TokenRole.OPERATOR} token; take it from ASTRAFLOW_OPERATOR_TOKEN or "
@@ -376,19 +366,11 @@ class Access:
             )
 
     def reader(self, context: Context) -> None:
-        """Let in who may look at the run.
-
-        Raises:
-            AstraflowError: As `operator`.
-        """
+        """Let in who may look at the run."""
         self.operator(context, TokenRole.READER)
 
     def anyone(self, context: Context, role: TokenRole = TokenRole.READER) -> MemberId | None:
-        """Let in a live member, whose id is returned, or the bearer of a token for a role.
-
-        Raises:
-            AstraflowError: TOKEN_INVALID, SESSION_ENDED, SESSION_FENCED, ROLE_NOT_ALLOWED.
-        """
+        """Let in a live member, whose id is returned, or the bearer of a token for a role."""
         if secret_of(context, SESSION_KEY):
             return self.member(context)
         self.operator(context, role)
@@ -412,12 +394,7 @@ class Access:
     def member(
         self, context: Context, role: MemberRole | None = None, *, may_be_ended: bool = False
     ) -> MemberId:
-        """Return the member that calls.
-
-        Raises:
-            AstraflowError: TOKEN_INVALID, SESSION_ENDED, SESSION_FENCED; ROLE_NOT_ALLOWED for
-                another role.
-        """
+        """Return the member that calls."""
         token = _session_token(context)
         member_id = self._sessions.speaks_for(token, may_be_ended=may_be_ended)
         if role is not None and self._roles[member_id] is not role:

@@ -31,11 +31,7 @@ def split_address(address: str, field: str = "address") -> tuple[str, int]:
 
 
 def split_addresses(addresses: str, field: str = "address") -> list[tuple[str, int]]:
-    """Return hosts and ports of addresses with commas between them.
-
-    Raises:
-        AstraflowError: INVALID_FIELD as for `split_address`.
-    """
+    """Return hosts and ports of addresses with commas between them."""
     return [split_address(address.strip(), field) for address in addresses.split(",")]
 
 

@@ -66,11 +66,7 @@ _SEVERAL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
 
 
 def dial_from_thread(address: str, *, tls: Tls | None = None) -> grpc.Channel:
-    """Return a channel whose calls block: for a thread that no event loop may be needed for.
-
-    Raises:
-        AstraflowError: As `dial`.
-    """
+    """Return a channel whose calls block: for a thread that no event loop may be needed for."""
     target, options = _target(address)
     if tls is None or tls.is_plain:
         return grpc.insecure_channel(target, options=options)

@@ -238,11 +238,7 @@ async def beside(*companions: Coroutine[Any, Any, None]) -> AsyncGenerator[async
 
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run parts side by side until all have ended, or one fails and ends the others.
-
-    Raises:
-        Exception: What the first part to fail raised, as it was raised.
-    """
+    """Run parts side by side until all have ended, or one fails, which is raised as it was."""
     with first_error():
         async with asyncio.TaskGroup() as group:
             for part in parts:
@@ -250,11 +246,7 @@ async def together(*parts: Coroutine[Any, Any, None]) -> None:
 
 
 async def either(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run parts side by side until the first one ends, then end the others.
-
-    Raises:
-        Exception: What the first part to fail raised, as it was raised.
-    """
+    """Run parts side by side until the first one ends, then end the others; as `together`."""
     with first_error():
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]

@@ -20,7 +20,7 @@ _PART: Final = ".part"
 
 
 class Bucket:
-    """Objects by name under one URL."""
+    """Objects by name under one URL; a store that fails raises SOURCE_UNREACHABLE."""
 
     def __init__(self, url: str) -> None:
         """Open nothing yet.
@@ -44,21 +44,12 @@ class Bucket:
         self._is_local = protocol == "file"
 
     def read(self, name: str, first: int = 0, end: int | None = None) -> bytes:
-        """Return an object, or a part of it.
-
-        Raises:
-            FileNotFoundError: There is none.
-            AstraflowError: SOURCE_UNREACHABLE for whatever else goes wrong.
-        """
+        """Return an object, or a part of it; FileNotFoundError when there is none."""
         with _store_errors(f"{self.url}/{name} cannot be read"):
             return bytes(self._fs.cat_file(self._path(name), start=first, end=end))
 
     def write(self, name: str, content: bytes, *, is_synced: bool = False) -> None:
-        """Write an object: the old one, or none, is there until the new one is, whole.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE: no room, no rights, no connection.
-        """
+        """Write an object: the old one, or none, is there until the new one is, whole."""
         with _store_errors(f"{self.url}/{name} cannot be written", lets=AstraflowError):
             if self._is_local:
                 _write_file(Path(self._path(name)), (content,), is_synced=is_synced)
@@ -66,11 +57,7 @@ class Bucket:
                 self._fs.pipe_file(self._path(name), content)
 
     def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Write a large object part by part; a failure may leave a part of it.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE; what the parts raise.
-        """
+        """Write a large object part by part; a failure may leave a part of it."""
         with _store_errors(f"{self.url}/{name} cannot be written", lets=AstraflowError):
             if self._is_local:
                 _write_file(Path(self._path(name)), parts)
@@ -80,21 +67,13 @@ class Bucket:
                     file.write(part)
 
     def remove(self, name: str) -> None:
-        """Remove an object, or a folder with all in it; nothing there is nothing to do.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE.
-        """
+        """Remove an object, or a folder with all in it; nothing there is nothing to do."""
         with suppress(FileNotFoundError), _store_errors(f"{self.url}/{name} cannot be removed"):
             self._fs.invalidate_cache()
             self._fs.rm(self._path(name), recursive=True)
 
     def remove_all(self, names: Sequence[str]) -> None:
-        """Remove many objects; one that is not there is nothing to do.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE; some may be gone.
-        """
+        """Remove many objects; one that is not there is nothing to do."""
         if not self._is_local and len(names) > 1:
             with suppress(FileNotFoundError), _store_errors(f"{self.url} cannot be cleared"):
                 self._fs.rm([self._path(name) for name in names])
@@ -107,11 +86,7 @@ class Bucket:
                 Path(self._path(name)).unlink(missing_ok=True)
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder; none when it is not there.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE.
-        """
+        """Return the names in a folder; none when it is not there."""
         path = self._path(folder)
         with suppress(FileNotFoundError), _store_errors(f"{self.url}/{folder} cannot be listed"):
             self._fs.invalidate_cache()

@@ -17,8 +17,8 @@ class LineWriter:
     """Appends objects to JSON-lines files, in order per file.
 
     Lines that are waiting are written in lots with one flush per file and lot. A value that
-    JSON does not know is written as text. A file that cannot be written fails `close`, not
-    the caller of `write`.
+    JSON does not know is written as text. A file that cannot be written fails `flush` and
+    `close` with OSError, not the caller of `write`.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,7 @@ class LineWriter:
             self._queue.put((path, make))
 
     def flush(self) -> None:
-        """Wait until everything written so far is in its file.
-
-        Raises:
-            OSError: A file could not be written.
-        """
+        """Wait until everything written so far is in its file."""
         if not self._is_closed:
             done = Event()
             self._queue.put(done)
@@ -54,11 +50,7 @@ class LineWriter:
             raise self._error
 
     def close(self) -> None:
-        """Write what is left and let go of the files; repeating it is harmless.
-
-        Raises:
-            OSError: A file could not be written.
-        """
+        """Write what is left and let go of the files; repeating it is harmless."""
         if not self._is_closed:
             self._is_closed = True
             self._queue.put(None)

@@ -110,11 +110,7 @@ class Place:
         return f"schema {self.schema} of database {name} at {host}"
 
     def connect(self) -> Database:
-        """Connect; every statement is a transaction of its own.
-
-        Raises:
-            psycopg.Error: It cannot be reached, or lets nobody in.
-        """
+        """Connect; every statement is a transaction of its own."""
         said = conninfo_to_dict(self.url)
         ours = {key: value for key, value in _CONNECT.items() if key not in said}
         database = psycopg.connect(make_conninfo(self.url, **ours), autocommit=True)
@@ -421,11 +417,6 @@ class PostgresReader:
     """The records that a journal has when this is made."""
 
     def __init__(self, place: Place) -> None:
-        """Connect.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED when there is no journal.
-        """
         self._place = place
         with _usable(place):
             self._database = place.connect()

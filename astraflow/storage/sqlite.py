@@ -2,7 +2,7 @@
 
 Every record has a checksum over its bytes and its position, and a watermark beside the file says
 how far records may have been acknowledged. A torn tail behind that is cut when the file is opened;
-whatever else is wrong with the files keeps them closed, with an error that says what to do.
+whatever else is wrong with the files keeps them closed, with JOURNAL_FAILED, which says what to do.
 """
 
 import asyncio
@@ -74,11 +74,7 @@ def checksum(position: int, record: bytes) -> int:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open a journal's file beside the process that writes it.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when there is none, or it is none.
-    """
+    """Open a journal's file beside the process that writes it."""
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         _must_be_ours(path, database)
@@ -88,11 +84,6 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def read_rows(path: Path, database: sqlite3.Connection, start: int, limit: int) -> list[bytes]:
-    """Return records from a position on.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED for a record that is damaged or missing.
-    """
     query = "SELECT * FROM records WHERE position >= ? ORDER BY position LIMIT ?"
     records: list[bytes] = []
     with closing(database.execute(query, (start, limit))) as rows:
@@ -104,11 +95,7 @@ def read_rows(path: Path, database: sqlite3.Connection, start: int, limit: int) 
 
 
 def bounds_of(database: sqlite3.Connection) -> tuple[int, int]:
-    """Return the positions of the oldest record that is kept and of the next one.
-
-    Raises:
-        sqlite3.DatabaseError: The tables do not say.
-    """
+    """Return the positions of the oldest record that is kept and of the next one."""
     (last,) = database.execute("SELECT max(position) FROM records").fetchone()
     first = _only(database, "SELECT first FROM bounds", int)
     return first, first if last is None else last + 1
@@ -131,12 +118,7 @@ def identity_of(database: sqlite3.Connection) -> bytes:
 
 
 def open_for_writing(path: Path, durability: Durability) -> tuple[sqlite3.Connection, bool]:
-    """Open a journal's file, or begin one; return it, and whether it was begun.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when it is none of this format.
-        sqlite3.Error: It cannot be read or written.
-    """
+    """Open a journal's file, or begin one; return it, and whether it was begun."""
     database = sqlite3.connect(path, check_same_thread=False, timeout=10)
     # Some builds write zeros over what is let go, which doubles the cost of a trim.
     database.execute("PRAGMA secure_delete=OFF")
@@ -186,12 +168,7 @@ def _must_be_ours(path: Path, database: sqlite3.Connection) -> None:
 def sound_bounds(
     path: Path, database: sqlite3.Connection, *, acknowledged: int = 0
 ) -> tuple[int, int]:
-    """Cut a torn tail, not what may be acknowledged; return what is left.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when nothing is sound, or a record that may have been
-            acknowledged is not.
-    """
+    """Cut a torn tail, not what may be acknowledged; return what is left."""
     first, written = bounds_of(database)
     end, is_torn = first, False
     query = "SELECT position, checksum, record FROM records ORDER BY position DESC"
@@ -231,11 +208,7 @@ def _acknowledged(path: Path, database: sqlite3.Connection) -> Level:
 
 
 def must_not_be_lost(path: Path) -> None:
-    """Refuse to begin a journal where one was.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when other files say that the journal's own is lost.
-    """
+    """Refuse to begin a journal where one was."""
     if not path.exists() or not path.stat().st_size:
         for left in (watermark_of(path), _log_of(path)):
             if left.exists() and left.stat().st_size:
@@ -431,11 +404,6 @@ class JournalReader:
     """The records that a journal's file has when this is made."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file.
-
-        Raises:
-            AstraflowError: JOURNAL_FAILED when there is no journal.
-        """
         self._path = path
         try:
             # Before the bounds, which may grow meanwhile.

@@ -35,11 +35,7 @@ def watermark_of(journal: Path) -> Path:
 
 
 def read_level(journal: Path) -> Level | None:
-    """Return the level of a journal; None: there is no sound watermark.
-
-    Raises:
-        OSError: It is there and cannot be read.
-    """
+    """Return the level of a journal; None: there is no sound watermark."""
     try:
         data = watermark_of(journal).read_bytes()
     except FileNotFoundError:
@@ -55,11 +51,7 @@ class Watermark:
     """Raised by the one process that writes the journal."""
 
     def __init__(self, journal: Path, level: Level) -> None:
-        """Write a first level.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a first level."""
         self._identity = level.identity
         path = watermark_of(journal)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -67,11 +59,7 @@ class Watermark:
         self.rise(level.end)
 
     def rise(self, end: int) -> None:
-        """Set the end; one write, which a kill does not tear.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Set the end; one write, which a kill does not tear."""
         body = _BODY.pack(_MAGIC, self._identity, end)
         os.pwrite(self._descriptor, body + _CHECKSUM.pack(crc32(body)), 0)
 

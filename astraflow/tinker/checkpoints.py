@@ -32,9 +32,7 @@ class CheckpointPath:
     """Where a checkpoint is, by names that are safe to make a path of.
 
     Attributes:
-        model_id: Whose.
         kind: weights, sampler_weights or snapshots.
-        name: Of the checkpoint.
     """
 
     model_id: str
@@ -203,11 +201,7 @@ class TinkerCheckpoints:
 
 
 def require_id(text: str) -> str:
-    """Return an id of a session, a model or a sampler, which is safe to make a path of.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for what is none.
-    """
+    """Return an id of a session, a model or a sampler, which is safe to make a path of."""
     if not _ID.fullmatch(text):
         raise AstraflowError(Reason.INVALID_FIELD, f"{text[:200]!r} is no id of this server")
     return text

@@ -67,11 +67,6 @@ class LoadedBase:
     """The model that all start from. Its weights are in memory once, and never change."""
 
     def __init__(self, settings: Settings) -> None:
-        """Load it.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a directory that is no model.
-        """
         self._module = load_module(settings.model_dir, device=settings.device).eval()
         self._module.requires_grad_(requires_grad=False)
         own: int = cast("Any", self._module).config.get_text_config().max_position_embeddings
@@ -105,11 +100,7 @@ class LoadedBase:
         return Learner(self._model(lora, seed=seed), lora, self.settings)
 
     def restored(self, checkpoint: Path, *, with_optimizer: bool) -> "Learner":
-        """Return a model to train, as `Learner.save` left it.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a directory of another model.
-        """
+        """Return a model to train, as `Learner.save` left it."""
         lora = lora_in(checkpoint)
         model = self._model(lora)
         learner = Learner(model, lora, self.settings)

@@ -232,11 +232,7 @@ def _rows(sequences: Sequence[np.ndarray]) -> TrainRows:
 
 
 def require_known(tokens: np.ndarray, vocab_size: int, name: str) -> None:
-    """Refuse tokens that a model does not know.
-
-    Raises:
-        AstraflowError: INVALID_FIELD naming one.
-    """
+    """Refuse tokens that a model does not know."""
     wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(wrong):
         raise _invalid(f"{name} has token {int(wrong[0])}: the model knows 0 to {vocab_size - 1}")

@@ -93,11 +93,7 @@ class Promises:
             task.cancel()
 
     def find(self, key: Hashable, digest: bytes) -> Promise | None:
-        """Return the request that came before by the same key; None: it is new.
-
-        Raises:
-            AstraflowError: REQUEST_CONFLICT when it had another body.
-        """
+        """Return the request that came before by the same key; None: it is new."""
         found = self._by_key.get(key)
         if found is not None and found.digest != digest:
             raise AstraflowError(

@@ -157,11 +157,7 @@ class PromptChunks(TinkerFields):
 
     @property
     def tokens(self) -> list[int]:
-        """All of it.
-
-        Raises:
-            AstraflowError: CAPABILITY_MISSING for what is no text.
-        """
+        """All of it."""
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, PromptChunk) or chunk.type != "encoded_text":
@@ -215,11 +211,7 @@ class SampleRequest(TinkerFields):
     model_path: Text | None = None
 
     def require_served(self) -> None:
-        """Refuse what is not served.
-
-        Raises:
-            AstraflowError: CAPABILITY_MISSING naming it.
-        """
+        """Refuse what is not served."""
         for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
             if getattr(self, name):
                 raise unserved(name, "leave it out")

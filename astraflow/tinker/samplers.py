@@ -57,11 +57,7 @@ class Holder:
 
     @asynccontextmanager
     async def holding(self, snapshot: Path | None) -> AsyncGenerator[int]:
-        """Yield the version that a snapshot is in the engine, which keeps it for the block.
-
-        Raises:
-            AstraflowError: APPLY_FAILED for weights that do not fit, ENGINE_FAILED.
-        """
+        """Yield the version that a snapshot is in the engine, which keeps it for the block."""
         # First come, first served: a snapshot that waits for room is not passed for ever.
         async with self._one_at_a_time:
             held = self._held.get(snapshot) or await self._read(snapshot)

@@ -59,11 +59,7 @@ class ClientModel:
     made: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ready(self) -> Learner:
-        """Wait until it is made.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN when it could not be.
-        """
+        """Wait until it is made."""
         await self.made.wait()
         if self.learner is None:
             raise _no_model(self.model_id)

@@ -55,11 +55,6 @@ class TrainRequest:
 
 
 def read_request(body: bytes) -> pb.ForwardBackwardRequest:
-    """Return the message of a body.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is none.
-    """
     try:
         return pb.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
@@ -67,11 +62,7 @@ def read_request(body: bytes) -> pb.ForwardBackwardRequest:
 
 
 def parse_request(message: pb.ForwardBackwardRequest) -> TrainRequest:
-    """Return what a message asks for.
-
-    Raises:
-        AstraflowError: INVALID_FIELD naming the datum and what is wrong with it.
-    """
+    """Return what a message asks for; INVALID_FIELD names the datum and what is wrong with it."""
     if not message.data:
         raise _invalid("data: give at least one datum")
     shapes = [each.shape for datum in message.data for each in datum.loss_fn_inputs.values()]

@@ -124,11 +124,7 @@ def encode_advice(advice: ScaleAdvice) -> scale_pb2.ScaleAdvice:
 
 
 def decode_advice(message: scale_pb2.ScaleAdvice) -> ScaleAdvice:
-    """Read a ScaleAdvice; the hub's own measures of speed are not on the wire.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
+    """Read a ScaleAdvice; the hub's own measures of speed are not on the wire."""
     return ScaleAdvice(
         action=SCALE_ACTIONS.decode(message.action),
         accelerator_count=message.accelerator_count,

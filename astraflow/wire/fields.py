@@ -63,11 +63,6 @@ class EnumTable(Generic[Member]):
         return self._numbers[member]
 
     def decode(self, number: int) -> Member:
-        """Return the member.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a number that is unspecified or unknown.
-        """
         try:
             return self._members[number]
         except KeyError:
@@ -110,22 +105,13 @@ def invalid(field: str, why: str) -> AstraflowError:
 
 
 def required(value: str, field: str) -> str:
-    """Return a string that must not be empty.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is.
-    """
+    """Return a string that must not be empty."""
     if not value:
         raise invalid(field, "is empty")
     return value
 
 
 def at_least(value: int, least: int, field: str) -> int:
-    """Return a number that must not be below `least`.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is.
-    """
     if value < least:
         raise invalid(field, f"{value} is below {least}")
     return value
@@ -139,11 +125,7 @@ def encode_time(moment: datetime) -> Timestamp:
 
 
 def decode_time(stamp: Timestamp) -> datetime:
-    """Return a Timestamp as an aware datetime, to the microsecond.
-
-    Raises:
-        AstraflowError: INVALID_FIELD outside the years 1 to 9999.
-    """
+    """Return a Timestamp as an aware datetime, to the microsecond."""
     return moment_of(stamp.seconds, stamp.nanos)
 
 
@@ -164,11 +146,7 @@ def encode_span(span: timedelta) -> Duration:
 
 
 def decode_span(duration: Duration) -> timedelta:
-    """Return a Duration as a timedelta, to the microsecond.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is out of range.
-    """
+    """Return a Duration as a timedelta, to the microsecond."""
     try:
         return duration.ToTimedelta()
     except (ValueError, OverflowError) as error:
@@ -211,11 +189,7 @@ def encode_json(fields: Mapping[str, Any]) -> bytes:
 
 
 def decode_json(data: bytes, field: str) -> dict[str, Any]:
-    """Read one JSON object; no bytes are an empty one.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is no JSON object.
-    """
+    """Read one JSON object; no bytes are an empty one."""
     if not data:
         return {}
     try:
@@ -228,11 +202,7 @@ def decode_json(data: bytes, field: str) -> dict[str, Any]:
 
 
 def encode_tensor(values: np.ndarray) -> tensor_pb2.Tensor:
-    """Return an array as a Tensor: row-major, little-endian.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for a dtype that the wire lacks.
-    """
+    """Return an array as a Tensor: row-major, little-endian."""
     message = tensor_pb2.Tensor()
     fill_tensor(message, values)
     return message
@@ -262,20 +232,13 @@ def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarr
     """Return a Tensor as a read-only array over its bytes.
 
     bf16 and fp8 come as unsigned integers: their bits.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when dtype, shape and size contradict each other.
     """
     shape = tuple(message.shape)
     return _flat(message, DTYPES.decode(message.dtype), shape, field).reshape(shape)
 
 
 def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.ndarray:
-    """Return a one-dimensional Tensor of a given dtype.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is anything else.
-    """
+    """Return a one-dimensional Tensor of a given dtype."""
     number, numpy, itemsize = _ELEMENTS[dtype]
     shape, data = message.shape, message.data
     if message.dtype != number or len(shape) != 1:

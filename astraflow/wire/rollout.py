@@ -79,11 +79,6 @@ def fill_columns(
 
 
 def decode_columns(messages: Mapping[str, column_pb2.Column]) -> dict[str, Column]:
-    """Read columns.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for an unknown axis or a malformed tensor.
-    """
     return {
         name: Column(
             axis=COLUMN_AXES.decode(column.axis), values=decode_tensor(column.tensor, name)
@@ -115,11 +110,7 @@ def write_arrays(trajectory: Trajectory) -> bytes:
 
 
 def read_arrays(data: bytes) -> dict[str, Any]:
-    """Return the arrays that an object of the payload store holds, by the trajectory's fields.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it holds none.
-    """
+    """Return the arrays that an object of the payload store holds, by the trajectory's fields."""
     try:
         message = payload_pb2.TrajectoryArrays.FromString(data)
     except DecodeError as error:
@@ -170,11 +161,6 @@ def _fill_trajectory(message: trajectory_pb2.Trajectory, trajectory: Trajectory)
 
 
 def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
-    """Read a Trajectory.
-
-    Raises:
-        AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.
-    """
     parent = message.parent_trajectory_id
     payload = _decode_reference(message) if message.HasField("payload") else None
     is_here = payload is None
@@ -228,11 +214,7 @@ encode_rollout, _decode_rollout = converter(
 
 
 def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> Rollout:
-    """Read a Rollout, whole; its arrays may lie over `data`, the same serialized.
-
-    Raises:
-        AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.
-    """
+    """Read a Rollout, whole; its arrays may lie over `data`, the same serialized."""
     if scan is not None:
         data = message.SerializeToString() if data is None else data
         usual = scan(data)

@@ -23,11 +23,7 @@ class PatchSigner:
     """Signs the patches of one policy."""
 
     def __init__(self, seed: bytes) -> None:
-        """Make the key of a seed: 32 bytes, a secret.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a seed of another size.
-        """
+        """Make the key of a seed: 32 bytes, a secret."""
         try:
             self._key = Ed25519PrivateKey.from_private_bytes(seed)
         except ValueError as error:

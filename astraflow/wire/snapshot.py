@@ -50,11 +50,7 @@ _Apart = tuple[str, tuple[str, ...], Iterable[Any]]
 
 
 def dump_state(root: object, *, position: int, modules: tuple[str, ...]) -> bytes:
-    """Return a snapshot of an object of these modules; record `position` is the next one.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when it holds something that has no plain value.
-    """
+    """Return a snapshot of an object of these modules; record `position` is the next one."""
     writer = _Writer(modules)
     writer.add(root)
     writer.snapshot.position = position
@@ -63,11 +59,7 @@ def dump_state(root: object, *, position: int, modules: tuple[str, ...]) -> byte
 
 
 def load_state(data: bytes, *, modules: tuple[str, ...]) -> tuple[Any, int]:
-    """Return the object of a snapshot, and the position of the first record not in it.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when this release cannot read it.
-    """
+    """Return the object of a snapshot, and the position of the first record not in it."""
     try:
         snapshot = pb.Snapshot.FromString(data)
         return _Reader(snapshot, modules).node(0), snapshot.position

@@ -53,11 +53,6 @@ def encode_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Read SamplingParams.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for a knob out of range.
-    """
     return read_sampling(message.SerializeToString())
 
 

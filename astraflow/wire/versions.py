@@ -146,11 +146,7 @@ def write_manifest(manifest: VersionManifest) -> bytes:
 
 
 def read_manifest(content: bytes) -> VersionManifest:
-    """Read a manifest's object.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is torn, or says what cannot be true.
-    """
+    """Read a manifest's object."""
     body = content[DIGEST_NBYTES:]
     if len(content) < DIGEST_NBYTES or blake3(body).digest() != content[:DIGEST_NBYTES]:
         raise invalid("manifest", "is torn: its digest is another one")

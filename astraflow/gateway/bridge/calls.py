@@ -190,11 +190,7 @@ def _trajectory(
     sequence: Mapping[str, Any],
     versions: Mapping[PolicyId, Mapping[int, int]],
 ) -> Trajectory:
-    """Read a sequence: tensors [1, L]; what attention_mask hides is padding.
-
-    Raises:
-        ValueError: Tokens were sampled with weights that were not pulled from here.
-    """
+    """Read a sequence: tensors [1, L]; what attention_mask hides is padding."""
     tokens = _row(sequence["input_ids"], np.int32)
     there = _row(sequence.get("attention_mask", np.ones(len(tokens))), np.bool_)
     sampled = _row(sequence["loss_mask"], np.bool_) & there

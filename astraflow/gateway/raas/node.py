@@ -54,11 +54,7 @@ class DataflowNode:
     """Takes prompts of a Dataflow, and weights of its trainers; `async with` starts it."""
 
     def __init__(self, settings: RaasSettings, models: Mapping[PolicyId, ServedModel]) -> None:
-        """Take the engine and tokenizer of each policy; the engines stay the caller's.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN when a workflow or a scorer is not here.
-        """
+        """Take the engine and tokenizer of each policy; the engines stay the caller's."""
         recipe = settings.recipe
         self.settings = settings
         self.address, self.ended = "", asyncio.Event()
@@ -177,11 +173,7 @@ class DataflowNode:
         }
 
     def submit(self, asked: SubmitPrompt, purpose: TaskPurpose) -> int:
-        """Take a prompt; return its number.
-
-        Raises:
-            HTTPException: 429 when too much waits; see `WorkflowRegistry.order`.
-        """
+        """Take a prompt; return its number."""
         if self.orders.open_count(purpose) + self.orders.finished_count(purpose) >= _MAX_OPEN:
             raise HTTPException(429, f"{_MAX_OPEN} prompts are open or finished: pull first")
         order = self.book.order(asked, purpose)
@@ -203,11 +195,7 @@ class DataflowNode:
         return [item_of(order, labels, self._policy_ids) for order in orders]
 
     async def load(self, asked: LoadVersion, *, caller: str | None) -> dict[str, Any]:
-        """Bring a trainer's version to the engine; return as published, also where that failed.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN.
-        """
+        """Bring a trainer's version to the engine; return as published, also where that failed."""
         weights = self._weights[policy_of(asked.model_id, self._policy_ids)]
         timeout_s = self.settings.recipe.http.transfer_timeout_s
 

@@ -76,9 +76,6 @@ class SenderWeights:
     async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
         """Sample with what a sender calls `label`, or the newer one that it has by now.
 
-        Returns:
-            What /notify_version answers.
-
         Raises:
             AstraflowError: VERSION_NOT_SERVED when the sender has an older one; LAYOUT_MISMATCH;
                 what a transfer or a swap raises.
@@ -148,11 +145,7 @@ class SenderWeights:
         await self._gate.admit_waiting()
 
     def _restored(self) -> WeightUpdate:
-        """Return a copy of all weights; in a thread: it may wait for a transfer.
-
-        Raises:
-            AstraflowError: NOT_READY where the last transfer failed.
-        """
+        """Return a copy of all weights; in a thread: it may wait for a transfer."""
         with self._changing:
             if self._whole is None:
                 raise AstraflowError(Reason.NOT_READY, "no weights are here; the next version is")

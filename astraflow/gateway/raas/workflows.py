@@ -93,14 +93,13 @@ class Registered:
 
 
 class WorkflowRegistry:
-    """The recipe's workflows under the names that a Dataflow gave them."""
+    """The recipe's workflows under the names that a Dataflow gave them.
+
+    HTTPException 404 says that one is not here, 409 that options or scorer differ.
+    """
 
     def __init__(self, recipe: Recipe, uid: str) -> None:
-        """Begin without a registration; ids of tasks begin with the uid.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN when a workflow or a scorer is not here.
-        """
+        """Begin without a registration; ids of tasks begin with the uid."""
         self.specs = workflow_specs(recipe)
         self._recipe = recipe
         self._uid = uid
@@ -119,13 +118,7 @@ class WorkflowRegistry:
         return max(counts, default=self._recipe.rollouts.group_size)
 
     def register(self, asked: RegisterWorkflow) -> dict[str, Any]:
-        """Name a workflow; the same name again counts from now on.
-
-        Raises:
-            HTTPException: 404 for a workflow that the recipe does not have, 409 for other options
-                or another scorer.
-            AstraflowError: INVALID_FIELD for sampling that is none.
-        """
+        """Name a workflow; the same name again counts from now on."""
         spec = _spec_of(asked, self.specs)
         _require_options(asked, spec)
         changes, policies = asked.gconfig_overrides or GconfigOverrides(), self._recipe.policies
@@ -150,11 +143,7 @@ class WorkflowRegistry:
         }
 
     def order(self, asked: SubmitPrompt, purpose: TaskPurpose) -> Order:
-        """Return the order of a prompt.
-
-        Raises:
-            HTTPException: 404 for a workflow that was not registered, 422 for data that is no JSON.
-        """
+        """Return the order of a prompt."""
         known = self._registered.get(asked.workflow_id)
         if known is None:
             raise HTTPException(
