@@ -283,8 +283,8 @@ class Overlong(Strict):
         return self
 
 
-class Advantages(Strict):
-    """Advantages, stamped by the hub when a group is whole."""
+class AgentAdvantages(Strict):
+    """How the rewards of one agent become advantages."""
 
     baseline: Literal["group", "leave_one_out", "none"] = "group"
     """What a reward is compared with: the mean of its group (GRPO), that of the others of its group
@@ -296,11 +296,19 @@ class Advantages(Strict):
     estimator: OwnCode | None = None
     """module:function, in place of baseline and scale_by_std; called with the rewards that are
     compared, f64[n], for their advantages, f64[n]. The hub calls it."""
+    overlong: Overlong | None = None
+    """Unset: length costs nothing."""
+
+
+class Advantages(AgentAdvantages):
+    """Advantages, stamped by the hub when a group is whole."""
+
     turn_discount: float = Field(default=1.0, ge=0, le=1)
     """Per turn, of rewards that a workflow gives to turns (`reward_turn`); 0: each is its own
     turn's. With a critic they are discounted by its gamma."""
-    overlong: Overlong | None = None
-    """Unset: length costs nothing."""
+    agents: dict[str, AgentAdvantages] = Field(default={})
+    """By the name that a workflow gives its trajectories: what holds for those in place of the keys
+    above, such as another baseline for a verifier than for a solver."""
 
 
 class Optimizer(Strict):

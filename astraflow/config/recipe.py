@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from astraflow.config.lora import Lora
 from astraflow.config.policies import (
     Advantages,
+    AgentAdvantages,
     Broadcast,
     Buffer,
     Correction,
@@ -61,6 +62,7 @@ from astraflow.config.work import (
 
 __all__ = [
     "Advantages",
+    "AgentAdvantages",
     "Agents",
     "Algorithm",
     "AutoscaleConfig",

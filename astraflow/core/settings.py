@@ -58,6 +58,7 @@ class AdvantageSettings:
         is_population_std: Whether that one divides by n; else by n - 1.
         estimator: module:function in place of all three; None: none.
         overlong: None: length costs nothing.
+        agents: What holds for some agents in place of all that.
     """
 
     baseline: Baseline = Baseline.GROUP
@@ -65,6 +66,9 @@ class AdvantageSettings:
     is_population_std: bool = False
     estimator: str | None = None
     overlong: OverlongSettings | None = None
+    agents: "Mapping[str, AdvantageSettings]" = field(
+        default_factory=dict[str, "AdvantageSettings"]
+    )
 
 
 class RelationKind(StrEnum):

@@ -117,14 +117,16 @@ def policy_settings(name: str, policy: config.PolicyConfig) -> PolicySettings:
     )
 
 
-def _advantages(advantages: config.Advantages) -> AdvantageSettings:
+def _advantages(advantages: config.AgentAdvantages) -> AdvantageSettings:
     overlong = advantages.overlong
+    agents = advantages.agents if isinstance(advantages, config.Advantages) else {}
     return AdvantageSettings(
         baseline=Baseline(advantages.baseline),
         scale_by_std=advantages.scale_by_std,
         is_population_std=advantages.std == "population",
         estimator=advantages.estimator,
         overlong=None if overlong is None else OverlongSettings(**overlong.model_dump()),
+        agents={name: _advantages(each) for name, each in agents.items()},
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from astraflow.core.algorithms.points import RolloutFilter
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import RunId
+from astraflow.core.settings import AdvantageSettings, Baseline
 from astraflow.core.tasks import SamplingParams
 from astraflow.dataflow.recipe_settings import run_settings
 
@@ -17,12 +18,18 @@ def settings_of(recipe):
 
 def test_a_policy_brings_its_training_and_sampling(recipe_of):
     recipe = recipe_of(
-        policies__solver__trainer__advantages={"scale_by_std": True},
+        policies__solver__trainer__advantages={
+            "scale_by_std": True,
+            "std": "population",
+            "agents": {"second": {"baseline": "none"}},
+        },
         policies__solver__sampling={"temperature": 0.5, "max_new_tokens": 9, "stop_strings": ["."]},
     )
     (policy,) = settings_of(recipe).policies
     assert (policy.groups_per_batch, policy.max_staleness, policy.step_count) == (2, 1, 3)
     assert policy.advantages.scale_by_std
+    assert policy.advantages.is_population_std
+    assert policy.advantages.agents == {"second": AdvantageSettings(baseline=Baseline.NONE)}
     assert policy.sampling == SamplingParams(
         temperature=0.5, max_new_tokens=9, stop_strings=(".",), seed=None
     )

@@ -91,13 +91,14 @@ def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
     Example: two samples whose first attempts got 1 and 0, and a second attempt, of the sample that
         failed, that got 1: advantages 0.5 and -0.5 of the first ones, 0 of the second.
     """
-    for same in rows_by_agent(rows).values():
+    for agent, same in rows_by_agent(rows).items():
+        own = settings.agents.get(agent, settings)
         rewards = np.array([row.reward for row in same], np.float64)
         mean, std = float(rewards.mean()), float(rewards.std())
-        if settings.overlong is not None:
+        if own.overlong is not None:
             counts = [row.trajectory.sampled_count for row in same]
-            rewards -= [overlong_penalty(count, settings.overlong) for count in counts]
-        for row, advantage in zip(same, advantages_of(rewards, settings).tolist(), strict=True):
+            rewards -= [overlong_penalty(count, own.overlong) for count in counts]
+        for row, advantage in zip(same, advantages_of(rewards, own).tolist(), strict=True):
             row.advantage = 0.0 if row.is_masked else advantage
             row.group_mean = mean
             row.group_std = std

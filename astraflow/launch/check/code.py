@@ -111,14 +111,14 @@ def check_training_code(subject: Subject) -> Iterator[Finding]:
     for name, policy in subject.recipe.policies.items():
         where, trainer = f"policies.{name}.trainer", policy.trainer
         see_working_directory()
-        if trainer.advantages.estimator is not None:
-            own = trainer.advantages.estimator
-            rewards = np.array([0.0, 1.0, 0.5, 1.0])
-            made = yield from _made(
-                f"{where}.advantages.estimator", partial(advantages.estimator_of, own)
-            )
+        agents = {f"agents.{each}.": own for each, own in trainer.advantages.agents.items()}
+        for place, each in {"": trainer.advantages, **agents}.items():
+            if each.estimator is None:
+                continue
+            at, rewards = f"{where}.advantages.{place}estimator", np.array([0.0, 1.0, 0.5, 1.0])
+            made = yield from _made(at, partial(advantages.estimator_of, each.estimator))
             if made is not None:
-                yield from _raised(f"{where}.advantages.estimator", partial(made, rewards))
+                yield from _raised(at, partial(made, rewards))
         optimizers = {"optimizer": trainer.optimizer}
         if trainer.critic is not None:
             optimizers["critic.optimizer"] = trainer.critic.optimizer

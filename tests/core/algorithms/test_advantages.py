@@ -108,3 +108,6 @@ def test_rows_are_compared_with_those_of_the_same_agent(trajectory):
     assert [each.advantage for each in rows] == [0.5, -0.5, 0.0, -0.5, 0.5]
     assert [each.group_mean for each in rows] == [0.5, 0.5, 1.0, 0.5, 0.5]
     assert [each.group_std for each in rows] == [0.5, 0.5, 0.0, 0.5, 0.5]
+    second = AdvantageSettings(baseline=Baseline.NONE)
+    stamp(rows, AdvantageSettings(agents={"solver/2": second, "verifier": second}))
+    assert [each.advantage for each in rows] == [0.5, -0.5, 1.0, 0.0, 1.0]
