@@ -81,7 +81,7 @@ def set_scene(
     *,
     step_count: int,
     compact_nbytes: int,
-    hub: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
     has_payloads: bool = False,
 ) -> Scene:
     """Make the folder of a run.
@@ -90,18 +90,18 @@ def set_scene(
         root: Gets everything.
         step_count: Of the trainer.
         compact_nbytes: Of the journal.
-        hub: Further keys of the recipe's hub.
+        more: Further keys of the recipe.
         has_payloads: Whether all rollouts go by way of a payload store, in the same folder.
     """
     root.mkdir(parents=True)
     scene = Scene(root)
     store = {"url": f"file://{scene.payloads}", "above_nbytes": 0}
-    changes = {
+    changes: dict[str, Any] = {
         f"policies.{POLICY}.trainer.step_count": step_count,
         "rollouts.group_size": GROUP_SIZE,
         "hub.session_ttl_s": TTL_S,
         "hub.journal.compact_nbytes": compact_nbytes,
-        **{f"hub.{key}": value for key, value in (hub or {}).items()},
+        **(more or {}),
         **({"rollouts.payloads": store} if has_payloads else {}),
     }
     prompts = [{"prompt": f"row {number}"} for number in range(40 * step_count)]

@@ -23,7 +23,7 @@ from astraflow.storage.postgres import Place, PostgresReader
 from crash_ends.archive import Archive
 from crash_ends.nursery import Nursery
 from crash_ends.postgres import free_port, postgres_server
-from crash_ends.scene import JOIN, OPERATOR, Scene, allow, notes, set_scene
+from crash_ends.scene import JOIN, OPERATOR, POLICY, Scene, allow, notes, set_scene
 from crash_ends.verdict import Verdict, judge
 from link.hosts import Host, bring_up, make_host, remove_host
 from link.needs import LinkUnavailableError, ip
@@ -106,12 +106,17 @@ def take_over(root: Path, *, cuts: bool, lease_s: float = 5.0) -> Takeover:
         url = exits.enter_context(postgres_server(here))
         addresses = f"{there}:{free_port()}", f"{here}:{free_port()}"
         journal = {"kind": "postgres", "url": url, "schema_name": _SCHEMA, "lease_s": lease_s}
-        settings = {f"journal.{key}": value for key, value in journal.items()}
+        settings: dict[str, object] = {
+            **{f"hub.journal.{key}": value for key, value in journal.items()},
+            "hub.advertise": ",".join(addresses),
+            # What a slow node answers late is trained on as well: all that is lost is a fault.
+            f"policies.{POLICY}.trainer.max_staleness": _STEP_COUNT,
+        }
         scene = set_scene(
             root,
             step_count=_STEP_COUNT,
             compact_nbytes=1 << 28,
-            hub={**settings, "advertise": ",".join(addresses)},
+            more=settings,
         )
         nursery = exits.enter_context(Nursery("crash_ends.roles"))
         return _Play(scene, nursery, exits, host=host).run(
