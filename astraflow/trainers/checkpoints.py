@@ -388,6 +388,14 @@ class Saves:
             written = self._write(checkpoint_id, step, version)
             self._client.ack_later(self.last, checkpoint=written)
 
+    def finish(self, *, step: int, version: int | None) -> None:
+        """Save where it ends, whyever it does: the run goes on from there when it is resumed."""
+        if self.last is None:
+            self._checkpoints.save(step=step, version=version)
+        else:
+            self._client.ack_later(self.last, checkpoint=self._write("", step, version))
+            self._client.flush()
+
     def _write(self, asked: str, step: int, version: int | None) -> Future[str]:
         # It names a version that the run knows.
         self._client.flush()

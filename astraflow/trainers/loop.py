@@ -348,7 +348,7 @@ class TrainingLoop:
                     self.scrub.check_now(item.version)
         last = self.pace.publish() or self.pace.last
         self.client.flush()
-        self.checkpoints.save(step=self.engine.step_count, version=last.version)
+        self.saves.finish(step=self.engine.step_count, version=last.version)
 
     def _train(self, batch: TrainerBatch) -> None:
         try:

@@ -5,6 +5,7 @@ the hub in it goes on; where none can be made, the hub is killed.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from astraflow.storage.postgres import Place, PostgresReader
 from crash_ends.archive import Archive
 from crash_ends.nursery import Nursery
 from crash_ends.postgres import free_port, postgres_server
-from crash_ends.scene import JOIN, OPERATOR, POLICY, Scene, allow, notes, set_scene
+from crash_ends.scene import JOIN, OPERATOR, Scene, allow, notes, set_scene
 from crash_ends.verdict import Verdict, judge
 from link.hosts import Host, bring_up, make_host, remove_host
 from link.needs import LinkUnavailableError, ip
@@ -49,6 +50,8 @@ class Takeover:
         served_s: Seconds until a member had an answer of it.
         first_code: Exit code of the first hub; None: it was killed.
         untrained: Rollouts that were accepted before the loss and never trained on.
+        dropped_count: Rollouts that the books of the second hub have as dropped: what a slow node
+            answered was stale by then.
         verdict: Of members and journal.
     """
 
@@ -56,6 +59,7 @@ class Takeover:
     served_s: float
     first_code: int | None
     untrained: tuple[str, ...]
+    dropped_count: int
     verdict: Verdict
 
 
@@ -109,8 +113,6 @@ def take_over(root: Path, *, cuts: bool, lease_s: float = 5.0) -> Takeover:
         settings: dict[str, object] = {
             **{f"hub.journal.{key}": value for key, value in journal.items()},
             "hub.advertise": ",".join(addresses),
-            # What a slow node answers late is trained on as well: all that is lost is a fault.
-            f"policies.{POLICY}.trainer.max_staleness": _STEP_COUNT,
         }
         scene = set_scene(
             root,
@@ -170,6 +172,7 @@ class _Play:
             for row in before
             if "/" in row["id"] and row["disposition"] == Disposition.ACCEPTED
         }
+        books = json.loads(second_dir.status.read_text())["books"]
         archive = Archive(self._scene.run_dir.journal)
         archive.records += asyncio.run(_records(place))
         return Takeover(
@@ -177,6 +180,7 @@ class _Play:
             served_s=round(served_s, 2),
             first_code=None if self._host is None else first.poll(),
             untrained=tuple(sorted(accepted - trained)),
+            dropped_count=sum(drop["count"] for each in books for drop in each["drops"]),
             verdict=judge(self._scene, archive, step_count=_STEP_COUNT),
         )
 

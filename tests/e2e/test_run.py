@@ -2,11 +2,15 @@
 
 import json
 import signal
+import subprocess
+from contextlib import suppress
 
 import psutil
 import pytest
 
-from .conftest import started
+from astraflow.config.run_dir import read_json_lines
+
+from .conftest import astraflow, started
 
 pytestmark = pytest.mark.e2e
 
@@ -80,7 +84,22 @@ def gpus_of(process: psutil.Process) -> str:
 
 
 @pytest.mark.long
-def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
+def test_ctrl_c_ends_a_warm_up_and_leaves_nothing_running(tmp_path):
+    with started("sort.yaml", runs=tmp_path, cache=tmp_path / "cold") as run:
+        while not run.run_dir.log("warm-up-solver").exists():
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(0.05)
+                raise AssertionError(run.process.communicate()[0])
+        family = psutil.Process(run.process.pid).children(recursive=True)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert "the run has not begun" in run.output
+    assert run.summary["state"] == "stopped"
+    assert not [process for process in family if process.is_running()]
+
+
+@pytest.mark.long
+def test_ctrl_c_drains_and_leaves_nothing_running_and_the_run_goes_on(tmp_path, cache):
     with started(
         "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache
     ) as run:
@@ -91,6 +110,13 @@ def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
     assert run.summary["state"] == "stopped"
     assert all(account["balanced"] for account in run.books)
     assert not [process for process in family if process.is_running()]
+    count = run.summary["steps"] + 2
+    more = ("--set", f"policies.solver.trainer.step_count={count}")
+    done = astraflow("run", "--resume", str(run.run_dir.root), *more, cache=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (run.summary["state"], run.summary["steps"]) == ("done", count)
+    assert all(account["balanced"] for account in run.books)
+    assert [row["step"] for row in read_json_lines(run.run_dir.metrics)] == [*range(1, count + 1)]
 
 
 @pytest.mark.long
