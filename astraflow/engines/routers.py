@@ -6,32 +6,149 @@ Replay lets the trainer take the sampler's way (arXiv 2510.11370); the weights o
 experts are still those of the trainer's own router, with its gradient.
 """
 
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import UNROUTED
+
+_CHOICES = (torch.topk, Tensor.topk)
+
 
 # Logits of all experts, [tokens, experts]; weights and numbers of those chosen, [tokens, k].
 Picks = tuple[Tensor, Tensor, Tensor]
 
 
 def routers_of(module: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the routers of a model of transformers, layer by layer; none: it is dense."""
+    """Return the routers of a model, layer by layer, that give `Picks`; none: it has others."""
     return tuple(each for each in module.modules() if type(each).__name__.endswith("TopKRouter"))
 
 
-class _Tap:
-    """Holds what a router picked in the last pass; a copy of its module has one of its own."""
+class Mixture(NamedTuple):
+    """A layer of experts with the router that chooses among them, and how many there are."""
 
-    def __init__(self) -> None:
-        self.picked = torch.empty(0)
+    module: nn.Module
+    expert_count: int
 
-    def __call__(self, _router: nn.Module, _args: Any, output: Picks) -> None:
-        self.picked = output[2]
+
+def mixtures_of(module: nn.Module) -> tuple[Mixture, ...]:
+    """Return the mixtures of experts of a model, layer by layer; none: it is dense.
+
+    They are known by their weights, whatever their classes: those of experts are [experts, a, b],
+    and the smallest module around them with another of [experts, ...] has the router as well.
+    """
+    modules = dict(cast("Any", module).named_modules())
+    found: dict[str, int] = {}
+    for bank, count in _banks(modules):
+        around = bank
+        while around and not _has_router(modules, bank, around, count):
+            around = around.rpartition(".")[0]
+        found.setdefault(around, count)
+    if not found and any(path.endswith("experts") for path in modules):
+        # They are kept in another form: of these it is known that they cannot be replayed.
+        found[""] = 0
+    return tuple(Mixture(modules[path], found[path]) for path in modules if path in found)
+
+
+def _banks(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
+    """Yield the paths of modules whose own weights are of several experts, and how many."""
+    for path, each in modules.items():
+        # A convolution has weights of three dimensions, too.
+        if not path or type(each).__module__.startswith("torch.nn."):
+            continue
+        own: Iterator[tuple[str, Tensor]] = cast("Any", each).named_parameters(recurse=False)
+        counts = [weight.shape[0] for _, weight in own if weight.ndim == 3]
+        if counts and min(counts) == max(counts) > 1:
+            yield path, counts[0]
+
+
+def _has_router(modules: Mapping[str, nn.Module], bank: str, around: str, count: int) -> bool:
+    weights: Iterator[tuple[str, Tensor]] = cast("Any", modules[around]).named_parameters()
+    return any(
+        weight.ndim == 2
+        and weight.shape[0] == count
+        and not f"{around}.{name}".startswith(f"{bank}.")
+        for name, weight in weights
+    )
+
+
+class _Choosing(TorchFunctionMode):
+    """While a mixture computes: hears of each choice among its experts, and may change it.
+
+    A router scores all experts of each token and takes the best, which in all of transformers is
+    `torch.topk` of [tokens, experts]; what it makes of the scores of those taken is its own.
+    """
+
+    def __init__(self, watch: "_Watch") -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result: Any = func(*args, **(kwargs or {}))
+        if func not in _CHOICES:
+            return result
+        scores: Tensor = args[0]
+        is_choice = scores.ndim == 2 and scores.shape[1] == self._watch.expert_count
+        return self._watch.chosen(scores, result) if is_choice else result
+
+
+class _Watch:
+    """Watches one mixture; a copy of its module has one of its own."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self.expert_count = mixture.expert_count
+        self.choice_count: int = 0
+        self._modes: list[Any] = []
+        mixture.module.register_forward_pre_hook(self._enter)
+        # The last mode that was entered is left first; also when a pass fails, or is cut off.
+        mixture.module.register_forward_hook(self._leave, prepend=True, always_call=True)
+
+    def is_needed(self) -> bool:
+        """Whether the next pass is watched."""
+        return True
+
+    def chosen(self, scores: Tensor, result: Any) -> Any:
+        """Take note of a choice, and return what is chosen instead.
+
+        Args:
+            scores: f[tokens, experts].
+            result: Of `torch.topk`.
+        """
+        raise NotImplementedError
+
+    def passed(self) -> None:
+        """Note that the mixture has computed."""
+
+    def _enter(self, _module: nn.Module, _args: Any) -> None:
+        if self.is_needed():
+            self.choice_count = 0
+            mode: Any = _Choosing(self)
+            self._modes.append(mode)
+            mode.__enter__()
+
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        if self._modes:
+            self._modes.pop().__exit__(None, None, None)
+            if output is not None:
+                self.passed()
+
+
+class _Tap(_Watch):
+    """Holds what was chosen in the last pass."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        super().__init__(mixture)
+        self.picked: Tensor | None = None
+
+    def chosen(self, scores: Tensor, result: Any) -> Any:
+        del scores
+        self.picked = result[1]
+        return result
 
 
 class RouteTaps:
@@ -39,37 +156,44 @@ class RouteTaps:
 
     def __init__(self, module: nn.Module) -> None:
         """Listen to the routers of a model."""
-        self._taps = tuple(_Tap() for _ in routers_of(module))
-        for router, tap in zip(routers_of(module), self._taps, strict=True):
-            router.register_forward_hook(tap)
+        self._taps = tuple(map(_Tap, mixtures_of(module)))
 
     def last(self, rows: int, length: int) -> np.ndarray | None:
-        """Return u16[rows, length, layers, k] of the last pass; None: the model is dense."""
-        if not self._taps:
+        """Return u16[rows, length, layers, k] of the last pass; None: there is nothing to tell.
+
+        That is of a dense model, and of one that chooses in a way that is not known.
+        """
+        picks = [tap.picked for tap in self._taps if tap.picked is not None]
+        if not picks or len(picks) < len(self._taps):
             return None
-        picked = torch.stack([tap.picked for tap in self._taps], dim=1)
-        return picked.cpu().numpy().astype(np.uint16).reshape(rows, length, len(self._taps), -1)
+        picked = torch.stack(picks, dim=1)
+        return picked.cpu().numpy().astype(np.uint16).reshape(rows, length, len(picks), -1)
 
 
 class RouteReplay:
-    """Sends the tokens of a pass through given experts."""
+    """Sends the tokens of a pass through given experts.
+
+    What a router computes of the scores of its experts it does itself, for those that are given:
+    sums to one, scales and gradients are the model's own.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        """Take over the routers of a model whose weights are whole.
-
-        What a router does is found out by asking it, which is not possible any more once its
-        weights are shared out over ranks.
-        """
+        """Take over the routers of a model."""
         self._given: Tensor | None = None
-        self._routers = routers_of(module)
-        self._counts = [len(next(each.parameters())) for each in self._routers]
-        self._strange: list[str] = []
-        for layer, router in enumerate(self._routers):
-            is_normalised = _is_normalised(router)
-            if is_normalised is None:
-                self._strange.append(type(router).__name__)
-                continue
-            router.register_forward_hook(_Replay(self, layer, is_normalised=is_normalised))
+        self.model_name = type(module).__name__
+        self._mixtures = [
+            _Replay(self, layer, mixture) for layer, mixture in enumerate(mixtures_of(module))
+        ]
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Whether tokens take different ways through the model."""
+        return bool(self._mixtures)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a pass has shown how the model chooses."""
+        return all(each.choice_count == 1 for each in self._mixtures)
 
     def require(self, experts: np.ndarray) -> None:
         """Refuse what the model has no experts for.
@@ -87,8 +211,19 @@ class RouteReplay:
                 f"{fault}; train the model that was sampled from, or set router_replay: never",
             )
 
+    def require_choices(self) -> None:
+        """Refuse a model whose last pass chose in a way that cannot be replayed.
+
+        Raises:
+            AstraflowError: INVALID_FIELD that names the layer.
+        """
+        for each in self._mixtures:
+            each.require_choice()
+
     def expect(self, experts: np.ndarray | None) -> None:
         """Let the next passes take these experts; None: their own.
+
+        A pass over a model that chooses in an unknown way fails then, as `require_choices` does.
 
         Args:
             experts: u16[tokens, layers, k]; where it is UNROUTED the token takes its own.
@@ -109,56 +244,59 @@ class RouteReplay:
         self._given = self._given.to(device)
         return self._given[:, layer]
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the next passes take given experts."""
+        return self._given is not None
+
     def _fault(self, experts: np.ndarray) -> str | None:
-        if not self._routers:
-            return "a batch has routed_experts, and the model has no routers that can replay them"
-        if self._strange:
-            return f"{self._strange[0]} weighs its experts in a way that cannot be replayed"
-        if experts.shape[1] != len(self._routers):
+        if not self._mixtures:
             return (
-                f"routed_experts has {experts.shape[1]} layers and the model {len(self._routers)} "
+                f"a batch has routed_experts, and {self.model_name} has no routers that can "
+                "replay them"
+            )
+        if experts.shape[1] != len(self._mixtures):
+            return (
+                f"routed_experts has {experts.shape[1]} layers and the model {len(self._mixtures)} "
                 "with experts"
             )
         highest = int(np.where(experts == UNROUTED, 0, experts).max(initial=0))
-        if highest >= min(self._counts):
-            return f"routed_experts names expert {highest} of {min(self._counts)}"
+        count = min(each.expert_count for each in self._mixtures)
+        if highest >= count:
+            return f"routed_experts names expert {highest} of {count}"
         return None
 
 
-class _Replay:
-    def __init__(self, owner: RouteReplay, layer: int, *, is_normalised: bool) -> None:
+class _Replay(_Watch):
+    def __init__(self, owner: RouteReplay, layer: int, mixture: Mixture) -> None:
+        super().__init__(mixture)
         self._owner = owner
         self._layer = layer
-        self._is_normalised = is_normalised
+        self._name = type(mixture.module).__name__
 
-    def __call__(self, _router: nn.Module, _args: Any, output: Picks) -> Picks | None:
-        logits, scores, own = output
-        given = self._owner.given(self._layer, logits.device)
+    def is_needed(self) -> bool:
+        return self._owner.is_replaying or self.choice_count != 1
+
+    def chosen(self, scores: Tensor, result: Any) -> Any:
+        given = self._owner.given(self._layer, scores.device)
+        own: Tensor = result[1]
+        if given is not None and given.shape != own.shape:
+            return result
+        self.choice_count += 1
         if given is None:
-            return None
+            return result
         taken = torch.where(given == UNROUTED, own, given)
-        weights = _weights(logits, taken, is_normalised=self._is_normalised)
-        return logits, weights.to(scores.dtype), taken
+        return cast("Any", torch.return_types).topk((scores.gather(1, taken), taken))
 
+    def passed(self) -> None:
+        if self._owner.is_replaying:
+            self.require_choice()
 
-def _weights(logits: Tensor, taken: Tensor, *, is_normalised: bool) -> Tensor:
-    """Return [tokens, k]: softmax over all experts, of those taken, which may add up to 1."""
-    chosen = torch.softmax(logits.float(), dim=-1).gather(1, taken)
-    return chosen / chosen.sum(dim=-1, keepdim=True) if is_normalised else chosen
-
-
-@torch.no_grad()
-def _is_normalised(router: nn.Module) -> bool | None:
-    """Return whether the weights of the chosen experts add up to 1, by what the router does.
-
-    None: they are neither such nor shares of all experts.
-    """
-    like = next(router.parameters())
-    chance = torch.Generator().manual_seed(0)
-    states = torch.randn(16, like.shape[-1], generator=chance).to(like)
-    logits, scores, taken = cast("Picks", router(states))
-    for is_normalised in (True, False):
-        weights = _weights(logits, taken, is_normalised=is_normalised).to(scores.dtype)
-        if weights.shape == scores.shape and torch.allclose(weights, scores):
-            return is_normalised
-    return None
+    def require_choice(self) -> None:
+        """Refuse a mixture that has not chosen exactly once in its last pass, or never computed."""
+        if self.choice_count != 1:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"{self._name} of {self._owner.model_name} chooses its experts in a way that"
+                " cannot be replayed; set router_replay: never",
+            )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.modules import empty_causal_model, read_causal_model, use_onednn
-from astraflow.engines.routers import RouteReplay, routers_of
+from astraflow.engines.routers import RouteReplay
 
 Made = TypeVar("Made")
 
@@ -89,7 +89,7 @@ class CausalModel:
     @property
     def has_routers(self) -> bool:
         """Whether tokens take different ways through it."""
-        return bool(routers_of(self.module))
+        return self._replay.has_mixtures
 
     @property
     def vocabulary_size(self) -> int:
@@ -204,6 +204,19 @@ class CausalModel:
             AstraflowError: INVALID_FIELD when the model has no such experts.
         """
         self._replay.expect(experts)
+
+    def require_replay(self) -> None:
+        """Refuse a model that could not replay experts; a pass shows it, where none was yet.
+
+        Raises:
+            AstraflowError: INVALID_FIELD that names the layer.
+        """
+        if not self._replay.is_known:
+            self.replay(None)
+            tokens = torch.arange(min(8, self.vocabulary_size), device=self.device)
+            with torch.no_grad():
+                self.logits(tokens[None], tokens)
+        self._replay.require_choices()
 
     def require_routes(self, experts: np.ndarray) -> None:
         """Refuse routes that `replay` could not take; see `RouteReplay.require`."""

@@ -43,6 +43,8 @@ def replayed(rows: TrainRows, model: CausalModel, choice: RouterReplay) -> Train
     """
     if choice == "never":
         return replace(rows, routed_experts=None)
+    if model.has_routers:
+        model.require_replay()
     if rows.routed_experts is not None:
         model.require_routes(rows.routed_experts)
     missing = len(rows.loss) - _routed_count(rows)

@@ -15,7 +15,7 @@ from astraflow.core.rollouts import ROUTED_EXPERTS, UNROUTED
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import WeightEndpoint
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
-from astraflow.engines.routers import routers_of
+from astraflow.engines.routers import mixtures_of
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import small_recipe, start_run
 from astraflow.testing.nodes import make_node
@@ -114,8 +114,10 @@ def chances_of(model, tokens, routes):
     """Return the chance of each expert, f32[tokens, layers, experts], on the way that was told."""
     found = []
     hooks = [
-        router.register_forward_hook(lambda *call: found.append(call[2][0].softmax(-1)))
-        for router in routers_of(model.module)
+        mixture.module.gate.register_forward_hook(
+            lambda *call: found.append(call[2][0].softmax(-1))
+        )
+        for mixture in mixtures_of(model.module)
     ]
     model.replay(routes)
     with torch.no_grad():

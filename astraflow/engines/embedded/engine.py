@@ -45,7 +45,7 @@ from astraflow.engines.embedded.worker import (
     Withdraw,
 )
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
-from astraflow.engines.routers import routers_of
+from astraflow.engines.routers import mixtures_of
 from astraflow.engines.tokenizer import EngineTokenizer, load_tokenizer, read_special_ids
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
@@ -272,7 +272,7 @@ class EmbeddedEngine:
     @property
     def tells_experts(self) -> bool:
         """Whether generations have `routed_experts`."""
-        return bool(routers_of(self._base.plan.module))
+        return bool(mixtures_of(self._base.plan.module))
 
     @property
     def named_tensors(self) -> Mapping[str, tuple[int, ...]]:
