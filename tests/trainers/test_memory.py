@@ -12,7 +12,7 @@ from astraflow.config.recipe import Optimizer
 from astraflow.trainers import fused_head
 from astraflow.trainers.blocks import prepare_blocks, resolved
 from astraflow.trainers.memory import ModelShape, StepMemory
-from astraflow.trainers.optimizer import AdamW
+from astraflow.trainers.optimizer import WeightOptimizer
 
 GIB = 1 << 30
 QWEN3 = {
@@ -70,7 +70,7 @@ class Allocated(TorchDispatchMode):
 def measured(model, fsdp, tokens):
     """Return the peak of two steps, the second of which has gradients and moments beside it."""
     prepare_blocks(model.module, fsdp)
-    optimizer = AdamW(model.module.parameters(), Optimizer())
+    optimizer = WeightOptimizer(model.module, Optimizer())
     targets = torch.zeros(tokens, dtype=torch.long)
     weight = model.module.get_output_embeddings().weight
 
