@@ -65,8 +65,8 @@ def laws_of_sessions(join: str) -> dict[str, Law]:
 def _deadlines(tap: Tap) -> str | None:
     """Return a unary call without a deadline."""
     for call in tap.calls:
-        is_to_run = call.method.is_unary and call.method.service != "TransferService"
-        if is_to_run and call.timeout_s is None:
+        streams = call.method.client_streaming or call.method.server_streaming
+        if not streams and call.service != "TransferService" and call.timeout_s is None:
             return f"{call.name} came without a deadline"
     return None
 

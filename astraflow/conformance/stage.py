@@ -226,7 +226,7 @@ async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
 
 
 def _is_refused(call: Call) -> bool:
-    is_ours = call.reason is Reason.SESSION_ENDED or call.method.service == "TransferService"
+    is_ours = call.reason is Reason.SESSION_ENDED or call.service == "TransferService"
     return call.code is not None and call.code not in _WAITED_FOR and not is_ours
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -37,41 +37,19 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A call of the contract."""
-
-    service: str
-    name: str
-    path: str
-    is_unary: bool
-    request: type[Message]
-    response: type[Message]
-
-
-def method_of(path: str) -> Method | None:
+def method_of(path: str) -> MethodDescriptor | None:
     """Return the call of a path; None for one that members do not make."""
     return _methods().get(path)
 
 
 @cache
-def _methods() -> dict[str, Method]:
+def _methods() -> dict[str, MethodDescriptor]:
     services = (each for file in _FILES for each in file.DESCRIPTOR.services_by_name.values())
-    return {method.path: method for service in services for method in _of_service(service)}
+    return {_path(method): method for service in services for method in service.methods}
 
 
-def _of_service(service: ServiceDescriptor) -> list[Method]:
-    return [
-        Method(
-            service=service.name,
-            name=method.name,
-            path=f"/{service.full_name}/{method.name}",
-            is_unary=not (method.client_streaming or method.server_streaming),
-            request=GetMessageClass(method.input_type),
-            response=GetMessageClass(method.output_type),
-        )
-        for method in service.methods
-    ]
+def _path(method: MethodDescriptor) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
 
 
 # Its stubs leave the types of messages open.
@@ -94,7 +72,7 @@ class Call:
         broken: Ends the call with the error that it is given.
     """
 
-    method: Method
+    method: MethodDescriptor
     metadata: dict[str, str | bytes]
     timeout_s: float | None
     began_s: float
@@ -108,6 +86,11 @@ class Call:
     @property
     def name(self) -> str:
         return self.method.name
+
+    @property
+    def service(self) -> str:
+        """Name of its service, without the package."""
+        return self.method.containing_service.name
 
     def end(self, error: AstraflowError) -> None:
         """End it with an error, if it lasts."""
@@ -222,7 +205,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         self._changed.set()
 
     async def _relay(
-        self, method: Method, requests: AsyncIterator[bytes], context: Any
+        self, method: MethodDescriptor, requests: AsyncIterator[bytes], context: Any
     ) -> AsyncGenerator[bytes]:
         call = Call(
             method=method,
@@ -253,14 +236,14 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
             self.note()
 
     async def _exchange(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-        outgoing = self._channel(call.method).stream_stream(call.method.path)(
+        outgoing = self._channel(call.method).stream_stream(_path(call.method))(
             self._requests(call, requests),
             metadata=tuple(call.metadata.items()),
             timeout=call.timeout_s,
         )
         try:
             async for message in _until(call.broken, outgoing):
-                response = parsed(call.method.response, message)
+                response = parsed(GetMessageClass(call.method.output_type), message)
                 opened, wants = self._gates.get(call.name, (None, bool))
                 if opened is not None and wants(response):
                     await opened.wait()
@@ -281,7 +264,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
     async def _requests(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         async for raw in requests:
             try:
-                message = parsed(call.method.request, raw)
+                message = parsed(GetMessageClass(call.method.input_type), raw)
                 call.requests.append(message)
                 self.note()
                 passed: list[Any] = [message]
@@ -293,8 +276,8 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
             for each in passed:
                 yield each.SerializeToString()
 
-    def _channel(self, method: Method) -> Any:
-        address = self.origin if method.service == "TransferService" else self.hub
+    def _channel(self, method: MethodDescriptor) -> Any:
+        address = self.origin if method.containing_service.name == "TransferService" else self.hub
         if address not in self._channels:
             self._channels[address] = dial(address)
         return self._channels[address]

@@ -113,45 +113,27 @@ def train_counter(
     ):
         client.on_transfer_token(server.set_transfer_token)
         publisher.sign_with(client.registration.signing_seed)
-        counter = _Counter(
-            publisher=publisher, weights=weights, client=client, writer=writer, step_s=step_s
-        )
-        counter.publish(0)
         batches: list[TrainerBatch] = []
-        for batch in client.batches(prefetch=prefetch):
+
+        def publish(step: int) -> None:
+            client.publish_version(publisher.publish(step, weights.of(step), step=step))
+            if writer is not None:
+                writer.wake()
+
+        publish(0)
+        for step, batch in enumerate(client.batches(prefetch=prefetch), start=1):
             batches.append(batch)
-            counter.train(batch, step=len(batches))
+            began = time.perf_counter()
+            time.sleep(step_s)
+            publish(step)
+            client.ack(
+                batch.header.batch_id,
+                BatchOutcome.CONSUMED,
+                step=step,
+                wait_s=batch.wait_s,
+                train_s=time.perf_counter() - began,
+            )
         return Trained(batches=tuple(batches), end=client.end_of_data)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counter:
-    """Trains: a step takes its time, and is a version."""
-
-    publisher: WeightPublisher
-    weights: Counting | Flickering
-    client: TrainerClient
-    writer: ObjectWriter | None
-    step_s: float
-
-    def train(self, batch: TrainerBatch, *, step: int) -> None:
-        """Make a step and its version of a batch, and acknowledge it."""
-        began = time.perf_counter()
-        time.sleep(self.step_s)
-        self.publish(step)
-        self.client.ack(
-            batch.header.batch_id,
-            BatchOutcome.CONSUMED,
-            step=step,
-            wait_s=batch.wait_s,
-            train_s=time.perf_counter() - began,
-        )
-
-    def publish(self, step: int) -> None:
-        """Publish the version of a step."""
-        self.client.publish_version(self.publisher.publish(step, self.weights.of(step), step=step))
-        if self.writer is not None:
-            self.writer.wake()
 
 
 def _registration(policy_id: PolicyId, groups_per_batch: int, endpoint: str) -> RegisterTrainer:

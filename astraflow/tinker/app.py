@@ -84,17 +84,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class _Loose(BaseModel):
+class _OfSession(BaseModel):
     """Of a client about itself; only what is used is looked at."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-
-class _OfSession(_Loose):
     session_id: Annotated[str, Field(max_length=200)]
 
 
-class _Head(_Loose):
+class _Head(BaseModel):
     """What says whose turn it is, in a request that is wrong otherwise."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
