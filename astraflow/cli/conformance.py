@@ -42,11 +42,7 @@ def trainer(
     Batches have two groups. Connections are cut, answers lost and a session ended on the way; at
     the end it is drained. Exit code 1 when a check failed.
     """
-    from astraflow.conformance.commands import (  # noqa: PLC0415
-        TRAINER,
-        CheckTerms,
-        check_member,
-    )
+    from astraflow.conformance.commands import TRAINER, CheckTerms, check_member  # noqa: PLC0415
 
     terms = CheckTerms(listen=listen, command=command, patience_s=patience_s)
     if not check_member(TRAINER, terms, as_json=as_json):
@@ -80,11 +76,7 @@ def raas(
     The workflow is single_turn, the scorer exact. The first chunk of weights is corrupt; a task is
     cancelled, streams are cut, acks come late. Exit code 1 when a check failed.
     """
-    from astraflow.conformance.commands import (  # noqa: PLC0415
-        RAAS,
-        CheckTerms,
-        check_member,
-    )
+    from astraflow.conformance.commands import RAAS, CheckTerms, check_member  # noqa: PLC0415
 
     terms = CheckTerms(
         listen=listen, command=command, patience_s=patience_s, model=model, prompts=prompt

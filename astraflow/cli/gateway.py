@@ -78,12 +78,7 @@ def serve_http(
     settings = begin(recipe, [*(overrides or []), *own])
     with http_extra():
         from astraflow.gateway.serve import main_gateway  # noqa: PLC0415
-        from astraflow.gateway.settings import (  # noqa: PLC0415
-            GatewaySettings,
-            dial_of,
-            first_models,
-            rules_of,
-        )
+        from astraflow.gateway.settings import GatewaySettings, dial_of, first_models, rules_of  # noqa: PLC0415
     tls = tls_of(tls_certificate, tls_key, tls_ca)
     gateway = GatewaySettings(
         recipe=settings,

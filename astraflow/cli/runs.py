@@ -76,12 +76,7 @@ def compare(runs: RunPaths, *, as_json: AsJson = False) -> None:
     from rich.console import Console  # noqa: PLC0415
 
     from astraflow.config.run_dir import RunDir  # noqa: PLC0415
-    from astraflow.launch.runs import (  # noqa: PLC0415
-        differences,
-        row_of,
-        show_differences,
-        show_runs,
-    )
+    from astraflow.launch.runs import differences, row_of, show_differences, show_runs  # noqa: PLC0415
 
     folders = [RunDir(path) for path in runs]
     rows = [row_of(each) for each in folders]

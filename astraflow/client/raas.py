@@ -14,12 +14,7 @@ from astraflow.client.hub import HubChannel, dial_twice
 from astraflow.client.session import MemberHooks, MemberSession
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId
-from astraflow.core.members import (
-    JoinPool,
-    PoolMembership,
-    Session,
-    SessionResume,
-)
+from astraflow.core.members import JoinPool, PoolMembership, Session, SessionResume
 from astraflow.core.rollouts import Disposition, ItemAck, PayloadStore, Rollout, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.core.versions import PublishAnswer, SourceInfo, VersionInfo, VersionReport

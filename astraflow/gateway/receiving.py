@@ -14,13 +14,7 @@ import zmq.asyncio
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import TensorUpdate
-from astraflow.gateway.weight_buffer import (
-    PUSH_ACK,
-    PUSH_HEAD,
-    BufferPlan,
-    apply_delta,
-    read_plan,
-)
+from astraflow.gateway.weight_buffer import PUSH_ACK, PUSH_HEAD, BufferPlan, apply_delta, read_plan
 from astraflow.rpc.address import split_address
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import DialRules, Peer

@@ -19,14 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from astraflow.wire.fields import (
-    decode_span,
-    decode_time,
-    enum_table,
-    invalid,
-    set_span,
-    set_time,
-)
+from astraflow.wire.fields import decode_span, decode_time, enum_table, invalid, set_span, set_time
 
 Value = TypeVar("Value")
 Wire = TypeVar("Wire", bound=Message)

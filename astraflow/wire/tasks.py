@@ -12,13 +12,7 @@ from astraflow.core.tasks import (
     WorkflowSpec,
 )
 from astraflow.wire.converters import FieldRule, converted, converter, least
-from astraflow.wire.fields import (
-    at_least,
-    decode_json,
-    encode_json,
-    invalid,
-    required,
-)
+from astraflow.wire.fields import at_least, decode_json, encode_json, invalid, required
 from astraflow_proto.rollout.v1 import sampling_pb2, task_pb2
 
 _KNOBS = (

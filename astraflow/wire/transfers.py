@@ -13,11 +13,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.wire.converters import FieldRule, converted, converter, least
 from astraflow.wire.fields import invalid, required
-from astraflow.wire.weights import (
-    DIGEST_NBYTES,
-    PatchIndex,
-    SentChunk,
-)
+from astraflow.wire.weights import DIGEST_NBYTES, PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import layout_pb2, transfer_pb2
 
 

@@ -9,24 +9,10 @@ from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import (
-    PatchInfo,
-    SourceInfo,
-    SourceKind,
-    VersionInfo,
-    VersionReport,
-)
+from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, VersionInfo, VersionReport
 from astraflow.wire.converters import converter, least, sized
-from astraflow.wire.fields import (
-    invalid,
-    required,
-)
-from astraflow.wire.weights import (
-    DIGEST_NBYTES,
-    KEY_NBYTES,
-    STATE_DIGEST_NBYTES,
-    PatchIndex,
-)
+from astraflow.wire.fields import invalid, required
+from astraflow.wire.weights import DIGEST_NBYTES, KEY_NBYTES, STATE_DIGEST_NBYTES, PatchIndex
 from astraflow_proto.weights.v1 import object_store_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2, version_service_pb2
 
