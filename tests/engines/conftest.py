@@ -1,13 +1,24 @@
 """Tiny models with random weights, updates made of them, and real servers to give them to."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import subprocess
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -19,10 +30,12 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
-from astraflow.engines.building import build_engine
+from astraflow.engines.building import build_engine, dialect_of
 from astraflow.engines.protocol import Engine
-from astraflow.engines.served.dialect import AdapterLimits
-from astraflow.testing.servers import running_server
+from astraflow.engines.served.dialect import AdapterLimits, Dialect, ServerSetup
+from astraflow.engines.served.exchange import ExchangeFolder
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.server import environment, free_port, kept_command
 
 POLICY = PolicyId("sort")
 LETTERS = "abcdefghij>"
@@ -228,3 +241,56 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 def long_model(make_model: Callable[..., TinyModel]) -> TinyModel:
     """The same with room for generations that last longer than an update takes."""
     return make_model(**LONG)
+
+
+@contextmanager
+def running_server(
+    settings: EngineSettings, model_dir: Path, *, adapters: AdapterLimits | None = None
+) -> Generator[str]:
+    """Start a server that `raas.engine.url` can name; it ends with the body."""
+    dialect, model, port = (
+        dialect_of(settings),
+        ModelDescription.read(model_dir, settings.max_context),
+        free_port(),
+    )
+    folder = ExchangeFolder(f"test-{dialect.name}")
+    place = ServerSetup(
+        model_dir=model_dir,
+        port=port,
+        folder=folder.path,
+        settings=settings,
+        max_context=model.max_context,
+        adapters=adapters,
+    )
+    launch = dialect.launch(place)
+    with (model_dir.parent / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            kept_command(launch),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment(launch),
+            # What ends a run of tests by its group does not end the keeper before its server.
+            start_new_session=True,
+        )
+    try:
+        asyncio.run(_until_alive(dialect, f"http://127.0.0.1:{port}", process))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.communicate()
+        folder.close()
+
+
+async def _until_alive(dialect: Dialect, url: str, process: "subprocess.Popen[bytes]") -> None:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        while not await _answers(dialect, http):
+            if process.poll() is not None:
+                raise ChildProcessError(f"the server ended with code {process.returncode}")
+            await asyncio.sleep(0.5)
+
+
+async def _answers(dialect: Dialect, http: httpx.AsyncClient) -> bool:
+    try:
+        return await dialect.is_alive(http)
+    except httpx.HTTPError:
+        return False
