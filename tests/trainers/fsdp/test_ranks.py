@@ -50,6 +50,10 @@ VARIANTS = {
         "epochs": 2,
         "loss": {"old": "recomputed", "correction": {"high": 2.0}},
     },
+    "muon": {
+        "optimizer": {"learning_rate": 3e-3, "kind": "muon"},
+        "loss": {"entropy_coefficient": 0.01},
+    },
     "bf16": {"fsdp": {"compute": "bf16", "offload": True}},
 }
 SETTINGS = {
@@ -188,7 +192,7 @@ def test_ranks_have_the_critic_of_one(ran):
     assert alone[-1]["critic/value_mean"] != 0
 
 
-@pytest.mark.parametrize("name", ["m2po", "whitened", "minibatches"])
+@pytest.mark.parametrize("name", ["m2po", "whitened", "minibatches", "muon"])
 def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
     alone = ran.alone(name, STEPS - LAST)
     assert furthest(ran.found[name], alone) < 1e-4
