@@ -37,6 +37,8 @@ _TAKEN = frozenset({Reason.NAME_TAKEN, Reason.POLICY_TAKEN})
 class HubChannel:
     """A channel to the hub that outlasts cuts and restarts.
 
+    Calls raise what the hub answers, and NOT_READY when it could not be reached.
+
     Attributes:
         address: host:port.
         tls: None: plain text.
@@ -107,11 +109,7 @@ class HubChannel:
         *,
         metadata: MetadataPairs,
     ) -> AsyncIterator[Response]:
-        """Yield what a stream sends until it ends with OK; a cut one is opened again.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
+        """Yield what a stream sends until it ends with OK; a cut one is opened again."""
         retry = self.retry()
         while True:
             try:

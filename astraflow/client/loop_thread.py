@@ -58,11 +58,7 @@ class LoopThread:
             future.cancel()
 
     def wait(self, future: "Future[Result]") -> Result:
-        """Wait for what was spawned; whatever it raises is raised here.
-
-        Raises:
-            AstraflowError: NOT_READY when the loop was closed before there was a result.
-        """
+        """Wait for what was spawned; as `call`."""
         while not wait([future], timeout=_PATIENCE_S).done:
             if not self._thread.is_alive():
                 raise AstraflowError(Reason.NOT_READY, "the event loop has been closed")

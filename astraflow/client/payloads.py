@@ -47,22 +47,14 @@ class PayloadWriter:
     """Puts the arrays of large trajectories into the store."""
 
     def __init__(self, store: PayloadStore, *, patience_s: float = 30.0) -> None:
-        """Open the store.
-
-        Raises:
-            AstraflowError: CAPABILITY_MISSING without the package for it.
-        """
+        """Open the store."""
         self._above_nbytes = store.above_nbytes
         self._bucket = Bucket(store.url)
         self._patience_s = patience_s
         self._writing = set[asyncio.Future[Trajectory]]()
 
     async def check(self) -> None:
-        """See whether this is the store that the hub sees.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE.
-        """
+        """See whether this is the store that the hub sees."""
         await asyncio.to_thread(_must_be_seen, self._bucket)
 
     async def put(self, rollout: Rollout) -> Rollout:
@@ -220,11 +212,7 @@ def read_payload(bucket: Bucket, trajectory: Trajectory, payload: Payload) -> Tr
 
 
 def read_content(bucket: Bucket, name: str, digest: bytes, nbytes: int) -> bytes:
-    """Return an object of the store; blocks.
-
-    Raises:
-        AstraflowError: PAYLOAD_LOST, SOURCE_UNREACHABLE.
-    """
+    """Return an object of the store; blocks."""
     try:
         content = bucket.read(name, 0, nbytes + 1)
     except FileNotFoundError:

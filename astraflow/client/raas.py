@@ -49,11 +49,7 @@ async def converse(
     pack: Callable[[Sequence[Item]], Iterable[Any]],
     pause_s: float = 0.0,
 ) -> None:
-    """Write what waits and take what comes, until the peer ends the call.
-
-    Raises:
-        AioRpcError: The call was cut or refused.
-    """
+    """Write what waits and take what comes, until the peer ends the call."""
     try:
         async with beside(_write(call, outbox, pack, pause_s)):
             async for answer in call:
@@ -204,11 +200,7 @@ class RolloutStream:
         await self._flushed.wait()
 
     async def run(self) -> None:
-        """Follow the stream until cancelled.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
+        """Follow the stream until cancelled."""
         await self._session.run_stream(self._follow)
 
     def _put(self, item_id: str, item: pb.RolloutItem) -> None:
@@ -285,11 +277,7 @@ class TaskStream:
         self._outbox.put(pb.StreamTasksRequest(nack=nack))
 
     async def run(self) -> None:
-        """Follow the stream until cancelled.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
+        """Follow the stream until cancelled."""
         await self._session.run_stream(self._follow, reconciles=True)
 
     async def _follow(self, retry: Retry) -> bool:

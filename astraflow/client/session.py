@@ -114,7 +114,8 @@ class MemberSession:
     """Keeps one member in the run, over cuts and restarts of the hub.
 
     All calls of the member go through `call` and `run_stream`: they carry the session's token, open
-    the session again when it ended, and go on.
+    the session again when it ended, and go on. They raise what the hub answers, such as
+    SESSION_FENCED, and NOT_READY when it could not be reached.
 
     Attributes:
         hub: Where calls go; KeepAlive has a connection of its own.
@@ -162,20 +163,12 @@ class MemberSession:
         return session_metadata(self.info.token)
 
     async def open(self) -> Session:
-        """Join the run for the first time.
-
-        Raises:
-            AstraflowError: What `join` raises.
-        """
+        """Join the run for the first time."""
         self._set_info(await self._join(None))
         return self.info
 
     async def reopen(self, token: bytes) -> None:
-        """Open the session again, unless another caller did since `token` was in use.
-
-        Raises:
-            AstraflowError: SESSION_FENCED, and what `join` raises.
-        """
+        """Open the session again, unless another caller did since `token` was in use."""
         async with self._opening:
             if self.info.token != token:
                 return
@@ -211,11 +204,7 @@ class MemberSession:
     async def call(
         self, method: Callable[..., Awaitable[Response]], request: object, *, timeout_s: float = 10
     ) -> Response:
-        """Make an idempotent call as this member.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
+        """Make an idempotent call as this member."""
         retry = self.hub.retry()
         while True:
             token = self.info.token
@@ -237,9 +226,6 @@ class MemberSession:
 
         Where it reconciles, the session is opened again after a cut: the run compares what it sent
         with what is held here, and sends what was lost on the way.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
         retry = self.hub.retry()
         while True:
@@ -258,11 +244,7 @@ class MemberSession:
     async def follow(
         self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
     ) -> AsyncGenerator[Event]:
-        """Yield the events of a stream of answers, over cuts, without end.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
+        """Yield the events of a stream of answers, over cuts, without end."""
         retry = self.hub.retry()
         while True:
             token, started_s = self.info.token, self._clock.monotonic()
@@ -336,11 +318,7 @@ class MemberSession:
             self._hooks.directed(directive)
 
     async def report(self, failure: Failure) -> None:
-        """Tell the run of what failed beside any rollout.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
+        """Tell the run of what failed beside any rollout."""
         request = pb.ReportFailureRequest(failure=encode_failure(failure))
         await self.call(self._sessions.ReportFailure, request)
 
@@ -389,7 +367,6 @@ class DelegatedSession:
         self._token = token
 
     def renew(self, token: bytes) -> None:
-        """Take the token of the session that was opened again."""
         self._token = token
 
     @property
@@ -402,12 +379,6 @@ class DelegatedSession:
     async def follow(
         self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
     ) -> AsyncGenerator[Event]:
-        """Yield the events of a stream of answers, over cuts, without end.
-
-        Raises:
-            AstraflowError: What the hub answered; SESSION_ENDED when no new token came in time;
-                NOT_READY when the hub could not be reached.
-        """
         retry = self.hub.retry()
         while True:
             stream = open_stream()

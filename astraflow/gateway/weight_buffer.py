@@ -15,6 +15,7 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout, TensorSpec, TensorUpdate
+from astraflow.weights.publish.tensors import TORCH_NAMES
 
 PUSH_HEAD: Final = Struct("<QQ")
 PUSH_ACK: Final = b"\x01"
@@ -22,19 +23,7 @@ _DELTA_HEAD: Final = Struct("<QHHi")
 _WIDE: Final = 1
 _ELEMENT_NBYTES: Final = 2
 _DIMENSIONS: Final = 16
-_TORCH_NAMES: Final[Mapping[str, Dtype]] = {
-    "bfloat16": Dtype.BF16,
-    "float16": Dtype.F16,
-    "float32": Dtype.F32,
-    "float64": Dtype.F64,
-    "float8_e4m3fn": Dtype.F8_E4M3,
-    "float8_e5m2": Dtype.F8_E5M2,
-    "uint8": Dtype.U8,
-    "int8": Dtype.I8,
-    "int32": Dtype.I32,
-    "int64": Dtype.I64,
-}
-_NAMES: Final = {dtype: name for name, dtype in _TORCH_NAMES.items()}
+_DTYPES: Final = {name: dtype for dtype, name in TORCH_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +88,7 @@ class BufferPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as published."""
-        tensors = [[t.name, [list(t.shape), _NAMES[t.dtype]]] for t in self.tensors]
+        tensors = [[t.name, [list(t.shape), TORCH_NAMES[t.dtype]]] for t in self.tensors]
         return {"single_buffer_length": self.nbytes, "tensors_meta": tensors}
 
 
@@ -112,7 +101,7 @@ def read_plan(fields: Mapping[str, Any], max_nbytes: int) -> BufferPlan:
     """
     try:
         tensors = [
-            (str(name), _TORCH_NAMES[str(dtype).removeprefix("torch.")], _shape(shape))
+            (str(name), _DTYPES[str(dtype).removeprefix("torch.")], _shape(shape))
             for name, (shape, dtype) in fields["tensors_meta"]
         ]
         plan, nbytes = BufferPlan.of(tensors), int(fields["single_buffer_length"])
