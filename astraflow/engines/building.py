@@ -10,6 +10,7 @@ from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine
+from astraflow.engines.served.interfaces import require_interfaces
 
 if TYPE_CHECKING:
     from astraflow.engines.served.dialect import Dialect
@@ -39,21 +40,29 @@ def dialect_of(settings: EngineSettings) -> "Dialect":
     """Return how the servers of a kind are spoken with.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a kind that is no server, or whose interpreter is missing.
+        AstraflowError: INVALID_FIELD for a kind that is no server, or whose interpreter is missing;
+            CAPABILITY_MISSING for a release that has other interfaces than are used.
     """
     match settings.kind:
         case "vllm":
             from astraflow.engines.vllm.dialect import VllmDialect  # noqa: PLC0415 - httpx
 
-            return VllmDialect(server_python(settings))
+            return VllmDialect(_fit_python(settings))
         case "sglang":
             from astraflow.engines.sglang.dialect import SglangDialect  # noqa: PLC0415 - httpx
 
-            return SglangDialect(server_python(settings))
+            return SglangDialect(_fit_python(settings))
         case _:
             raise AstraflowError(
                 Reason.INVALID_FIELD, f"raas.engine.kind {settings.kind} is no server"
             )
+
+
+def _fit_python(settings: EngineSettings) -> Path:
+    python = server_python(settings)
+    if settings.url is None:
+        require_interfaces(settings.kind, python)
+    return python
 
 
 def build_adapter_engines(
