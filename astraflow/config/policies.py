@@ -455,7 +455,8 @@ class Fsdp(Strict):
     offload: bool = False
     """Keep weights, gradients and optimizer on the host while they are not used; needs ranks."""
     context_parallel: int = Field(default=1, ge=1)
-    """Ranks that share every row's tokens. Only 1 works so far: see docs/trainers.md."""
+    """Ranks, one after the other, that have a part of every row each, and exchange heads for tokens
+    in attention (Ulysses); divides the model's heads."""
 
 
 class TrainerConfig(Strict):
@@ -552,6 +553,8 @@ class TrainerConfig(Strict):
     def _ranks_do_what_they_can(self) -> Self:
         if self.ranks % (self.fsdp.replicas * self.fsdp.context_parallel):
             raise ValueError("fsdp.replicas times fsdp.context_parallel divides ranks")
+        if self.fsdp.context_parallel > 1 and self.critic is not None:
+            raise ValueError("a critic sees whole rows; take fsdp.context_parallel: 1")
         if self.ranks == 1 and self.fsdp.offload:
             raise ValueError("fsdp.offload needs ranks above 1; on one rank all is on its device")
         if self.ranks > 1 and self.broadcast is not None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import structlog
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.modules import empty_causal_model, read_causal_model, use_onednn
 from astraflow.engines.routers import RouteReplay
+
+if TYPE_CHECKING:
+    from astraflow.trainers.context_parallel import ContextParallel
 
 Made = TypeVar("Made")
 
@@ -54,6 +57,10 @@ class CausalModel:
     The output layer is the widest of all: on positions that no loss applies to it would be
     wasted. The positions are picked from its input, so whatever a model does to its logits
     afterwards (scaling, soft caps) is still done.
+
+    Attributes:
+        never_sampled: i64[b], on the host, rising.
+        context: The ranks that have a part of every row each; None: rows are whole.
     """
 
     def __init__(self, module: nn.Module, *, never_sampled: Iterable[int] = ()) -> None:
@@ -73,6 +80,7 @@ class CausalModel:
         self._made: Any = None
         self._hidden: Tensor | None = None
         self._replay = RouteReplay(module)
+        self.context: ContextParallel | None = None
         self._head: nn.Module | None = cast("Any", module).get_output_embeddings()
         if self._head is not None:
             self._head.register_forward_pre_hook(self._choose)
@@ -253,6 +261,8 @@ class CausalModel:
         seen: dict[str, Tensor] = {}
         if branches is not None:
             seen = {"position_ids": branches.positions, "attention_mask": branches.mask}
+        if self.context is not None:
+            seen["position_ids"] = self.context.positions(tokens.shape[1], tokens.device)
         try:
             return cast("Any", self.module)(input_ids=tokens, use_cache=False, **seen).logits
         finally:

@@ -1,6 +1,7 @@
 """Log-probabilities of the tokens of a batch under a model, pass by pass."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -151,6 +152,33 @@ def log_softmax_of(
     Returns:
         f32[k] with a gradient where that is enabled, and f32[k], with one where it is needed.
     """
+    banned = _banned(model.never_sampled, one.targets)
+    compute = partial(
+        _log_softmax,
+        banned=banned,
+        fuse_above=fuse_above,
+        needs_entropy_gradient=needs_entropy_gradient,
+    )
+    if model.context is None:
+        return compute(model, one)
+    part, here = model.context.part_of(one)
+    logprobs, entropies = compute(model, part)
+    count = len(one.targets)
+    return (
+        model.context.joined(logprobs, here, count),
+        model.context.joined(entropies, here, count),
+    )
+
+
+def _log_softmax(
+    model: CausalModel,
+    one: PassTokens,
+    *,
+    banned: Tensor,
+    fuse_above: int,
+    needs_entropy_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return them of the tokens of a pass that lie here."""
     device = model.device
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
@@ -162,7 +190,6 @@ def log_softmax_of(
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
     model.replay(one.routed_experts)
     if layer is not None:
-        banned = _banned(model.never_sampled, one.targets)
 
         def read(hidden: Tensor) -> tuple[Tensor, Tensor]:
             if needs_entropy_gradient:
@@ -180,7 +207,7 @@ def log_softmax_of(
 
         return model.at_head(tokens, chosen, read, branches=branches)
     found = model.logits(tokens, chosen, branches=branches)
-    logits = _drawn_from(found, temperatures, _banned(model.never_sampled, one.targets))
+    logits = _drawn_from(found, temperatures, banned)
     norms = logits.logsumexp(-1)
     logprobs = logits.gather(1, targets[:, None])[:, 0] - norms
     if needs_entropy_gradient:

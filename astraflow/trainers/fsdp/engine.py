@@ -21,7 +21,6 @@ from torch.distributed.tensor import distribute_tensor
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, TrainerConfig
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.blocks import COMPUTED, blocks_of, recompute, resolved
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
@@ -104,28 +103,6 @@ def _precision(settings: Fsdp, *, is_last: bool) -> MixedPrecisionPolicy:
     )
 
 
-def check_context_parallel(settings: Fsdp, device: torch.device) -> None:
-    """Refuse what no rank could compute.
-
-    torch.distributed.tensor.experimental.context_parallel passes keys and values around a ring of
-    ranks, in the flash, efficient and cuDNN kernels of scaled_dot_product_attention alone: all
-    three need CUDA. On a CPU torch 2.13 stops at the kernel that it takes there,
-    `aten._scaled_dot_product_flash_attention_for_cpu`, for which it has no sharding strategy. It
-    also cuts positions, which here lie in rows of different lengths.
-
-    Raises:
-        AstraflowError: CAPABILITY_MISSING.
-    """
-    if settings.context_parallel == 1:
-        return
-    raise AstraflowError(
-        Reason.CAPABILITY_MISSING,
-        f"trainer.fsdp.context_parallel {settings.context_parallel} on {device.type}: torch's "
-        "context_parallel needs scaled_dot_product_attention's flash, efficient or cuDNN kernel, "
-        "on CUDA, and rows of one length; take 1, with fsdp.checkpointing for long rows",
-    )
-
-
 class ShardedEngine(TorchEngine):
     """Trains a model that FSDP2 shares out over ranks; a `TrainEngine` on each of them.
 
@@ -145,7 +122,6 @@ class ShardedEngine(TorchEngine):
             lora: Adapters that are trained in its place; None: all weights are.
         """
         super().__init__(settings, model_dir=model_dir, lora=lora, peers=ranks)
-        check_context_parallel(settings.fsdp, ranks.device)
         self._ranks = ranks
         # Written beside the steps, which have collectives of their own.
         self._savers = ranks.beside()
@@ -181,10 +157,14 @@ class ShardedEngine(TorchEngine):
         """Bring a save to its end, on all ranks."""
         self._savers.agree(cast("Exception | None", saving.exception()) or written())
 
-    def train_step(self, batch: TrainerBatch) -> Mapping[str, float]:
-        """Make a step on this rank's share of a batch; the metrics are those of all of it."""
+    def train_step(self, batch: TrainerBatch | None) -> Mapping[str, float]:
+        """Make a step on this rank's share of a batch; the metrics are those of all of it.
+
+        Args:
+            batch: None: another rank that shares its rows has read it.
+        """
         with naming_lost_ranks():
-            return super().train_step(batch)
+            return super().train_step(self._ranks.shared_rows(batch))
 
     @property
     def _device(self) -> torch.device:
@@ -199,6 +179,9 @@ class ShardedEngine(TorchEngine):
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep this rank's rows of a model, which all have from rank 0."""
         settings = resolved(self._settings.fsdp, self._ranks.device)
+        model.context = self._ranks.context
+        if model.context is not None:
+            model.context.adopt(model.module)
         whole = {name: each.detach() for name, each in model.module.named_parameters()}
         shard_model(model.module, self._ranks, settings)
         scatter_weights(model.module, whole, self._ranks)

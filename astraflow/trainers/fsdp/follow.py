@@ -156,6 +156,8 @@ class FollowerRank:
     def _set_tokens(self, secrets: RankSecrets) -> None:
         if self._server is not None:
             self._server.set_transfer_token(secrets.transfer)
+        if not self._ranks.reads_batches:
+            return
         if self._batches is None:
             self._batches = self._parts.enter_context(self._client(secrets))
         else:
@@ -163,8 +165,8 @@ class FollowerRank:
 
     def _client(self, secrets: RankSecrets) -> RankClient:
         share = StreamBatches(
-            rank=self._ranks.rank,
-            world_size=self._ranks.count,
+            rank=self._ranks.data_rank,
+            world_size=self._ranks.data_count,
             max_tokens=self._settings.max_tokens_per_pass,
             max_outstanding=self._settings.prefetch,
         )
@@ -179,15 +181,16 @@ class FollowerRank:
 
     def _step(self, batch_id: BatchId) -> None:
         """Make a step; where all ranks refuse the batch, rank 0 decides what becomes of it."""
-        batches = cast("RankClient", self._batches)
+        batches = self._batches
         try:
             with together():
                 with agreeing(self._ranks):
-                    batch = batches.take(batch_id)
+                    batch = None if batches is None else batches.take(batch_id)
                 self._engine.train_step(batch)
         except AstraflowError as error:
             log.warning("a step failed", batch_id=batch_id, why=error.message)
-        batches.release(batch_id)
+        if batches is not None:
+            batches.release(batch_id)
 
     def _publish(self, order: PublishVersion) -> None:
         """Encode this rank's rows beside the steps that follow, which wait to change them."""

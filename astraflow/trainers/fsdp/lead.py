@@ -129,7 +129,7 @@ class LeadPublishing:
     @property
     def rank_count(self) -> int:
         """Ranks that share every batch."""
-        return self._ranks.count
+        return self._ranks.data_count
 
     @property
     def is_damaged(self) -> bool:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import resolve_device
+from astraflow.trainers.context_parallel import ContextParallel
 
 Arguments = ParamSpec("Arguments")
 
@@ -27,6 +28,10 @@ _WAIT = timedelta(days=14)
 _SHARD = "shard"
 
 _REPLICATE = "replicate"
+
+_DATA = "data"
+
+_CONTEXT = "context"
 
 
 def _named(
@@ -52,14 +57,16 @@ class Ranks:
         count: Of ranks.
         device: Of this rank.
         mesh: (replicate, shard): a parameter is cut over the second dimension.
+        context: Those that have the same rows as this rank, a part of each; None: nobody.
     """
 
-    def __init__(self, *, device: torch.device, replicas: int) -> None:
+    def __init__(self, *, device: torch.device, replicas: int, context: int = 1) -> None:
         """Join the other ranks; the default process group is there.
 
         Args:
             device: Of this rank.
             replicas: Groups of ranks that have the whole model each.
+            context: Ranks, one after the other, that share every row.
 
         Raises:
             AstraflowError: INVALID_FIELD when the ranks cannot be shared out so.
@@ -77,6 +84,14 @@ class Ranks:
             (replicas, self.count // replicas),
             mesh_dim_names=(_REPLICATE, _SHARD),
         )
+        self._context_count = context
+        self.context: ContextParallel | None = None
+        if context > 1:
+            names = (_DATA, _CONTEXT)
+            shape = (self.count // context, context)
+            rows = init_device_mesh(device.type, shape, mesh_dim_names=names)
+            self.context = ContextParallel(rows.get_group(_CONTEXT))
+        self._row_group = self._shared_row_group() if context > 1 else None
         # What is told beside the weights stays on the host, and may be waited for for long.
         self._host = _host_group()
 
@@ -85,6 +100,36 @@ class Ranks:
         others = copy(self)
         others._host = _host_group()  # noqa: SLF001 - of this class
         return others
+
+    def _shared_row_group(self) -> dist.ProcessGroup:
+        """Return the group of those that share this rank's rows, over the host."""
+        size = self._context_count
+        groups = [_host_group([*range(at, at + size)]) for at in range(0, self.count, size)]
+        return groups[self.data_rank]
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of every batch this rank has."""
+        return self.rank // self._context_count
+
+    @property
+    def data_count(self) -> int:
+        """Shares of a batch."""
+        return self.count // self._context_count
+
+    @property
+    def reads_batches(self) -> bool:
+        """Whether this rank is the one that reads its share."""
+        return self.rank % self._context_count == 0
+
+    def shared_rows(self, rows: Result | None) -> Result:
+        """Return what the rank that reads has, on all that share its rows."""
+        if self._row_group is None:
+            return cast("Result", rows)
+        box = [rows]
+        first = self.data_rank * self._context_count
+        dist.broadcast_object_list(box, src=first, group=self._row_group)
+        return cast("Result", box[0])
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -149,23 +194,27 @@ class Ranks:
 
     def all_reduce_sum(self, value: float) -> float:
         """Return the sum over all ranks; the same bits on each."""
-        return float(sum(self.all_gather_object(value)))
+        return float(sum(self._by_share(value)))
 
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Return the values of all ranks, by rank."""
-        return np.concatenate(self.all_gather_object(values))
+        return np.concatenate(self._by_share(values))
 
     def merged(self, metrics: Mapping[str, float], *, weight: float) -> Mapping[str, float]:
         """Return means of all ranks' metrics, by weight; of a name that ends with max the most.
 
         A rank without a name does not count for its mean.
         """
-        return _merged(self.all_gather_object((dict(metrics), weight)))
+        return _merged(self._by_share((dict(metrics), weight)))
+
+    def _by_share(self, said: Result) -> list[Result]:
+        """Return what the ranks say, once of those that share rows and so say the same."""
+        return self.all_gather_object(said)[:: self._context_count]
 
 
-def _host_group() -> dist.ProcessGroup:
-    """Return a group of all ranks that speak over the host, for whatever waits for long."""
-    return cast("Any", dist).new_group(backend="gloo", timeout=_WAIT)
+def _host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
+    """Return a group of ranks that speak over the host, for whatever waits for long; None: all."""
+    return cast("Any", dist).new_group(ranks, backend="gloo", timeout=_WAIT)
 
 
 def _merged(said: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
@@ -212,12 +261,13 @@ def _is_lost(error: Exception) -> bool:
 
 
 @contextmanager
-def joined_ranks(*, device: str, replicas: int) -> Generator[Ranks]:
+def joined_ranks(*, device: str, replicas: int, context: int = 1) -> Generator[Ranks]:
     """Join the ranks that torchrun started.
 
     Args:
         device: Of the recipe; cuda is that of the local rank.
         replicas: Groups of ranks that have the whole model each.
+        context: Ranks that share every row.
 
     Raises:
         AstraflowError: INVALID_FIELD; MEMBER_LOST when a rank did not come.
@@ -228,7 +278,7 @@ def joined_ranks(*, device: str, replicas: int) -> Generator[Ranks]:
     with naming_lost_ranks():
         dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
-        yield Ranks(device=here, replicas=replicas)
+        yield Ranks(device=here, replicas=replicas, context=context)
     finally:
         dist.destroy_process_group()
 

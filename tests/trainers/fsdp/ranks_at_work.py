@@ -36,13 +36,17 @@ class Work:
         self.lora = given["lora"]
         self.counts = given["counts"]
         self.batches = given["batches"][ranks.rank]
+        self.contexts = given["contexts"]
         self.found: dict[str, object] = {}
 
     def engine(self, name: str) -> ShardedEngine:
         model_dir = self.folder / "model"
         settings, ranks = self.settings[name], self.ranks
-        if settings.fsdp.replicas > 1:
-            ranks = Ranks(device=ranks.device, replicas=settings.fsdp.replicas)
+        fsdp = settings.fsdp
+        if fsdp.replicas > 1 or fsdp.context_parallel > 1:
+            ranks = Ranks(
+                device=ranks.device, replicas=fsdp.replicas, context=fsdp.context_parallel
+            )
         lora = self.lora.get(name)
         engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
         engine.prepare()
@@ -122,8 +126,19 @@ class Work:
     def variants(self) -> None:
         """Train with every other way to compute the same."""
         for name in self.settings:
-            if name not in self.counts:
+            if name in self.contexts:
+                self.share_rows(name)
+            elif name not in self.counts:
                 self.found[name] = self.steps(self.engine(name), slice(-LAST, None))
+
+    def share_rows(self, name: str) -> None:
+        """Have a part of every row each; only one of those that share them has read a batch."""
+        engine = self.engine(name)
+        ranks = engine._ranks
+        batches = self.contexts[name][ranks.data_rank][-LAST:]
+        given = batches if ranks.reads_batches else [None] * LAST
+        self.found[name] = [dict(engine.train_step(each)) for each in given]
+        self.found[f"{name} bits"] = gathered(engine)
 
 
 def gathered(engine: ShardedEngine) -> dict[str, np.ndarray]:
@@ -139,9 +154,10 @@ def main() -> None:
         work = Work(folder, ranks)
         for name in work.counts:
             work.train_and_save(name)
-        work.publish("plain")
-        work.publish("lora")
-        work.refuse()
+        if work.counts:
+            work.publish("plain")
+            work.publish("lora")
+            work.refuse()
         work.variants()
         (folder / f"found-{ranks.rank}.pickle").write_bytes(pickle.dumps(work.found))
 

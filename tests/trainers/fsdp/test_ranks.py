@@ -56,10 +56,20 @@ VARIANTS = {
     },
     "bf16": {"fsdp": {"compute": "bf16", "offload": True}},
 }
+# Ranks that share rows, of how many. The losses need whole rows.
+CONTEXTS = {
+    "context": (2, {"loss": {"ratio": "sequence", "mean": "rows"}}),
+    "context of shards": (4, {"fsdp": {"checkpointing": True}}),
+}
 SETTINGS = {
     name: TrainerConfig.model_validate({**PLAIN, **fields})
     for name, fields in {"plain": {}, "lora": {}, "critic": CRITIC, **VARIANTS}.items()
 }
+for _name, (_count, _fields) in CONTEXTS.items():
+    _fsdp = {**_fields.get("fsdp", {}), "context_parallel": 2}
+    SETTINGS[_name] = TrainerConfig.model_validate(
+        {**PLAIN, **_fields, "fsdp": _fsdp, "ranks": _count}
+    )
 LORA = {"lora": Lora(rank=3, alpha=6)}
 # Steps of those that are saved in the middle and resumed.
 COUNTS = {"plain": STEPS, "lora": 10, "critic": 10}
@@ -68,7 +78,8 @@ COUNTS = {"plain": STEPS, "lora": 10, "critic": 10}
 class Ran:
     """What ranks found, and what one process finds with the same batches."""
 
-    def __init__(self, folder: Path, batches: list) -> None:
+    def __init__(self, folder: Path, batches: list, shared: dict) -> None:
+        self.shared = shared
         self.folder = folder
         self.ranks = [
             pickle.loads((folder / f"found-{rank}.pickle").read_bytes()) for rank in range(RANKS)
@@ -103,14 +114,25 @@ def ran(tmp_path_factory, make_model, make_rows, to_part) -> Ran:
         for rank in range(RANKS)
     ]
     whole = [batch(step, to_part, rows[step], 0, 1) for step in range(STEPS)]
-    given = {"settings": SETTINGS, "lora": LORA, "counts": COUNTS, "batches": batches}
-    (folder / "given.pickle").write_bytes(pickle.dumps(given))
+    shared = {"context": [whole], "context of shards": batches}
     for name in COUNTS:
         write_by_one(folder, name, whole)
+    given = {"settings": SETTINGS, "lora": LORA, "counts": COUNTS, "batches": batches}
+    launch(folder, RANKS, given | {"contexts": shared})
+    return Ran(folder, whole, shared)
+
+
+def launch(folder, count, given):
+    """Have so many ranks do what is for them."""
+    some = {name: each for name, each in given["settings"].items() if each.ranks == count}
+    counts = given["counts"] if count == RANKS else {}
+    batches = given["batches"] if count == RANKS else [[]] * count
+    ours = {**given, "settings": some, "counts": counts, "batches": batches}
+    (folder / "given.pickle").write_bytes(pickle.dumps(ours))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=RANKS,
+        nproc_per_node=count,
         run_id="test",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
@@ -121,7 +143,6 @@ def ran(tmp_path_factory, make_model, make_rows, to_part) -> Ran:
     script = Path(__file__).with_name("ranks_at_work.py")
     with handlers_kept():
         elastic_launch(config, sys.executable)(str(script), str(folder))
-    return Ran(folder, whole)
 
 
 @contextmanager
@@ -199,6 +220,37 @@ def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
     if name == "m2po":
         for bound in ("train/clip_low", "train/clip_high", "train/m2"):
             assert furthest(ran.found[name], alone, bound) < 1e-5
+
+
+def test_ranks_may_share_every_row(ran):
+    alone = ran.alone("context", STEPS - LAST)
+    assert furthest(ran.found["context"], alone) < 1e-4
+    assert furthest(ran.found["context"], alone, "train/entropy") < 1e-4
+    assert same_everywhere(ran.ranks, "context")
+
+
+def test_ranks_may_share_rows_and_batches(ran, tmp_path):
+    """Two shares of a batch, each of two ranks that have half of every row."""
+    name = "context of shards"
+    (tmp_path / "model").symlink_to(ran.folder / "model")
+    given = {"settings": SETTINGS, "lora": {}, "counts": {}, "batches": [], "contexts": ran.shared}
+    launch(tmp_path, 4, given)
+    ranks = [pickle.loads((tmp_path / f"found-{rank}.pickle").read_bytes()) for rank in range(4)]
+    alone = ran.alone(name, STEPS - LAST)
+    assert furthest(ranks[0][name], alone) < 1e-4
+    norms = [step["train/grad_norm"] for step in alone]
+    assert furthest(ranks[0][name], alone, "train/grad_norm") < 1e-3 * max(norms)
+    assert same_everywhere(ranks, name)
+
+
+def same_everywhere(ranks, name) -> bool:
+    first, *others = ranks
+    bits = first[f"{name} bits"]
+    return all(
+        first[name] == other[name]
+        and all(np.array_equal(bits[key], other[f"{name} bits"][key]) for key in bits)
+        for other in others
+    )
 
 
 def test_blocks_may_compute_in_bf16(ran):
