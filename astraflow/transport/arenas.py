@@ -45,11 +45,7 @@ class Arena:
         memory.user = weakref.ref(self)
 
     def payload(self, offset: int, nbytes: int) -> memoryview:
-        """Copy a payload out of the arena; return a view of the copy, not to be written.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID when it would not lie inside.
-        """
+        """Copy a payload out of the arena; return a view of the copy, not to be written."""
         self._taken_nbytes += nbytes
         if not 0 <= offset <= offset + nbytes <= self.nbytes or self._taken_nbytes > self.nbytes:
             raise bad_frame("a payload lies outside of the arena")
@@ -69,11 +65,7 @@ class ArenaPool:
         self._last: _Memory | None = None
 
     def take(self, nbytes: int) -> Arena:
-        """Return an arena of at least so many bytes.
-
-        Raises:
-            AstraflowError: LANE_UNAVAILABLE when the system gives no shared memory.
-        """
+        """Return an arena of at least so many bytes."""
         if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
             self._last = _made(nbytes)
         return Arena(self._last)

@@ -132,12 +132,6 @@ class FrameInbox:
         return plan is not None and len(self._begun) == plan.chunk_count and not self._staged
 
     def take_plan(self, plan: TransferPlan) -> None:
-        """Take the plan.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID for a second one, or one that what came contradicts;
-                PATCH_UNKNOWN for one that has more than the run registered.
-        """
         if self._plan is not None:
             raise bad_frame("a transfer has one plan, not two")
         infos, bound = [index.patch for index in plan.patches], self._bound
@@ -157,11 +151,7 @@ class FrameInbox:
         self._arena = self._on_plan(plan)
 
     def place(self, frame: Frame) -> memoryview:
-        """Return where the body of a frame goes.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID, as `filled`.
-        """
+        """Return where the body of a frame goes."""
         match frame.kind:
             case FrameKind.CHUNK if self._arena is None:
                 return self._staged_for(frame).claim(frame.body_offset, frame.body_nbytes)

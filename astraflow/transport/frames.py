@@ -1,4 +1,7 @@
-"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes."""
+"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes.
+
+What no sound peer sends is refused as CHUNK_INVALID.
+"""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -98,11 +101,6 @@ def pack(frame: Frame) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Frame:
-    """Read a header, 64 bytes.
-
-    Raises:
-        AstraflowError: CHUNK_INVALID for what no sound peer sends.
-    """
     magic, kind, *codes = _HEADER.unpack(data)
     dtype, encoding, compression, patch_index, body, payload, _, offset, *places = codes
     if magic != MAGIC or kind not in frozenset(FrameKind):
@@ -156,11 +154,7 @@ def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> list[byte
 
 
 def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> TransferSpec:
-    """Read the body of a REQUEST.
-
-    Raises:
-        AstraflowError: TOKEN_INVALID when it proves nothing; CHUNK_INVALID, INVALID_FIELD.
-    """
+    """Read the body of a REQUEST."""
     proof, content = body[:PROOF_NBYTES], body[PROOF_NBYTES:]
     if not is_proven(proof, content):
         raise AstraflowError(
@@ -197,11 +191,6 @@ def plan_nbytes(bound: TransferBound) -> int:
 
 
 def read_plan(body: bytes) -> TransferPlan:
-    """Read the body of a PLAN.
-
-    Raises:
-        AstraflowError: CHUNK_INVALID.
-    """
     message = transfer_pb2.TransferPlan()
     _parse(message, body)
     try:

@@ -179,11 +179,7 @@ class Carrier(Protocol):
         ...
 
     async def begin(self) -> None:
-        """Return once chunks of the next transfer can be taken.
-
-        Raises:
-            AstraflowError: SOURCE_TIMEOUT when the puller does not make room for them.
-        """
+        """Return once chunks of the next transfer can be taken."""
         ...
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:

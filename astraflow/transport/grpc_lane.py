@@ -177,11 +177,7 @@ def encode_response(item: SentItem) -> pb.PullResponse:
 
 
 def decode_response(response: pb.PullResponse | None) -> SentItem:
-    """Return what a message of `Pull` carries; grpc gives None for bytes that are none.
-
-    Raises:
-        AstraflowError: CHUNK_INVALID when it is not sound.
-    """
+    """Return what a message of `Pull` carries; grpc gives None for bytes that are none."""
     message: pb.PullResponse = _parsed(response)
     try:
         match message.WhichOneof("item"):

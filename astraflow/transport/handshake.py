@@ -6,7 +6,7 @@
 
 Proofs are over all that came before and the lane's name, keyed with what is derived from a secret:
 that of the run, or of one planned transfer. So none holds for another connection, lane or run, and
-none can be sent again. docs/weights.md has the bytes; ADR 17 says why they are so.
+none can be sent again. What proves nothing is refused as SOURCE_UNREACHABLE. docs/weights.md has the bytes; ADR 17 says why they are so.
 """
 
 import secrets
@@ -70,11 +70,6 @@ class Channel:
         return [self._seal.encrypt(self._sealed_nonce(), part, None) for part in frame if len(part)]
 
     def opened(self, record: bytes) -> bytes:
-        """Return what a record has.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when it was not made by the other end, as the next.
-        """
         if self._open is None or not record:
             return record
         try:
@@ -142,11 +137,7 @@ class SourceHandshake:
         return bool(secret) and secrets.compare_digest(given, proof)
 
     def welcome(self, hello: bytes, secret: bytes) -> tuple[bytes, Channel]:
-        """Return the source's proof, and what follows it.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID for a key that is none.
-        """
+        """Return the source's proof, and what follows it."""
         _, public, _ = _HELLO.unpack(hello)
         transcript = _transcript(self._lane, self.greeting, hello)
         keys = self._share.keys(public, secret, transcript)
@@ -166,12 +157,7 @@ class PullerHandshake:
         self._keys: tuple[bytes, bytes] | None = None
 
     def hello(self, greeting: bytes) -> bytes:
-        """Return the answer to a greeting.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID when it is none; LANE_UNAVAILABLE when the source would
-                send in the clear what must not be.
-        """
+        """Return the answer to a greeting."""
         magic, seals, _, public = _GREETING.unpack(greeting)
         if magic != _MAGIC:
             raise bad_frame("it does not begin as lanes of this release do")
@@ -191,11 +177,6 @@ class PullerHandshake:
         return Channel(self._transcript, self._keys)
 
     def check(self, welcome: bytes) -> None:
-        """Check the source's proof.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE: somebody else is there.
-        """
         proof = _mac(self._secret, b"source" + self._transcript, WELCOME_NBYTES)
         if not secrets.compare_digest(proof, welcome):
             raise AstraflowError(

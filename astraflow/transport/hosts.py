@@ -89,11 +89,7 @@ class LaneHosts:
                 log.warning("a lane cannot be served here", lane=lane, why=str(error))
 
     def plan(self, transfer: Transfer, lanes: Sequence[LaneKind]) -> TransferPlan:
-        """Keep a transfer for those of the lanes that are served here.
-
-        Raises:
-            AstraflowError: LANE_UNAVAILABLE when there is none; the transfer is closed.
-        """
+        """Keep a transfer for those of the lanes that are served here."""
         served = [each for lane in lanes for each in self._endpoints if each.lane is lane]
         if not served:
             transfer.close()

@@ -100,11 +100,7 @@ class TransferProgress:
         return replace(self.spec, have_chunks=tuple(have.values()))
 
     def resume(self, item: SentItem) -> SentItem | None:
-        """Return an item of another lane as one of the first plan; None: nothing new.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when the source now goes another way.
-        """
+        """Return an item of another lane as one of the first plan; None: nothing new."""
         if isinstance(item, TransferPlan):
             if not self._is_resuming or self._plan is None:
                 return self.note(item)

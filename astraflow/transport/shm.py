@@ -144,12 +144,7 @@ class ArenaCarrier:
         """Return; a local connection needs nothing."""
 
     async def read_header(self, connection: Connection, nbytes: int) -> bytes:
-        """Receive the header of a frame; an arena's descriptor comes with it.
-
-        Raises:
-            EOFError: The peer ended.
-            OSError: The peer is gone.
-        """
+        """Receive the header of a frame; an arena's descriptor comes with it."""
         data, sock = b"", cast("SocketConnection", connection).sock
         while len(data) < nbytes:
             try:
@@ -164,11 +159,7 @@ class ArenaCarrier:
         return data
 
     async def begin(self) -> None:
-        """Return once the arena for the next transfer is here.
-
-        Raises:
-            AstraflowError: SOURCE_TIMEOUT when it does not come.
-        """
+        """Return once the arena for the next transfer is here."""
         try:
             async with asyncio.timeout(_ARENA_TIMEOUT_S):
                 await self._arrived.wait()
@@ -180,12 +171,7 @@ class ArenaCarrier:
         self._at = 0
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
-        """Write a payload and return its header.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID when the arena is too small; LANE_UNAVAILABLE when the
-                system has no memory for it.
-        """
+        """Write a payload and return its header."""
         payload = sent.chunk.payload
         place, self._at = self._at, self._at + aligned(len(payload))
         if len(payload) > _INLINE_NBYTES:

@@ -110,11 +110,7 @@ class SocketConnection:
         self.sock = sock
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send buffers one behind the other, without joining them.
-
-        Raises:
-            OSError: The peer is gone.
-        """
+        """Send buffers one behind the other, without joining them."""
         left = self.send_some(buffers)
         while left:
             await _writable(self.sock)
@@ -132,11 +128,7 @@ class SocketConnection:
         return [*views]
 
     async def receive(self, nbytes: int) -> bytes:
-        """Receive exactly so many bytes.
-
-        Raises:
-            EOFError, OSError: The peer ended, or is gone.
-        """
+        """Receive exactly so many bytes."""
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:

@@ -103,12 +103,7 @@ class SocketSession:
         count: int = 1,
         timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """Connect, at once and in parallel; return when the first connection stands.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when none could be made in time; CHUNK_INVALID where
-                something else listens; LANE_UNAVAILABLE when the source must seal, and does not.
-        """
+        """Connect, at once and in parallel; return when the first connection stands."""
         self._left = count
         group = new_group()
         for _ in range(count):

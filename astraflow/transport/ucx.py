@@ -59,11 +59,7 @@ class UcxThread:
 
 @cache
 def ucx_thread() -> UcxThread:
-    """Return the thread of this process.
-
-    Raises:
-        AstraflowError: LANE_UNAVAILABLE when UCX is not installed.
-    """
+    """Return the thread of this process."""
     for name in _MODULES:
         try:
             return UcxThread(importlib.import_module(name))
@@ -86,11 +82,7 @@ class UcxConnection:
         self._under_way: deque[asyncio.Future[Any]] = deque()
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send messages; four calls may be under way, in order.
-
-        Raises:
-            ConnectionError: The peer is gone.
-        """
+        """Send messages; four calls may be under way, in order."""
         self.post(buffers)
         while len(self._under_way) > _PIPELINE_COUNT:
             await _translated(self._under_way.popleft())
@@ -111,12 +103,7 @@ class UcxConnection:
         return [*buffers]
 
     async def receive(self, nbytes: int) -> bytes:
-        """Receive a message of at most so many bytes; a shorter one ends in zeros.
-
-        Raises:
-            ConnectionError: The peer is gone.
-            AstraflowError: CHUNK_INVALID when it is longer.
-        """
+        """Receive a message of at most so many bytes; a shorter one ends in zeros."""
         record = np.zeros(nbytes, np.uint8)
         if nbytes:
             await self.receive_into(record)

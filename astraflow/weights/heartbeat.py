@@ -78,11 +78,6 @@ async def with_heartbeats(
 async def watched(
     items: AsyncGenerator[SentItem], watch: "StallWatch"
 ) -> AsyncGenerator[TransferPlan | SentChunk]:
-    """Yield plan and chunks until the end.
-
-    Raises:
-        AstraflowError: SOURCE_TIMEOUT when the source has stalled, and there is another.
-    """
     async with aclosing(_Arrivals(items)) as arrivals:
         while True:
             look_s, started_s = watch.poll_s, watch.clock.monotonic()

@@ -112,11 +112,6 @@ class Record:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read what `to_bytes` wrote.
-
-        Raises:
-            AstraflowError: DIGEST_MISMATCH when it is torn.
-        """
         body = content[_DIGEST_NBYTES:]
         if blake3(body).digest() != content[:_DIGEST_NBYTES]:
             raise AstraflowError(Reason.DIGEST_MISMATCH, "the record is torn")
@@ -165,11 +160,6 @@ class PatchWriter:
     """
 
     def __init__(self, folder: Path, index: PatchIndex) -> None:
-        """Open the file.
-
-        Raises:
-            OSError: No room, no rights.
-        """
         self.path = folder / patch_file(index.patch.root_digest)
         found = read_patch(self.path)
         self.indexes: set[int] = set() if found is None else {*found[0].chunks}
@@ -188,11 +178,7 @@ class PatchWriter:
         return len(self.indexes) == self._chunk_count
 
     def append(self, chunk: Chunk) -> None:
-        """Append a verified chunk; one that lies there is left out.
-
-        Raises:
-            OSError: No room.
-        """
+        """Append a verified chunk; one that lies there is left out."""
         if chunk.header.index in self.indexes:
             return
         self._append(encode_chunk_header(chunk.header).SerializeToString())
@@ -201,11 +187,6 @@ class PatchWriter:
         self.indexes.add(chunk.header.index)
 
     def close(self) -> None:
-        """Close the file.
-
-        Raises:
-            OSError: No room for what was not written yet.
-        """
         self._file.close()
 
     def _append(self, content: bytes) -> None:

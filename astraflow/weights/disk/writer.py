@@ -1,4 +1,4 @@
-"""DiskWriter: what is done to the folder of a copy; one thread calls it.
+"""DiskWriter: what is done to the folder of a copy; one thread calls it, and all raises OSError.
 
 A version is copied range by range while later ones are written over it.
 """
@@ -119,11 +119,7 @@ class DiskWriter:
         self._record = record
 
     def write_layout(self, frame: LayoutFrame) -> None:
-        """Write the layout of what follows.
-
-        Raises:
-            OSError: As all of these: no room, no rights, no disk.
-        """
+        """Write the layout of what follows."""
         if self._frame is not None and self._frame.digest == frame.digest:
             return
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)

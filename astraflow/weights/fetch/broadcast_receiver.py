@@ -55,11 +55,7 @@ class BroadcastInbox:
         return self._newest is not None
 
     def take(self, came: Sequence[SentItem], newest: int) -> None:
-        """Take what came, and the newest version that is through.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID when it is no part of a broadcast.
-        """
+        """Take what came, and the newest version that is through."""
         for item in came:
             if isinstance(item, TransferPlan) and len(item.patches) == 1:
                 self._coming = Patch(item.patches[0])
@@ -89,11 +85,7 @@ class BroadcastInbox:
         self._arrived = {each: kept for each, kept in self._arrived.items() if each > version}
 
     def way(self, base_version: int | None, version: int) -> list[Patch]:
-        """Return the patches that lead from a base to a version, in order; chunks may lack.
-
-        Raises:
-            AstraflowError: PATCH_UNKNOWN when one has not come.
-        """
+        """Return the patches that lead from a base to a version, in order; chunks may lack."""
         way: list[Patch] = []
         at: int | None = version
         while at != base_version:

@@ -148,11 +148,7 @@ class Holding:
         await self.flushed()
 
     def full_update(self) -> WeightUpdate:
-        """Return all that is held, dense: views, for which the next version leaves the state alone.
-
-        Raises:
-            AstraflowError: NOT_READY when nothing is held.
-        """
+        """Return all that is held: views, for which the next version leaves the state alone."""
         if self._written is not None:
             self._written.result()
         if self.state is None:

@@ -103,11 +103,6 @@ class ObjectLane:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        """Return a layout.
-
-        Raises:
-            AstraflowError: LAYOUT_UNKNOWN, SOURCE_UNREACHABLE, SOURCE_TIMEOUT, CHUNK_INVALID.
-        """
         del transfer_token
         bucket, _ = self._opened(endpoint)
         try:

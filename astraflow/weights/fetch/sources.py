@@ -35,11 +35,6 @@ class TransferQuota:
         self._is_planned = False
 
     def take(self, item: TransferPlan | SentChunk) -> None:
-        """Count an item.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID when it is one too many.
-        """
         self._left -= 1
         if self._left < 0:
             raise AstraflowError(

@@ -176,11 +176,7 @@ class IncomingVersion:
             self._take_chunk(item, frame)
 
     def require_complete(self) -> None:
-        """Check that every chunk of the plan is here.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE: the source ended before.
-        """
+        """Check that every chunk of the plan is here."""
         if not self._planned:
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
         for patch in self._planned:

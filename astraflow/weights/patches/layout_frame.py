@@ -1,4 +1,7 @@
-"""Frames: a layout with all that is derived from it, and the flat states that fit into it."""
+"""Frames: a layout with all that is derived from it, and the flat states that fit into it.
+
+Changes and chunks that do not fit are CHUNK_INVALID, tensors LAYOUT_MISMATCH.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,11 +40,7 @@ class LayoutFrame:
         self._columns = {dtype: _column(layout, dtype) for dtype in Dtype}
 
     def flatten(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Copy tensors into a flat state: u8[nbytes], read-only.
-
-        Raises:
-            AstraflowError: LAYOUT_MISMATCH naming the tensor.
-        """
+        """Copy tensors into a flat state: u8[nbytes], read-only."""
         if tensors.keys() != self.layout.by_name.keys():
             names = sorted(tensors.keys() ^ self.layout.by_name.keys())
             raise AstraflowError(
@@ -61,11 +60,7 @@ class LayoutFrame:
         return flat
 
     def split(self, change: Change) -> Iterator[tuple[TensorSpec, slice]]:
-        """Yield the tensors that a change touches, each with its part of the change.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID when a part lies between tensors.
-        """
+        """Yield the tensors that a change touches, each with its part of the change."""
         column = self._columns[change.dtype]
         first = max(_place(column.starts, change.first + int(change.indices[0])) - 1, 0)
         end = _place(column.starts, change.first + int(change.indices[-1]))
@@ -80,11 +75,7 @@ class LayoutFrame:
                 yield column.specs[number], slice(start, stop)
 
     def check_pieces(self, headers: Sequence[ChunkHeader]) -> None:
-        """Refuse checked headers, by offset, that overlap or leave out a part of a tensor.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
+        """Refuse checked headers, by offset, that overlap or leave out a part of a tensor."""
         tensors = [spec for spec in self.layout.tensors if spec.nbytes]
         end, at = 0, 0
         for header in headers:
@@ -103,11 +94,7 @@ class LayoutFrame:
             )
 
     def check_padding(self, flat: np.ndarray) -> None:
-        """Refuse a flat state (u8[nbytes]) with anything but zeros between tensors.
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
+        """Refuse a flat state (u8[nbytes]) with anything but zeros between tensors."""
         end = 0
         for offset, nbytes in (
             *((s.offset, s.nbytes) for s in self.layout.tensors),

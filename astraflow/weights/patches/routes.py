@@ -168,13 +168,10 @@ def cheapest_way(
 
 
 def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: int) -> int | None:
-    """Return the fewest bytes of registered patches that lead from a base to a version.
+    """Return the fewest bytes of registered patches that lead from a base to a version, or None.
 
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (nothing -> 2: 100) the way
     from 0 to 2 costs 10, and the way from nothing 100.
-
-    Returns:
-        None when no way is known.
     """
     readable = (
         replace(step, version=version)
@@ -189,13 +186,10 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
 def registered_bound(
     known: Mapping[int, VersionInfo], base: int | None, target: int
 ) -> TransferBound | None:
-    """Return what a way of registered patches from a base to a version has at most.
+    """Return what a way of registered patches from a base to a version has at most, or None.
 
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7 bytes) it is 10 bytes
     in 2 patches from 0 to 2.
-
-    Returns:
-        None when no way is known.
     """
     most: dict[int | None, tuple[int, int, int]] = {base: (0, 0, 0)}
     for version in sorted(known):

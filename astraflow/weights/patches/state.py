@@ -34,11 +34,7 @@ class Touched:
 
 
 def touched_elements(frame: LayoutFrame, changes: Iterable[Change]) -> Mapping[str, Touched]:
-    """Return which elements of which tensors change, by name of the tensor.
-
-    Raises:
-        AstraflowError: CHUNK_INVALID when a change lies between tensors.
-    """
+    """Return which elements of which tensors change, by name of the tensor."""
     pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for change in changes:
         for spec, part in frame.split(change):
@@ -181,11 +177,7 @@ class GrowingState:
         self.filled: dict[bytes, set[int]] = {}
 
     def fill(self, index: PatchIndex, chunk: Chunk) -> np.ndarray:
-        """Decode a verified chunk, unless it is there, and return the bytes of its range: u8[n].
-
-        Raises:
-            AstraflowError: CHUNK_INVALID.
-        """
+        """Decode a verified chunk, unless it is there, and return the bytes of its range: u8[n]."""
         header, filled = chunk.header, self.filled.setdefault(index.patch.root_digest, set())
         part = self.flat[header.offset : header.end]
         if header.index not in filled:

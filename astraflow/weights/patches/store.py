@@ -185,11 +185,7 @@ class PatchStore:
         return next((each for each in self.patches if each.root == root_digest), None)
 
     def find(self, name: PatchName) -> Patch:
-        """Return a patch by its name.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when it is not here, or no longer.
-        """
+        """Return a patch by its name."""
         with self._lock:
             patch = self._patches.get(name)
         if patch is None:
@@ -197,11 +193,7 @@ class PatchStore:
         return patch
 
     def chunk(self, info: PatchInfo, index: int) -> Chunk:
-        """Return one chunk, made again where it was not kept.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when the patch went meanwhile.
-        """
+        """Return one chunk, made again where it was not kept."""
         patch = self.find(PatchName.of(info))
         return patch.chunks[index] if patch.is_kept else self._made_again(patch, index)
 

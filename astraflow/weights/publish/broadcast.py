@@ -109,12 +109,7 @@ class BroadcastGroup:
             self._move(torch.as_tensor(frame.body), end)
 
     def receive(self) -> BroadcastFrame:
-        """Take the next frame.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when the sender is gone or late; CHUNK_INVALID
-                when it announces what cannot be.
-        """
+        """Take the next frame."""
         with _torch_errors():
             end = time.monotonic() + self._where.deadline_s
             header = self._move(torch.empty(_HEADER.size, dtype=torch.uint8), end)
@@ -174,20 +169,11 @@ class SenderMeetings(_Meetings):
     """Listens for receivers, where it is told to and nowhere else, and meets them."""
 
     def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
-        """Listen.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when the port cannot be listened on.
-        """
         super().__init__(where, _listening_store(where), is_over)
         self._number = -1
 
     def meet(self) -> BroadcastGroup | None:
-        """Return the next group once all have come; None: it is over.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when one who took a seat went again.
-        """
+        """Return the next group once all have come; None: it is over."""
         self._number += 1
         with _torch_errors():
             self._store.set("group", str(self._number))
@@ -204,11 +190,6 @@ class ReceiverMeetings(_Meetings):
     """Dials a sender and takes seats there."""
 
     def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
-        """Dial.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when nobody listens there by the deadline.
-        """
         with _torch_errors():
             store = cast("Any", dist).TCPStore(
                 where.host, where.port, None, False, timeout=where.limit, wait_for_workers=False
@@ -217,11 +198,7 @@ class ReceiverMeetings(_Meetings):
         self._seen = -1
 
     def meet(self) -> BroadcastGroup | None:
-        """Return the next group in which there is a seat, once all have come; None: it is over.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when the sender, or who else took a seat, went.
-        """
+        """Return the next group in which there is a seat, once all have come; None: it is over."""
         with _torch_errors():
             while self._wait(lambda: self._open > self._seen):
                 self._seen = self._open
@@ -293,11 +270,7 @@ def bodies(items: Iterable[SentItem]) -> Iterator[np.ndarray]:
 
 
 def items(body: np.ndarray) -> Iterator[SentItem]:
-    """Yield what a body, u8[n], carries.
-
-    Raises:
-        AstraflowError: CHUNK_INVALID when it is none.
-    """
+    """Yield what a body, u8[n], carries."""
     view, at = body.data, 0
     while at < len(view):
         start = at + _LENGTH.size

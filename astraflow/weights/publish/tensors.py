@@ -223,11 +223,7 @@ class Reads:
         self._kept: dict[str, tuple[Any, Place, ReadBits]] = {}
 
     def of(self, tensors: Mapping[str, Any]) -> dict[str, ReadBits]:
-        """Check names, shapes and types; nothing is read yet.
-
-        Raises:
-            AstraflowError: LAYOUT_MISMATCH naming the tensor.
-        """
+        """Check names, shapes and types; nothing is read yet."""
         by_name = self._part.layout.by_name
         if tensors.keys() != by_name.keys():
             names = sorted(tensors.keys() ^ by_name.keys())

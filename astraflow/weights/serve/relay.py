@@ -102,11 +102,7 @@ class WeightRelay:
     # What the servicer asks.
 
     async def expect(self, spec: TransferSpec) -> None:
-        """Return once it is known whether a version can be had here.
-
-        Raises:
-            AstraflowError: SOURCE_UNREACHABLE when its pull has not begun in time.
-        """
+        """Return once it is known whether a version can be had here; SOURCE_UNREACHABLE: it is late."""
         if spec.base_version is None:
             await self._encode_whole(spec.version)
         try:
@@ -128,11 +124,7 @@ class WeightRelay:
         *,
         link: Link | None = None,
     ) -> tuple[Patch, ...]:
-        """Return the patches that lead from the base to the version; see PatchStore.plan.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when they are not here.
-        """
+        """Return the patches that lead from the base to the version; see PatchStore.plan."""
         del have, link
         way = self._way(version, base_version)
         if not way:
@@ -146,11 +138,7 @@ class WeightRelay:
         return whole if is_whole else self._patches.get(root_digest)
 
     async def chunk(self, patch: Patch, index: int) -> Chunk:
-        """Return a chunk once it is here.
-
-        Raises:
-            AstraflowError: VERSION_EVICTED when it cannot be had any more.
-        """
+        """Return a chunk once it is here."""
         chunk = await patch.chunk(index)
         if patch is self._whole:
             # Its payload lies in the held state, which the next version is written into.
