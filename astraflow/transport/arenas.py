@@ -25,7 +25,6 @@ def aligned(nbytes: int) -> int:
 
 
 def arena_nbytes(plan: TransferPlan) -> int:
-    """Return what the payloads of a plan need at most."""
     return aligned(plan.payload_nbytes) + plan.chunk_count * _ALIGNMENT
 
 
@@ -65,7 +64,6 @@ class ArenaPool:
         self._last: _Memory | None = None
 
     def take(self, nbytes: int) -> Arena:
-        """Return an arena of at least so many bytes."""
         if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
             self._last = _made(nbytes)
         return Arena(self._last)

@@ -151,7 +151,6 @@ class FrameInbox:
         self._arena = self._on_plan(plan)
 
     def place(self, frame: Frame) -> memoryview:
-        """Return where the body of a frame goes."""
         match frame.kind:
             case FrameKind.CHUNK if self._arena is None:
                 return self._staged_for(frame).claim(frame.body_offset, frame.body_nbytes)
@@ -187,7 +186,6 @@ class FrameInbox:
                 self.fail(read_failure(bytes(body)))
 
     def touch(self) -> None:
-        """Note that bytes came."""
         if self.since_s is None:
             self.since_s = time.monotonic()
         self._activity += 1
@@ -328,5 +326,4 @@ def _key(frame: Frame) -> _Key:
 
 
 def source_lost(why: str) -> AstraflowError:
-    """Return the error of a source that is gone in mid-transfer."""
     return AstraflowError(Reason.SOURCE_UNREACHABLE, why, retryable=True)

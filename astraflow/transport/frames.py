@@ -82,7 +82,6 @@ class Frame:
 
 
 def pack(frame: Frame) -> bytes:
-    """Return the 64 bytes of a header."""
     chunk = frame.header
     if chunk is None:
         codes, places = (0, 0, 0), (0, 0, 0, 0)
@@ -133,7 +132,6 @@ def chunk_frames(sent: SentChunk, segment_nbytes: int) -> Iterator[tuple[Frame, 
 
 
 def chunk_frame(sent: SentChunk, *, body_nbytes: int, body_offset: int) -> Frame:
-    """Return the header of a frame with a part of a chunk."""
     return Frame(
         kind=FrameKind.CHUNK,
         body_nbytes=body_nbytes,
@@ -154,7 +152,6 @@ def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> list[byte
 
 
 def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> TransferSpec:
-    """Read the body of a REQUEST."""
     proof, content = body[:PROOF_NBYTES], body[PROOF_NBYTES:]
     if not is_proven(proof, content):
         raise AstraflowError(
@@ -166,7 +163,6 @@ def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> Tran
 
 
 def arena(nbytes: int) -> bytes:
-    """Return the frame that comes with the descriptor of an arena."""
     return pack(Frame(kind=FrameKind.ARENA, body_nbytes=0, body_offset=nbytes))
 
 
@@ -200,12 +196,10 @@ def read_plan(body: bytes) -> TransferPlan:
 
 
 def waiting_frame() -> list[bytes]:
-    """Return the frame of a source that is there and has nothing to send yet."""
     return _whole(FrameKind.WAITING, b"")
 
 
 def failure_frame(error: AstraflowError) -> list[bytes]:
-    """Return the frame that ends a transfer early."""
     return _whole(FrameKind.FAILURE, encode_failure(error.to_failure()).SerializeToString())
 
 

@@ -174,17 +174,13 @@ class Carrier(Protocol):
 
     def adopt(self, connection: Connection) -> None: ...
 
-    async def read_header(self, connection: Connection, nbytes: int) -> bytes:
-        """Receive the header of a frame, or its record."""
-        ...
+    async def read_header(self, connection: Connection, nbytes: int) -> bytes: ...
 
     async def begin(self) -> None:
         """Return once chunks of the next transfer can be taken."""
         ...
 
-    async def parts(self, sent: SentChunk) -> Sequence[Part]:
-        """Return a chunk as parts that may go over different connections."""
-        ...
+    async def parts(self, sent: SentChunk) -> Sequence[Part]: ...
 
     def close(self) -> None: ...
 
@@ -221,8 +217,7 @@ class InlineCarrier:
         frames = chunk_frames(sent, self._segment_nbytes)
         return [[pack(frame), body] for frame, body in frames]
 
-    def close(self) -> None:
-        """Return; nothing is held."""
+    def close(self) -> None: ...
 
 
 class ConnectionGroup:
@@ -246,7 +241,6 @@ class ConnectionGroup:
         self._closing = asyncio.Lock()
 
     def join(self, connection: Connection, channel: Channel) -> None:
-        """Send over a connection, sealed as its channel does."""
         parts = self._parts if self._connections else self._first_parts
         self._first = self._first or connection
         self._connections.add(connection)
@@ -254,7 +248,6 @@ class ConnectionGroup:
         self._tasks.start(self._send(connection, channel, parts))
 
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
-        """Send a transfer, after the one before."""
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 

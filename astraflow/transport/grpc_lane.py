@@ -111,7 +111,6 @@ class GrpcLane:
     async def plan_transfer(
         self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes
     ) -> TransferPlan:
-        """Open a transfer for other lanes."""
         request = pb.PlanTransferRequest(
             spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
         )
@@ -129,7 +128,6 @@ class GrpcLane:
     async def release_transfer(
         self, endpoint: str, transfer_id: str, transfer_token: bytes
     ) -> None:
-        """Give up a transfer that no lane has claimed."""
         stub = await self._stub(endpoint, nbytes=CHUNK_NBYTES)
         try:
             await stub.ReleaseTransfer(
@@ -166,7 +164,6 @@ def _parsed(response: Any) -> Any:
 
 
 def encode_response(item: SentItem) -> pb.PullResponse:
-    """Return the message of `Pull` that carries an item."""
     match item:
         case TransferPlan():
             return pb.PullResponse(plan=encode_transfer_plan(item))

@@ -6,7 +6,7 @@
 
 Proofs are over all that came before and the lane's name, keyed with what is derived from a secret:
 that of the run, or of one planned transfer. So none holds for another connection, lane or run, and
-none can be sent again. What proves nothing is refused as SOURCE_UNREACHABLE. docs/weights.md has the bytes; ADR 17 says why they are so.
+none can be sent again. docs/weights.md has the bytes; ADR 17 says why they are so.
 """
 
 import secrets
@@ -91,7 +91,6 @@ class Channel:
         self._opened_count += 1
 
     def prove(self, secret: bytes, message: bytes) -> bytes:
-        """Return the proof of the next request on this connection, 32 bytes."""
         return _mac(secret, self._next_request() + message, PROOF_NBYTES)
 
     def is_proven(self, proof: bytes, message: bytes, known: Sequence[bytes]) -> bool:
@@ -127,7 +126,6 @@ class SourceHandshake:
         self.greeting = _GREETING.pack(_MAGIC, seals, secrets.token_bytes(27), self._share.public)
 
     def group_of(self, hello: bytes) -> bytes:
-        """Return the name of the connections that belong together."""
         return hello[:GROUP_NBYTES]
 
     def is_proven(self, hello: bytes, secret: bytes) -> bool:
@@ -137,7 +135,6 @@ class SourceHandshake:
         return bool(secret) and secrets.compare_digest(given, proof)
 
     def welcome(self, hello: bytes, secret: bytes) -> tuple[bytes, Channel]:
-        """Return the source's proof, and what follows it."""
         _, public, _ = _HELLO.unpack(hello)
         transcript = _transcript(self._lane, self.greeting, hello)
         keys = self._share.keys(public, secret, transcript)
@@ -157,7 +154,6 @@ class PullerHandshake:
         self._keys: tuple[bytes, bytes] | None = None
 
     def hello(self, greeting: bytes) -> bytes:
-        """Return the answer to a greeting."""
         magic, seals, _, public = _GREETING.unpack(greeting)
         if magic != _MAGIC:
             raise bad_frame("it does not begin as lanes of this release do")

@@ -41,7 +41,6 @@ RECEIVED_NBYTES: Final = Counter[str]()
 
 
 def received(lane: str, item: SentItem) -> SentItem:
-    """Count an item that came over a lane; return it."""
     if isinstance(item, SentChunk):
         RECEIVED_NBYTES[lane] += len(item.chunk.payload)
     return item
@@ -76,7 +75,6 @@ class TransferProgress:
         return self.missing_count == 0
 
     def note(self, item: SentItem) -> SentItem:
-        """Note an item and return it."""
         if isinstance(item, TransferPlan):
             self._plan = item
         elif isinstance(item, SentChunk):

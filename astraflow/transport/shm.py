@@ -140,11 +140,9 @@ class ArenaCarrier:
         self._arrived = asyncio.Event()
         self._at = 0
 
-    def adopt(self, connection: Connection) -> None:
-        """Return; a local connection needs nothing."""
+    def adopt(self, connection: Connection) -> None: ...
 
     async def read_header(self, connection: Connection, nbytes: int) -> bytes:
-        """Receive the header of a frame; an arena's descriptor comes with it."""
         data, sock = b"", cast("SocketConnection", connection).sock
         while len(data) < nbytes:
             try:
@@ -159,7 +157,6 @@ class ArenaCarrier:
         return data
 
     async def begin(self) -> None:
-        """Return once the arena for the next transfer is here."""
         try:
             async with asyncio.timeout(_ARENA_TIMEOUT_S):
                 await self._arrived.wait()
@@ -171,7 +168,6 @@ class ArenaCarrier:
         self._at = 0
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
-        """Write a payload and return its header."""
         payload = sent.chunk.payload
         place, self._at = self._at, self._at + aligned(len(payload))
         if len(payload) > _INLINE_NBYTES:

@@ -110,7 +110,6 @@ class SocketConnection:
         self.sock = sock
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send buffers one behind the other, without joining them."""
         left = self.send_some(buffers)
         while left:
             await _writable(self.sock)
@@ -128,7 +127,6 @@ class SocketConnection:
         return [*views]
 
     async def receive(self, nbytes: int) -> bytes:
-        """Receive exactly so many bytes."""
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:

@@ -91,7 +91,6 @@ class StreamHost:
             self._admit(SocketConnection(accepted))
 
     def _admit(self, connection: Connection) -> None:
-        """Serve a connection, if there are not too many."""
         if len(self._connections) >= _MAX_CONNECTIONS:
             connection.close()
             return
@@ -137,7 +136,6 @@ class StreamHost:
             await group.connections.close()
 
     def _found(self, name: bytes, is_proven: Callable[[bytes], bool]) -> _Group:
-        """Begin a group with the first of its connections."""
         proven = [secret for secret in self._transfers.secrets() if is_proven(secret)]
         if proven:
             secret, transfer = proven[0], None

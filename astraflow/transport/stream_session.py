@@ -83,7 +83,6 @@ class SocketSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it stands and another transfer can begin."""
         return self._ending is None and bool(self._connections) and self._inbox is None
 
     @property
@@ -165,7 +164,6 @@ class SocketSession:
             self.end(source_lost(f"the source is gone: {error}"))
 
     async def items(self) -> AsyncGenerator[SentItem]:
-        """Yield the plan and the chunks of the transfer that began, Waiting between them."""
         inbox = self._inbox
         if inbox is None:
             raise source_lost("no transfer has begun")
@@ -179,7 +177,6 @@ class SocketSession:
                 await self.close()
 
     def end(self, error: AstraflowError) -> None:
-        """Close all connections; the transfer under way fails."""
         if self._ending is None:
             self._ending = error
             if self._inbox is not None:
@@ -188,7 +185,6 @@ class SocketSession:
                 connection.abort()
 
     async def close(self) -> None:
-        """Close all connections and wait until they are."""
         self.end(source_lost("the session was closed"))
         await self._tasks.close()
         for connection in self._connections:
@@ -241,7 +237,6 @@ class SocketSession:
                 self._connected.set()
 
     async def _greeted(self, dialled: Any, handshake: PullerHandshake) -> PullerConnection:
-        """Return a connection over which can be asked."""
         connection = _Connection(self, dialled, handshake)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialled)
         try:
@@ -295,7 +290,6 @@ class _Connection(asyncio.BufferedProtocol):
         return self._target[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Go on with the next header or body when this one is complete."""
         self._filled += nbytes
         self._session.touch()
         try:

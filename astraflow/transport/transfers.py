@@ -34,9 +34,7 @@ class Transfer(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Let go; idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -119,7 +117,6 @@ class Transfers:
         return self._clock.now() + self._ttl
 
     def release(self, transfer_id: str) -> None:
-        """Give an unclaimed transfer up; idempotent."""
         if transfer_id in self._waiting:
             self._take(transfer_id).close()
 

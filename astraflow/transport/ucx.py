@@ -53,13 +53,11 @@ class UcxThread:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def call(self, work: Callable[[], object]) -> None:
-        """Have a function called over there."""
         self._loop.call_soon_threadsafe(work)
 
 
 @cache
 def ucx_thread() -> UcxThread:
-    """Return the thread of this process."""
     for name in _MODULES:
         try:
             return UcxThread(importlib.import_module(name))
@@ -88,8 +86,6 @@ class UcxConnection:
             await _translated(self._under_way.popleft())
 
     def post(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send messages; what fails shows at a later call."""
-
         async def send() -> None:
             # Messages of one tag arrive in the order in which they were begun.
             arrays = [np.frombuffer(each, np.uint8) for each in buffers if len(each)]

@@ -162,7 +162,6 @@ class StallWatch:
         return min(self.left_s, min(self._silent_s, self._timeouts.idle_s) / _POLL_COUNT)
 
     def waited(self, seconds: float) -> None:
-        """Take note of time in which nothing came."""
         self._signless_s += seconds
         self._chunkless_s += seconds
 

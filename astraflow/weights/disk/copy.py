@@ -100,7 +100,6 @@ class DiskCopy:
         )
 
     def load(self) -> Loaded:
-        """Return what lies here, verified; before anything else, and beside the event loop."""
         loaded = load(self.folder)
         self._writer.go_on(loaded.record)
         self._snapshots.hold(loaded.held)

@@ -273,7 +273,6 @@ class Loaded:
 
 
 def load(folder: Path) -> Loaded:
-    """Return what a folder holds; nothing is written."""
     frame = _frame(folder)
     if frame is None:
         return Loaded(chunks={})

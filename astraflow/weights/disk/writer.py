@@ -49,12 +49,10 @@ class Snapshots:
         self._changes: list[Change] = []
 
     def hold(self, held: HeldState | None) -> None:
-        """Take a state that was not committed here."""
         with self._lock:
             self._held = held
 
     def commit(self, staged: StagedState) -> HeldState:
-        """Write the changes of a version into the state."""
         with self._lock:
             if self._copied is not None and self._copied.flat is staged.state.flat:
                 self._changes.extend(staged.changes)
@@ -119,7 +117,6 @@ class DiskWriter:
         self._record = record
 
     def write_layout(self, frame: LayoutFrame) -> None:
-        """Write the layout of what follows."""
         if self._frame is not None and self._frame.digest == frame.digest:
             return
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)
@@ -127,7 +124,6 @@ class DiskWriter:
         self._frame = frame
 
     def write_chunk(self, index: PatchIndex, chunk: Chunk) -> None:
-        """Append a verified chunk to the file of its patch."""
         if self._is_behind:
             return
         root = index.patch.root_digest

@@ -55,7 +55,6 @@ class BroadcastInbox:
         return self._newest is not None
 
     def take(self, came: Sequence[SentItem], newest: int) -> None:
-        """Take what came, and the newest version that is through."""
         for item in came:
             if isinstance(item, TransferPlan) and len(item.patches) == 1:
                 self._coming = Patch(item.patches[0])
@@ -74,14 +73,12 @@ class BroadcastInbox:
         self._changed.set()
 
     async def has(self, version: int) -> bool:
-        """Return whether a version came, once it is known."""
         while self._newest is not None and self._newest < version:
             self._changed.clear()
             await self._changed.wait()
         return version in self._arrived
 
     def forget(self, version: int) -> None:
-        """Let go of a version and those before it."""
         self._arrived = {each: kept for each, kept in self._arrived.items() if each > version}
 
     def way(self, base_version: int | None, version: int) -> list[Patch]:
@@ -191,7 +188,6 @@ class BroadcastPuller:
         return self._puller.full_update()
 
     async def close(self) -> None:
-        """Leave the group and let go of connections."""
         await self._receiver.close()
         await self._puller.close()
 

@@ -59,7 +59,6 @@ class Holding:
         return None if self.state is None else self.state.version
 
     def has(self, target: VersionInfo) -> bool:
-        """Whether what is held is a version, bit for bit."""
         return (
             self.state is not None
             and self.state.version == target.version

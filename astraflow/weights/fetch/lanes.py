@@ -23,9 +23,7 @@ class ChunkLane(Protocol):
 
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks; Waiting between them."""
-        ...
+    ) -> AsyncGenerator[SentItem]: ...
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout: ...
 
@@ -110,14 +108,12 @@ class ShardLane:
         self._lanes = lanes
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        """Return a layout; every rank has it."""
         first, *_ = endpoint.split(_BETWEEN)
         return await self._lanes.get_layout(first, digest, transfer_token)
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks; see Lanes."""
         async with self._opened(endpoint, spec, transfer_token) as streams:
             if _agree(streams):
                 yield _joined_plan(streams)
@@ -192,7 +188,6 @@ def _added(plans: Sequence[TransferPlan]) -> TransferPlan:
 
 
 def _legs(spec: TransferSpec) -> list[TransferSpec]:
-    """Return what to ask for to go from version to version."""
     if spec.base_version is None:
         raise _disagreed(spec)
     profiles = (CodecProfile.FAST,)

@@ -138,7 +138,6 @@ class ObjectLane:
         return bucket, [_found(manifests[info.version], info) for info in way]
 
     async def _manifests(self, bucket: Bucket, version: int) -> list[VersionManifest]:
-        """Return the manifest of a version, or those of its shards."""
         whole = manifest_name(WHOLE)
         names = await self._patiently(partial(bucket.names, str(version)))
         found = [name for name in names if name.startswith(f"{whole}-")] or [whole]
@@ -216,7 +215,6 @@ def _cheapest(
 
 
 def _missing_nbytes(info: PatchInfo, have: ChunkSet | None) -> float:
-    """Estimate what is to be read of a patch."""
     had = 0 if have is None else sum(map(len, have.indexes)) or info.chunk_count
     return info.payload_nbytes * (1 - had / max(info.chunk_count, 1))
 
@@ -311,7 +309,6 @@ def stored_version(uri: str, signing_key: bytes) -> VersionInfo:
 
 
 def _require_whole(patch: PatchObject, content: bytes) -> None:
-    """Check that a patch's object is what its root says."""
     info, offsets = patch.index.patch, patch.offsets()
     if patch.index.root_digest != info.root_digest or len(content) != info.payload_nbytes:
         raise AstraflowError(Reason.DIGEST_MISMATCH, f"{patch_name(info)} is not what was signed")

@@ -157,7 +157,6 @@ class WeightPuller:
 
     @property
     def version(self) -> int | None:
-        """What is held and verified; None: nothing."""
         return self._holding.version
 
     async def pull(

@@ -86,7 +86,6 @@ class SourceStats:
 
     @property
     def address(self) -> str:
-        """Its endpoint, or its URI without one."""
         return self.source.address
 
     @property
@@ -188,7 +187,6 @@ class _Shared:
         return left[-count:]
 
     def unclaim(self, wanted: Sequence[tuple[bytes, int]]) -> None:
-        """Let others have what did not come."""
         self.claimed.difference_update(wanted)
 
 
@@ -242,7 +240,6 @@ class Fetch:
         return {each.address: each.link for each in self._tried}
 
     async def layout(self, digest: bytes) -> LayoutFrame:
-        """Return the layout with a digest."""
         for stats in self._honest():
             try:
                 frame = LayoutFrame(await self._lane.get_layout(stats.address, digest, self._token))

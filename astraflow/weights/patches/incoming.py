@@ -89,7 +89,6 @@ class IncomingVersion:
     def spec(
         self, *, want: Sequence[tuple[bytes, int]] = (), goodput_bytes_per_s: float = 0.0
     ) -> TransferSpec:
-        """Return what to ask a source for."""
         wanted: dict[bytes, list[int]] = {}
         for root, number in want:
             wanted.setdefault(root, []).append(number)
@@ -133,7 +132,6 @@ class IncomingVersion:
         return index not in self._chunks.get(root, ())
 
     def is_planned_as(self, plan: TransferPlan) -> bool:
-        """Whether another source would send the same patches."""
         return [self._signed(each).patch for each in plan.patches] == [
             each.info for each in self._planned
         ]
@@ -176,7 +174,6 @@ class IncomingVersion:
             self._take_chunk(item, frame)
 
     def require_complete(self) -> None:
-        """Check that every chunk of the plan is here."""
         if not self._planned:
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
         for patch in self._planned:
@@ -236,7 +233,6 @@ class IncomingVersion:
             )
 
     def is_registered(self, plan: TransferPlan) -> bool:
-        """Whether the run has told of every patch of a plan."""
         return all(self._is_known(self._signed(index)) for index in plan.patches)
 
     def learn(self, infos: Iterable[VersionInfo]) -> None:
@@ -396,7 +392,6 @@ class PipelinedDecoder:
         )
 
     def decode(self, chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
-        """Return what a chunk changes: see `decode_change`."""
         found = self._decoded.get(id(chunk))
         return decode_change(chunk, old, tables) if found is None else found[1].result()
 

@@ -125,13 +125,11 @@ class Patch:
 
     @property
     def oldest_version(self) -> int:
-        """The older of the versions that it leads between."""
         info = self.info
         return info.version if info.base_version is None else info.base_version
 
     @property
     def reader_count(self) -> int:
-        """How many wait for more of it."""
         with self._lock:
             return len(self._readers)
 
@@ -141,7 +139,6 @@ class Patch:
         self._notify()
 
     def finish(self, index: PatchIndex) -> None:
-        """Take the digests and tables, once all chunks were added."""
         self._index = index
         self._notify()
 
@@ -151,19 +148,16 @@ class Patch:
         self.end()
 
     def end(self) -> None:
-        """Say that no more is added."""
         self.is_over = True
         self._notify()
 
     async def ended(self) -> None:
-        """Return once no more is added."""
         with self.reading() as news:
             while not self.is_over:
                 await news.wait()
                 news.clear()
 
     async def chunk(self, index: int) -> Chunk:
-        """Return a chunk once it is here."""
         if self.failure is None and index not in self.chunks:
             with self.reading() as news:
                 while self.failure is None and index not in self.chunks:
@@ -206,7 +200,6 @@ class Patch:
         )
 
     def missing_nbytes(self, have: ChunkSet | None) -> int:
-        """Return the payload of the chunks that a reader does not have."""
         if have is None:
             return self.info.payload_nbytes
         return sum(h.payload_nbytes for n, h in enumerate(self.headers) if n not in have)
@@ -234,7 +227,6 @@ def index_of(
     *,
     sign: Sign,
 ) -> PatchIndex:
-    """Return what a patch is known by."""
     info = PatchInfo(
         base_version=name.base_version,
         version=name.version,

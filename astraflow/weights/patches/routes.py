@@ -130,7 +130,6 @@ def steps(
 
 
 def itself(info: PatchInfo) -> PatchInfo:
-    """Return what a patch is named by, where that is all there is."""
     return info
 
 
@@ -214,5 +213,4 @@ def registered_bound(
 
 
 def is_readable(patch: PatchInfo) -> bool:
-    """Whether this release can decode a patch: its profile and byte format."""
     return patch.profile in PROFILES and patch.codec_version == CODEC_VERSION

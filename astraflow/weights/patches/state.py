@@ -239,7 +239,6 @@ class Overlay:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """All of them, oldest first."""
         return tuple(change for _, layer in self._layers for change in layer)
 
     def add(self, layer: Sequence[Change]) -> None:

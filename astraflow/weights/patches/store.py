@@ -88,7 +88,6 @@ class PatchStore:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """What the last readers told of themselves."""
         with self._lock:
             return (*self._links,)
 
@@ -126,7 +125,6 @@ class PatchStore:
 
     @property
     def likely_nbytes(self) -> int:
-        """Payload that the next patch will have, as far as one can tell."""
         return self._likely_nbytes
 
     def offer(self, patches: Sequence[Patch]) -> None:
@@ -181,11 +179,9 @@ class PatchStore:
         raise _evicted(version, base_version)
 
     def patch(self, root_digest: bytes) -> Patch | None:
-        """Return a patch by its root; None: it is not kept here."""
         return next((each for each in self.patches if each.root == root_digest), None)
 
     def find(self, name: PatchName) -> Patch:
-        """Return a patch by its name."""
         with self._lock:
             patch = self._patches.get(name)
         if patch is None:

@@ -48,7 +48,6 @@ class BackgroundWorker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
-        """Start the thread."""
         self._thread.start()
         return self
 
@@ -71,7 +70,6 @@ class BackgroundWorker:
                 self._work()
 
     def _work(self) -> None:
-        """Do what there is to do; called in the thread."""
         raise NotImplementedError
 
 

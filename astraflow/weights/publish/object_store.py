@@ -43,17 +43,14 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def layout_name(digest: bytes) -> str:
-    """Return the name of a layout's object, in the folder of a policy."""
     return f"layout-{digest.hex()}"
 
 
 def manifest_name(shard: Shard) -> str:
-    """Return the name of a shard's manifest, in the folder of its version."""
     return f"manifest{_suffix(shard)}"
 
 
 def patch_name(info: PatchInfo) -> str:
-    """Return the name of a patch's object, in the folder of its version."""
     shard = Shard(rank=info.shard_rank, count=info.shard_count)
     return f"{info.root_digest.hex()}.patch{_suffix(shard)}"
 
@@ -166,7 +163,6 @@ class ObjectWriter(BackgroundWorker):
         self._is_started = True
 
     def _remove_old(self, offered: Mapping[int, Sequence[Patch]]) -> None:
-        """Remove what the publisher no longer offers, one version after it stopped to."""
         gone = self._begun - offered.keys()
         removed = gone & self._leaving
         for version in sorted(removed):
@@ -188,7 +184,6 @@ class ObjectWriter(BackgroundWorker):
         self._written.pop(version, None)
 
     def _write(self, version: int, offered: Mapping[int, Sequence[Patch]]) -> None:
-        """Write the patches of a version that are missing, then its manifest."""
         patches = offered[version]
         infos = tuple(patch.info for patch in patches)
         there = self._written.get(version)

@@ -279,7 +279,6 @@ class WeightPublisher:
         return export if export.device is not None else None
 
     def _copied_to(self, export: "DeviceExport") -> "DeviceCopy":
-        """Return a copy of the newest version where the weights are."""
         from astraflow.weights.publish.device import DeviceCopy  # noqa: PLC0415 - loads torch
 
         copy = DeviceCopy(self.history.shard_layout, cast("torch.device", export.device))
@@ -289,7 +288,6 @@ class WeightPublisher:
     def _encoded(
         self, exported: Exported, on_device: "DeviceExport | None", patch: Patch
     ) -> EncodedPatch:
-        """Return what leads from the newest version to the one that is exported."""
         if on_device is not None and self._device is not None:
             return self._device.encode(on_device.bits, self._digest, made=patch.add)
         return encode_patch(

@@ -204,7 +204,6 @@ def _is_plain(array: Any) -> bool:
 
 @cache
 def _name(dtype: Any) -> str:
-    """Return what a type of numpy or torch is called in both."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -58,7 +58,6 @@ class WeightRelay:
     # What the puller says.
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
-        """Pass on what a pull brings from now on."""
         if self.frame is not None and self.frame.digest != frame.digest:
             self.release()
             self._patches.clear()
@@ -93,7 +92,6 @@ class WeightRelay:
         self._held = self._whole = self._whole_info = None
 
     def hold(self, held: HeldState, whole: PatchInfo | None) -> None:
-        """Serve a version that is complete."""
         self._incoming, self._held, self._whole_info = None, held, whole
         self.frame = held.frame
         self._trim()
@@ -102,7 +100,7 @@ class WeightRelay:
     # What the servicer asks.
 
     async def expect(self, spec: TransferSpec) -> None:
-        """Return once it is known whether a version can be had here; SOURCE_UNREACHABLE: it is late."""
+        """Return once it is known whether a version can be had here, or SOURCE_UNREACHABLE."""
         if spec.base_version is None:
             await self._encode_whole(spec.version)
         try:
@@ -132,13 +130,11 @@ class WeightRelay:
         return way
 
     def patch(self, root_digest: bytes) -> Patch | None:
-        """Return a patch by its root; None: it is not here."""
         whole = self._whole
         is_whole = whole is not None and whole.root == root_digest
         return whole if is_whole else self._patches.get(root_digest)
 
     async def chunk(self, patch: Patch, index: int) -> Chunk:
-        """Return a chunk once it is here."""
         chunk = await patch.chunk(index)
         if patch is self._whole:
             # Its payload lies in the held state, which the next version is written into.
@@ -147,7 +143,6 @@ class WeightRelay:
 
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
-        """Keep patches while they are read."""
         roots = [info.root_digest for info in infos]
         self._readers.update(roots)
         try:
@@ -186,7 +181,6 @@ class WeightRelay:
         return self._held is None or self._held.version < spec.version
 
     def _way(self, version: int, base_version: int | None) -> tuple[Patch, ...]:
-        """Return a chain of patches; empty: there is none."""
         whole = self._whole
         if whole is not None and base_version is None and whole.info.version == version:
             return (whole,)
@@ -195,7 +189,6 @@ class WeightRelay:
         return () if found is None else found[1]
 
     async def _encode_whole(self, version: int) -> None:
-        """Make the patch from nothing to the held version, when that is asked for."""
         async with self._encoding:
             held, info = self._held, self._whole_info
             if held is None or info is None or held.version != version or self._whole is not None:

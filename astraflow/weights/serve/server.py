@@ -100,7 +100,6 @@ class TransferServicer:
         raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no such layout is here")
 
     def open_transfer(self, spec: TransferSpec) -> WeightTransfer:
-        """Open a transfer for who has proven that he knows the secret of the run."""
         source = self._sources.get(PolicyId(spec.policy_id))
         if source is None:
             raise AstraflowError(
@@ -115,7 +114,6 @@ class TransferServicer:
         )
 
     def _open_whole(self, spec: TransferSpec) -> WeightTransfer:
-        """Open a transfer over other connections than those that stand."""
         if spec.is_ahead:
             raise AstraflowError(
                 Reason.LANE_UNAVAILABLE, "over connections that stand alone is anything sent ahead"

@@ -146,7 +146,6 @@ class WeightTransfer:
     async def _kept(
         self, store: PatchStore, *, with_plan: bool = True
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield what a store has, or makes again."""
         if with_plan:
             yield self.plan
 
@@ -164,7 +163,6 @@ class WeightTransfer:
                 yield sent
 
     def _find(self) -> None:
-        """Plan the cheapest way, and keep it."""
         spec = self._spec
         _require_layout(self._source, spec)
         have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
@@ -217,7 +215,6 @@ class WeightTransfer:
 
 
 def _require_next(source: WeightSource, spec: TransferSpec) -> PatchStore:
-    """Return the store that makes what is asked for ahead."""
     if isinstance(source, WeightRelay):
         raise AstraflowError(
             Reason.LANE_UNAVAILABLE,
