@@ -212,7 +212,7 @@ class ControlClient(_OperatorCalls):
     def __init__(
         self, hub: str, *, token: str, tls: Tls | None = None, patience_s: float = 5.0
     ) -> None:
-        """Prepare; the first call dials.
+        """Dial nothing; the first call does.
 
         Args:
             hub: host:port.

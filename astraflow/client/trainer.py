@@ -77,7 +77,7 @@ class TrainerClient:
         loop: LoopThread | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; `with` registers.
+        """Hold no session; `with` registers.
 
         Args:
             hub: host:port.

@@ -70,7 +70,7 @@ class DeadlineTimer:
     """Waits for the next deadline, which may come sooner meanwhile."""
 
     def __init__(self, next_deadline: Callable[[], datetime | None], clock: Clock) -> None:
-        """Prepare.
+        """Wait for nothing before it runs.
 
         Args:
             next_deadline: Returns when something is due; None: nothing is.

@@ -57,7 +57,7 @@ class LocalExecutor:
     """Nodes as processes on this machine; they drain and leave when this process ends."""
 
     def __init__(self, roles: Roles, *, hub: str) -> None:
-        """Prepare.
+        """Start no node yet.
 
         Args:
             roles: Of the run.
@@ -107,7 +107,7 @@ class ShellExecutor:
     def __init__(
         self, *, start: str, stop: str | None, join_token: str, values: Mapping[str, str]
     ) -> None:
-        """Prepare.
+        """Start no node yet.
 
         Args:
             start: Template; exit code 0 means that the node is on its way.

@@ -284,7 +284,7 @@ class PullBar:
     """
 
     def __init__(self, what: str, *, is_quiet: bool) -> None:
-        """Prepare.
+        """Show nothing yet.
 
         Args:
             what: Is pulled.

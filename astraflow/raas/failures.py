@@ -107,7 +107,7 @@ class LoopWatch:
         ends_after_s: float,
         blocked_s: float,
     ) -> None:
-        """Prepare.
+        """Watch nothing before `with`.
 
         Args:
             report: Called in the thread.

@@ -92,7 +92,7 @@ class Offer:
         models: Mapping[PolicyId, ServedModel],
         relays: RelayServer | None,
     ) -> None:
-        """Prepare.
+        """Offer what the node has.
 
         Args:
             settings: What the node is.
@@ -195,7 +195,7 @@ class RaasNode:
         relays: RelayServer | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is dialled.
+        """Dial nothing yet.
 
         Args:
             settings: What the node is.

@@ -149,7 +149,7 @@ class WeightUpdater:
         kinds: Collection[SourceKind] | None = None,
         counters: NodeCounters | None = None,
     ) -> None:
-        """Prepare.
+        """Hold no version yet.
 
         Args:
             policy_id: Whose weights.

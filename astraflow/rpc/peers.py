@@ -124,7 +124,7 @@ class Peer:
     """One peer; every call raises SOURCE_UNREACHABLE, SOURCE_TIMEOUT, MESSAGE_TOO_LARGE."""
 
     def __init__(self, url: str, dial: DialRules, *, retries: int = 0) -> None:
-        """Prepare; nothing is dialled. Retries are of a connection that does not come about."""
+        """Dial nothing. Retries are of a connection that does not come about."""
         self.url = url.rstrip("/")
         self.dial = dial
         parts = urlsplit(self.url)

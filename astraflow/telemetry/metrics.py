@@ -204,7 +204,7 @@ class LoopRead(Generic[Seen]):
     """
 
     def __init__(self, look: Callable[[], Seen], tell: Callable[[Seen], Iterable[Family]]) -> None:
-        """Prepare.
+        """Read on the loop that runs now.
 
         Args:
             look: Called on the loop that runs now: returns quickly what nobody changes any more.

@@ -216,7 +216,7 @@ class Checkpoints:
     """Writes the checkpoints of one policy into the folder of a run."""
 
     def __init__(self, engine: TrainEngine, *, run_dir: RunDir, policy_id: str) -> None:
-        """Prepare; drafts of a predecessor that was killed go.
+        """Remove the drafts of a predecessor that was killed.
 
         Args:
             engine: Whose state is saved.

@@ -158,7 +158,7 @@ class WeightOrigin:
         followers: Sequence[VersionListener] = (),
         restored_from: int | None = None,
     ) -> None:
-        """Prepare.
+        """Publish nothing yet.
 
         Args:
             engine: Of the weights.

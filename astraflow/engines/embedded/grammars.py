@@ -73,7 +73,7 @@ class Grammars:
     """Makes guides for the tokens of a model."""
 
     def __init__(self, tokenizer: FastTokenizer, *, vocab_size: int) -> None:
-        """Prepare; the library is loaded with the first grammar.
+        """Load no library; the first grammar does.
 
         Args:
             tokenizer: Of the model.

@@ -108,7 +108,7 @@ class Patcher:
     """Writes updates into one model."""
 
     def __init__(self, parameters: Parameters, load: Loader) -> None:
-        """Prepare; the loader is watched when the first update shows what there is.
+        """Watch no loader before the first update shows what there is.
 
         Args:
             parameters: Of the live model.

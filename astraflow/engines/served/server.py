@@ -150,7 +150,7 @@ class InferenceServer:
         on_lost: Callable[[], None],
         token_s: float = _TOKEN_S,
     ) -> None:
-        """Prepare.
+        """Start nothing yet.
 
         Args:
             is_alive: Whether it generates.

@@ -183,7 +183,7 @@ class SglangDialect:
     has_experts_on_cpu = True
 
     def __init__(self, python: Path) -> None:
-        """Prepare.
+        """Start nothing yet.
 
         Args:
             python: Interpreter of the environment that SGLang is installed in.

@@ -172,7 +172,7 @@ class VllmDialect:
     has_experts_on_cpu = False
 
     def __init__(self, python: Path) -> None:
-        """Prepare.
+        """Start nothing yet.
 
         Args:
             python: Interpreter of the environment that vLLM is installed in.

@@ -87,7 +87,7 @@ class UserLoop:
     """
 
     def __init__(self, limit_s: float) -> None:
-        """Prepare; the thread starts when it is needed.
+        """Start no thread before it is needed.
 
         Args:
             limit_s: Seconds for one call; all together get a third more.

@@ -357,7 +357,7 @@ class _Actor:
     version = 0
 
     def __init__(self, model: SeenModel, said: _Exchange) -> None:
-        """Prepare.
+        """Note what is asked from now on.
 
         Args:
             model: Of the policy.

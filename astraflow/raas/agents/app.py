@@ -57,7 +57,7 @@ class EventStream:
     """The response to a request whose answer is streamed; an ASGI app of one call."""
 
     def __init__(self, completion: AgentCompletion, script: StreamWriter, room: ExitStack) -> None:
-        """Prepare; nothing is sampled before the call.
+        """Sample nothing before the call.
 
         Args:
             completion: The answer.

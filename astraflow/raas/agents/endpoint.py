@@ -30,7 +30,7 @@ class AgentEndpoint:
     """
 
     def __init__(self, settings: Agents | None = None, *, token: str | None = None) -> None:
-        """Prepare; nothing is listened on.
+        """Listen on nothing yet.
 
         Args:
             settings: Of the recipe.

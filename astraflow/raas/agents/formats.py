@@ -93,7 +93,7 @@ class ChunkEncoder:
     """
 
     def __init__(self, head: Mapping[str, Any], *, before: str, after: str) -> None:
-        """Prepare.
+        """Encode once what all chunks of the stream share.
 
         Args:
             head: Fields of every chunk.

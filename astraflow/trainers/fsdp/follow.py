@@ -55,7 +55,7 @@ class FollowerRank:
         place: TrainerPlace,
         loop: LoopThread,
     ) -> None:
-        """Prepare; `run` follows.
+        """Follow nothing before `run`.
 
         Args:
             engine: Of this rank.

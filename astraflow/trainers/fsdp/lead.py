@@ -114,7 +114,7 @@ class LeadPublishing:
     """
 
     def __init__(self, own: WeightPublisher, ranks: Ranks, *, publishers: Ranks) -> None:
-        """Prepare.
+        """Publish nothing yet.
 
         Args:
             own: Publisher of rank 0's rows.

@@ -148,7 +148,7 @@ class SecretsReader:
     """Another rank's: looks once a second, in a thread of its own, until it is closed."""
 
     def __init__(self, host: str, port: int, *, changed: Callable[[RankSecrets], None]) -> None:
-        """Prepare; `with` reads them and starts to look.
+        """Read nothing before `with`.
 
         Args:
             host: Of the board.

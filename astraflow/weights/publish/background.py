@@ -92,7 +92,7 @@ class Scrub(BackgroundWorker):
         damaged: Callable[[], object],
         time_share: float = 0.05,
     ) -> None:
-        """Prepare; `with` starts the thread.
+        """Look at nothing; `with` starts the thread.
 
         Args:
             publisher: Whose copy.
@@ -175,7 +175,7 @@ class ExtraPatches(BackgroundWorker):
         worth_nbytes: int = WORTH_NBYTES,
         then: Callable[[], object] | None = None,
     ) -> None:
-        """Prepare; `with` starts the thread.
+        """Make nothing; `with` starts the thread.
 
         Args:
             publisher: Whose versions gain.

@@ -309,7 +309,7 @@ class Broadcaster:
     """
 
     def __init__(self, publisher: WeightPublisher, where: Rendezvous) -> None:
-        """Prepare; `with` starts the thread."""
+        """Listen on nothing; `with` starts the thread."""
         self._publisher = publisher
         self._where = where
         self._heartbeat_s = min(_HEARTBEAT_S, where.deadline_s / _HEARTBEATS)

@@ -78,7 +78,7 @@ class ObjectWriter(BackgroundWorker):
         url: str,
         announce: Callable[[VersionInfo], object] | None,
     ) -> None:
-        """Prepare; `with` starts the thread.
+        """Open the bucket; `with` starts the thread.
 
         Args:
             publisher: Whose versions are written.

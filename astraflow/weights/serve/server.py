@@ -198,7 +198,7 @@ class RelayServer(TransferServer):
         encrypts: bool | None = None,
         wait_s: float = 5.0,
     ) -> None:
-        """Prepare.
+        """Relay nothing yet.
 
         Args:
             policy_ids: Whose versions the node pulls.
@@ -229,7 +229,7 @@ class WeightServer:
         lanes: Sequence[LaneKind] | None = None,
         encrypts: bool | None = None,
     ) -> None:
-        """Prepare; `with` starts it.
+        """Listen on nothing; `with` starts it.
 
         Args:
             publisher: Whose versions are served.

@@ -151,7 +151,7 @@ class AgentPool:
     def __init__(
         self, command: Sequence[str], *, count: int, env: Mapping[str, str], limits: ProgramLimits
     ) -> None:
-        """Prepare; a process is started when an episode needs it, and stays.
+        """Start no process before an episode needs it; then it stays.
 
         Args:
             command: The program and its arguments.

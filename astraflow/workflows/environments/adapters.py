@@ -26,7 +26,7 @@ class ReasoningGym:
     """
 
     def __init__(self, dataset: str, *, exact: bool = False, **settings: Any) -> None:
-        """Prepare a generator.
+        """Seed a generator.
 
         Args:
             dataset: Its name, such as chain_sum.
@@ -231,7 +231,7 @@ class TextWorld:
         settings: Mapping[str, Any] | None = None,
         commands: bool = True,
     ) -> None:
-        """Prepare.
+        """Choose what is played.
 
         Args:
             challenge: A family of games that are made here, such as tw-coin_collector, one for a

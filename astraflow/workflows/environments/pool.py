@@ -78,7 +78,7 @@ class EnvironmentPool:
     """
 
     def __init__(self, options: PoolOptions) -> None:
-        """Prepare.
+        """Check what can be told without a process.
 
         Raises:
             AstraflowError: CODE_UNKNOWN or INVALID_FIELD, as far as can be told before a process

@@ -53,7 +53,7 @@ class KeptScorer:
     """Has answers scored by processes of their own; each is started when it is needed."""
 
     def __init__(self, name: str, scorer_options: Mapping[str, Any], options: KeptOptions) -> None:
-        """Prepare.
+        """Start no process yet.
 
         Args:
             name: Of the scorer: registered, or module:attribute.

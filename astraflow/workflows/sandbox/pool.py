@@ -17,7 +17,7 @@ class SandboxPool:
     """
 
     def __init__(self, provider: SandboxProvider, *, workers: int, ready: int) -> None:
-        """Prepare; nothing is started before the first sandbox is taken.
+        """Start nothing before the first sandbox is taken.
 
         Args:
             provider: Starts them.
