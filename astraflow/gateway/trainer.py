@@ -224,7 +224,7 @@ class BridgedTrainer:
         recovered: int | None,
         loop: LoopThread,
     ) -> None:
-        """Hold no session; `live` registers. Without `recovered` it begins with the recipe's model."""
+        """Hold no session; `live` registers. Without `recovered` the recipe's model begins."""
         self.policy_id = policy_id
         self.batches = TrainerBatches()
         self.label: int | None = None

@@ -334,10 +334,7 @@ def store_url(settings: TrainerConfig, run_id: str) -> str | None:
 def _broadcaster(
     publisher: WeightPublisher, settings: TrainerConfig, listen: str
 ) -> AbstractContextManager[VersionListener]:
-    from astraflow.weights.publish.broadcast import (  # noqa: PLC0415 - loads torch
-        Broadcaster,
-        rendezvous,
-    )
+    from astraflow.weights.publish.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
 
-    where = rendezvous(cast("Broadcast", settings.broadcast), host=split_address(listen)[0])
-    return Broadcaster(publisher, where)
+    group = cast("Broadcast", settings.broadcast)
+    return Broadcaster(publisher, group, host=split_address(listen)[0])

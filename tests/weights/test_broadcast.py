@@ -14,7 +14,6 @@ from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.publish.broadcast import (
     Broadcaster,
-    Rendezvous,
     SenderMeetings,
     bodies,
     items,
@@ -45,15 +44,6 @@ class Members:
         self.training = training
         self.settings = Broadcast(node_count=node_count, port=free_port(), deadline_s=60)
         self.pullers = []
-
-    @property
-    def where(self):
-        return Rendezvous(
-            host="127.0.0.1",
-            port=self.settings.port,
-            receiver_count=self.settings.node_count,
-            deadline_s=self.settings.deadline_s,
-        )
 
     def add_puller(self):
         def pulling(*, lane):
@@ -126,9 +116,9 @@ async def test_an_inbox_knows_what_came_and_what_did_not(training):
 
 def test_a_port_in_use_is_said_at_once():
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        where = Rendezvous(host="127.0.0.1", port=taken.getsockname()[1], receiver_count=1)
+        settings = Broadcast(node_count=1, port=taken.getsockname()[1])
         with pytest.raises(AstraflowError, match="choose another port") as caught:
-            SenderMeetings(where, lambda: False)
+            SenderMeetings(settings, "127.0.0.1", lambda: False)
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
@@ -139,7 +129,7 @@ async def test_versions_come_by_broadcast_until_one_leaves_and_again_once_it_is_
     await serve()
     puller = members.add_puller()
     training.publish()
-    with Broadcaster(training.publisher, members.where) as broadcaster:
+    with Broadcaster(training.publisher, members.settings, host="127.0.0.1") as broadcaster:
         live = tools.live((await members.pull(puller)).update)
         leaving = members.add_puller()
         for _ in range(2):
@@ -173,7 +163,7 @@ async def test_who_was_busy_takes_several_versions_at_once(training, serve, tool
     members.settings = Broadcast(node_count=1, port=members.settings.port, deadline_s=60)
     puller = members.add_puller()
     training.publish()
-    with Broadcaster(training.publisher, members.where) as broadcaster:
+    with Broadcaster(training.publisher, members.settings, host="127.0.0.1") as broadcaster:
         live = tools.live((await members.pull(puller)).update)
         await opened(puller)
         for _ in range(3):

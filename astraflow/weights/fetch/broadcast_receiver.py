@@ -20,12 +20,7 @@ from astraflow.rpc.address import split_address
 from astraflow.weights.fetch.lanes import AnyLane, ListVersions
 from astraflow.weights.fetch.puller import PullResult, WeightPuller
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.publish.broadcast import (
-    ReceiverMeetings,
-    Rendezvous,
-    items,
-    rendezvous,
-)
+from astraflow.weights.publish.broadcast import ReceiverMeetings, items
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
@@ -203,9 +198,8 @@ def broadcast_puller(
         pulling: Makes the puller, given its lane.
     """
     inbox = BroadcastInbox()
-    # The host is that of the trainer, which the first version tells.
-    receiver = BroadcastReceiver(rendezvous(settings, host=""))
-    return BroadcastPuller(pulling(lane=BroadcastLane(inbox, lane)), inbox, receiver)
+    puller = pulling(lane=BroadcastLane(inbox, lane))
+    return BroadcastPuller(puller, inbox, BroadcastReceiver(settings))
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -214,8 +208,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class BroadcastReceiver:
     """Has a seat in one group after the other, in a thread of its own."""
 
-    def __init__(self, where: Rendezvous) -> None:
-        self._where = where
+    def __init__(self, settings: Broadcast) -> None:
+        self._settings = settings
         self._over = threading.Event()
         self._host = ""
         self._thread: threading.Thread | None = None
@@ -239,9 +233,7 @@ class BroadcastReceiver:
     def _run(self, loop: asyncio.AbstractEventLoop, inbox: BroadcastInbox) -> None:
         while not self._over.is_set():
             try:
-                meetings = ReceiverMeetings(
-                    replace(self._where, host=self._host), self._over.is_set
-                )
+                meetings = ReceiverMeetings(self._settings, self._host, self._over.is_set)
                 while not self._over.is_set():
                     self._receive(meetings, loop, inbox)
             except AstraflowError as error:
@@ -261,9 +253,9 @@ class BroadcastReceiver:
         log.info("versions come by broadcast")
         try:
             while not self._over.is_set():
-                frame = group.receive()
+                body, number = group.receive()
                 # No more than one is on its way.
-                taken = take([*items(frame.body)], frame.number)
+                taken = take([*items(body)], number)
                 asyncio.run_coroutine_threadsafe(taken, loop).result()
         finally:
             loop.call_soon_threadsafe(inbox.end)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self, cast
 
@@ -41,89 +40,41 @@ _LIMIT_NBYTES: Final = 1 << 30
 _POLL_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """Where a group meets.
-
-    Attributes:
-        host: Of the sender; where it listens, or where the others dial.
-        port: Of its store.
-        receiver_count: Processes beside the sender.
-        deadline_s: Of each operation, once all are there.
-        device: cpu: over gloo; cuda[:N]: over NCCL.
-    """
-
-    host: str
-    port: int
-    receiver_count: int
-    deadline_s: float = 30.0
-    device: str = "cpu"
-
-    @property
-    def limit(self) -> timedelta:
-        """The deadline."""
-        return timedelta(seconds=self.deadline_s)
-
-
-def rendezvous(settings: Broadcast, *, host: str) -> Rendezvous:
-    """Return where the group of a recipe meets: on the trainer's host."""
-    return Rendezvous(
-        host=host,
-        port=settings.port,
-        receiver_count=settings.node_count,
-        deadline_s=settings.deadline_s,
-        device=settings.device,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BroadcastFrame:
-    """What is sent at once.
-
-    Attributes:
-        body: u8[n], n may be 0.
-        number: Means what sender and receivers agree on.
-    """
-
-    body: np.ndarray
-    number: int
-
-
 class BroadcastGroup:
     """One process's place in a group; used from one thread."""
 
-    def __init__(self, group: Any, where: Rendezvous) -> None:
+    def __init__(self, group: Any, settings: Broadcast) -> None:
         self._group = group
-        self._where = where
+        self._settings = settings
 
-    def send(self, frame: BroadcastFrame) -> None:
-        """Give a frame to all others, as the sender.
+    def send(self, body: np.ndarray, number: int) -> None:
+        """Give a frame with a body, u8[n], to all others, as the sender.
 
         Raises:
             AstraflowError: SOURCE_UNREACHABLE when one is gone or late.
         """
         with _torch_errors():
-            end = time.monotonic() + self._where.deadline_s
-            header = bytearray(_HEADER.pack(len(frame.body), frame.number))
+            end = time.monotonic() + self._settings.deadline_s
+            header = bytearray(_HEADER.pack(len(body), number))
             self._move(torch.frombuffer(header, dtype=torch.uint8), end)
-            self._move(torch.as_tensor(frame.body), end)
+            self._move(torch.as_tensor(body), end)
 
-    def receive(self) -> BroadcastFrame:
-        """Take the next frame."""
+    def receive(self) -> tuple[np.ndarray, int]:
+        """Return body, u8[n], and number of the next frame."""
         with _torch_errors():
-            end = time.monotonic() + self._where.deadline_s
+            end = time.monotonic() + self._settings.deadline_s
             header = self._move(torch.empty(_HEADER.size, dtype=torch.uint8), end)
             nbytes, number = _HEADER.unpack(header.numpy().tobytes())
             if not 0 <= nbytes <= _LIMIT_NBYTES:
                 raise AstraflowError(Reason.CHUNK_INVALID, f"a frame has {nbytes} bytes")
             body = self._move(torch.empty(nbytes, dtype=torch.uint8), end)
-            return BroadcastFrame(body=body.numpy(), number=number)
+            return body.numpy(), number
 
     def _move(self, tensor: torch.Tensor, end: float) -> torch.Tensor:
         """Broadcast bytes u8[n] from the sender; return what is here afterwards, on the CPU."""
         if not len(tensor):
             return tensor
-        there = tensor.to(self._where.device)
+        there = tensor.to(self._settings.device)
         # 0 would mean no limit.
         left = timedelta(seconds=max(0.001, end - time.monotonic()))
         options = cast("Any", dist).BroadcastOptions()
@@ -139,8 +90,8 @@ class _Meetings:
     all have come. Drop the group before when the next one is met: what it holds are connections.
     """
 
-    def __init__(self, where: Rendezvous, store: Any, is_over: Callable[[], bool]) -> None:
-        self._where = where
+    def __init__(self, settings: Broadcast, store: Any, is_over: Callable[[], bool]) -> None:
+        self._settings = settings
         self._store = store
         self._is_over = is_over
 
@@ -152,24 +103,29 @@ class _Meetings:
         return False
 
     def _met(self, number: int, rank: int) -> BroadcastGroup:
-        torch_dist, where = cast("Any", dist), self._where
+        torch_dist, settings = cast("Any", dist), self._settings
         store = torch_dist.PrefixStore(str(number), self._store)
-        size = where.receiver_count + 1
-        if torch.device(where.device).type == "cpu":
-            return BroadcastGroup(
-                torch_dist.ProcessGroupGloo(store, rank, size, where.limit), where
-            )
-        torch.cuda.set_device(where.device)
+        size, limit = settings.node_count + 1, _limit(settings)
+        if torch.device(settings.device).type == "cpu":
+            return BroadcastGroup(torch_dist.ProcessGroupGloo(store, rank, size, limit), settings)
+        torch.cuda.set_device(settings.device)
         options = torch_dist.ProcessGroupNCCL.Options()
-        options._timeout = where.limit  # noqa: SLF001 - torch has no public name for it
-        return BroadcastGroup(torch_dist.ProcessGroupNCCL(store, rank, size, options), where)
+        options._timeout = limit  # noqa: SLF001 - torch has no public name for it
+        return BroadcastGroup(torch_dist.ProcessGroupNCCL(store, rank, size, options), settings)
+
+
+def _limit(settings: Broadcast) -> timedelta:
+    return timedelta(seconds=settings.deadline_s)
 
 
 class SenderMeetings(_Meetings):
-    """Listens for receivers, where it is told to and nowhere else, and meets them."""
+    """Listens for receivers, where it is told to and nowhere else, and meets them.
 
-    def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
-        super().__init__(where, _listening_store(where), is_over)
+    A port that cannot be listened on is INVALID_FIELD.
+    """
+
+    def __init__(self, settings: Broadcast, host: str, is_over: Callable[[], bool]) -> None:
+        super().__init__(settings, _listening_store(settings, host), is_over)
         self._number = -1
 
     def meet(self) -> BroadcastGroup | None:
@@ -183,18 +139,18 @@ class SenderMeetings(_Meetings):
             return self._met(self._number, SENDER_RANK)
 
     def _is_taken(self) -> bool:
-        return self._store.add(f"{self._number}/seats", 0) >= self._where.receiver_count
+        return self._store.add(f"{self._number}/seats", 0) >= self._settings.node_count
 
 
 class ReceiverMeetings(_Meetings):
     """Dials a sender and takes seats there."""
 
-    def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
+    def __init__(self, settings: Broadcast, host: str, is_over: Callable[[], bool]) -> None:
         with _torch_errors():
             store = cast("Any", dist).TCPStore(
-                where.host, where.port, None, False, timeout=where.limit, wait_for_workers=False
+                host, settings.port, None, False, timeout=_limit(settings), wait_for_workers=False
             )
-        super().__init__(where, store, is_over)
+        super().__init__(settings, store, is_over)
         self._seen = -1
 
     def meet(self) -> BroadcastGroup | None:
@@ -203,7 +159,7 @@ class ReceiverMeetings(_Meetings):
             while self._wait(lambda: self._open > self._seen):
                 self._seen = self._open
                 rank = self._store.add(f"{self._seen}/seats", 1)
-                if rank <= self._where.receiver_count and self._all_come():
+                if rank <= self._settings.node_count and self._all_come():
                     return self._met(self._seen, rank)
         return None
 
@@ -218,21 +174,20 @@ class ReceiverMeetings(_Meetings):
         return int(self._store.get("group")) if self._store.check(["group"]) else -1
 
 
-def _listening_store(where: Rendezvous) -> Any:
+def _listening_store(settings: Broadcast, host: str) -> Any:
     try:
-        listener = socket.create_server((where.host, where.port))
+        listener = socket.create_server((host, settings.port))
     except OSError as error:
         raise AstraflowError(
             Reason.INVALID_FIELD,
-            f"broadcast cannot listen on {where.host}:{where.port}, choose another port: {error}",
+            f"broadcast cannot listen on {host}:{settings.port}, choose another port: {error}",
         ) from error
-    port = listener.getsockname()[1]
     return cast("Any", dist).TCPStore(
-        where.host,
-        port,
+        host,
+        listener.getsockname()[1],
         None,
         True,
-        timeout=where.limit,
+        timeout=_limit(settings),
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
@@ -302,17 +257,24 @@ class Broadcaster:
     It goes on with the next group when one breaks, and never holds training up.
 
     Example:
-        >>> where = Rendezvous(host="10.0.0.1", port=29500, receiver_count=8)
-        >>> with Broadcaster(publisher, where) as broadcaster:
+        >>> settings = Broadcast(node_count=8, port=29500)
+        >>> with Broadcaster(publisher, settings, host="10.0.0.1") as broadcaster:
         ...     client.publish_version(publisher.publish(1, tensors))
         ...     broadcaster.wake()
     """
 
-    def __init__(self, publisher: WeightPublisher, where: Rendezvous) -> None:
-        """Listen on nothing; `with` starts the thread."""
+    def __init__(self, publisher: WeightPublisher, settings: Broadcast, *, host: str) -> None:
+        """Listen on nothing; `with` starts the thread.
+
+        Args:
+            publisher: Whose versions are sent.
+            settings: Of the group.
+            host: Where the receivers dial.
+        """
         self._publisher = publisher
-        self._where = where
-        self._heartbeat_s = min(_HEARTBEAT_S, where.deadline_s / _HEARTBEATS)
+        self._settings = settings
+        self._host = host
+        self._heartbeat_s = min(_HEARTBEAT_S, settings.deadline_s / _HEARTBEATS)
         self._is_over = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -323,7 +285,7 @@ class Broadcaster:
         Raises:
             AstraflowError: INVALID_FIELD when the port cannot be listened on.
         """
-        meetings = SenderMeetings(self._where, lambda: self._is_over)
+        meetings = SenderMeetings(self._settings, self._host, lambda: self._is_over)
         self._thread = threading.Thread(
             target=self._run, args=(meetings,), name="astraflow-broadcast", daemon=True
         )
@@ -353,12 +315,12 @@ class Broadcaster:
         if group is None:
             return
         sent = self._newest
-        log.info("a broadcast group has met", size=self._where.receiver_count + 1, version=sent)
+        log.info("a broadcast group has met", size=self._settings.node_count + 1, version=sent)
         while not self._is_over:
             while sent < self._newest:
                 self._send(group, sent + 1)
                 sent += 1
-            group.send(BroadcastFrame(body=np.empty(0, np.uint8), number=sent))
+            group.send(np.empty(0, np.uint8), sent)
             self._wake.wait(self._heartbeat_s)
             self._wake.clear()
 
@@ -372,7 +334,7 @@ class Broadcaster:
         if patch is not None:
             with self._publisher.store.reading([patch.info]):
                 for body in bodies(self._items(patch)):
-                    group.send(BroadcastFrame(body=body, number=version - 1))
+                    group.send(body, version - 1)
 
     def _patch(self, version: int) -> Patch | None:
         """Return what leads to a version from the one before, or from nothing; None: it is old."""

@@ -26,7 +26,7 @@ class ReasoningGym:
     """
 
     def __init__(self, dataset: str, *, exact: bool = False, **settings: Any) -> None:
-        """Seed a generator.
+        """Choose the generator.
 
         Args:
             dataset: Its name, such as chain_sum.
