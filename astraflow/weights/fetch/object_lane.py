@@ -19,7 +19,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.storage.buckets import Bucket
-from astraflow.weights.patches.routes import cheapest_way, is_readable, itself, steps
+from astraflow.weights.patches.routes import cheapest_way, is_readable, steps
 from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
 from astraflow.weights.publish.publisher import combined
@@ -199,7 +199,7 @@ def _cheapest(
     reachable: Iterable[PatchInfo], spec: TransferSpec, have: dict[bytes, ChunkSet]
 ) -> tuple[PatchInfo, ...]:
     """Return the way of the fewest bytes from what a puller holds."""
-    readable = steps(filter(is_readable, reachable), itself)
+    readable = steps(filter(is_readable, reachable))
     found = cheapest_way(
         readable,
         spec.base_version,

@@ -36,7 +36,7 @@ from astraflow.weights.fetch.lanes import (
 from astraflow.weights.fetch.sources import Fetch, FetchSettings, MeasuredLink, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.routes import itself, payload_nbytes, steps
+from astraflow.weights.patches.routes import payload_nbytes, steps
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import TransferBound
@@ -366,7 +366,7 @@ def _speculative_bound(
     forward = [
         sum(patch.payload_nbytes for patch in step.patches)
         for info in known.values()
-        for step in steps(info.patches, itself)
+        for step in steps(info.patches)
         if step.base_version == info.version - 1
     ]
     layout = None if frame is None else frame.layout

@@ -21,7 +21,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.patches.routes import is_readable, itself, registered_bound, steps
+from astraflow.weights.patches.routes import is_readable, registered_bound, steps
 from astraflow.weights.patches.state import CompletePatch, GrowingState, HeldState, bits_in
 from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
@@ -216,7 +216,7 @@ class IncomingVersion:
         at = self.base_version
         for version, shards in groupby(infos, key=lambda each: each.version):
             together = [*shards]
-            (step, *_) = steps(together, itself) or [None]
+            (step, *_) = steps(together) or [None]
             if step is None or len(step.patches) != len(together):
                 raise AstraflowError(
                     Reason.CHUNK_INVALID, f"the plan lacks a shard of version {version}, or has two"

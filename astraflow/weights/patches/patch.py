@@ -249,13 +249,17 @@ def cheapest_patches(
     patches: Iterable[Patch], base: int | None, version: int, cost: Callable[[Patch], float]
 ) -> tuple[float, Way] | None:
     """Return the cheapest way by patches of one shard, and its cost; see `cheapest_way`."""
-    by_version = sorted(((each.info, each) for each in patches), key=lambda pair: pair[0].version)
+    known = {
+        info: each
+        for each in patches
+        if (info := each.info).version <= version and (base is None or base < info.version)
+    }
     alone = [
-        PatchStep(base_version=info.base_version, version=info.version, patches=(each,))
-        for info, each in by_version
-        if info.version <= version and (base is None or base < info.version)
+        PatchStep(base_version=info.base_version, version=info.version, patches=(info,))
+        for info in sorted(known, key=lambda each: each.version)
     ]
-    return cheapest_way(alone, base, version, cost)
+    found = cheapest_way(alone, base, version, lambda info: cost(known[info]))
+    return found and (found[0], tuple(known[info] for info in found[1]))
 
 
 # Nobody asks for the digest of a state that a history has already: what counts are changes.

@@ -1,8 +1,8 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from astraflow.codec.chunks import CODEC_VERSION
 from astraflow.codec.rates import DecodeRate, measured_rates
@@ -87,58 +87,42 @@ class Link:
         return rate.seconds(model_nbytes, nbytes, is_whole=is_whole) / max(self.core_count, 1)
 
 
-Patch = TypeVar("Patch")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchStep(Generic[Patch]):
-    """What leads from a base to a version.
-
-    Attributes:
-        base_version: None: from nothing.
-        version: What it leads to.
-        patches: By shard.
-    """
+class PatchStep:
+    """What leads from a base (None: from nothing) to a version: its patches, by shard."""
 
     base_version: int | None
     version: int
-    patches: tuple[Patch, ...]
+    patches: tuple[PatchInfo, ...]
 
 
-def steps(
-    patches: Iterable[Patch], info_of: Callable[[Patch], PatchInfo]
-) -> list[PatchStep[Patch]]:
+def steps(patches: Iterable[PatchInfo]) -> list[PatchStep]:
     """Return the steps that can be made of patches, by version.
 
     Shards belong together when they are of one base, version, profile and count; where one is
     missing there is no step.
     """
-    sets: dict[tuple[object, ...], dict[int, Patch]] = {}
-    for patch in patches:
-        info = info_of(patch)
+    sets: dict[tuple[object, ...], dict[int, PatchInfo]] = {}
+    for info in patches:
         name = (info.version, info.base_version, info.profile, info.shard_count)
-        sets.setdefault(name, {})[info.shard_rank] = patch
-    found: list[PatchStep[Patch]] = []
+        sets.setdefault(name, {})[info.shard_rank] = info
+    found: list[PatchStep] = []
     for shards in sets.values():
-        info = info_of(next(iter(shards.values())))
+        by_rank = tuple(shards[rank] for rank in sorted(shards))
+        info = by_rank[0]
         if len(shards) == info.shard_count:
-            by_rank = tuple(shards[rank] for rank in sorted(shards))
             found.append(
                 PatchStep(base_version=info.base_version, version=info.version, patches=by_rank)
             )
     return sorted(found, key=lambda each: each.version)
 
 
-def itself(info: PatchInfo) -> PatchInfo:
-    return info
-
-
 def cheapest_way(
-    steps: Iterable[PatchStep[Patch]],
+    steps: Iterable[PatchStep],
     base: int | None,
     version: int,
-    cost: Callable[[Patch], float],
-) -> tuple[float, tuple[Patch, ...]] | None:
+    cost: Callable[[PatchInfo], float],
+) -> tuple[float, tuple[PatchInfo, ...]] | None:
     """Return the way of the least cost from a base to a version, and that cost.
 
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7) the way from 0 to 2
@@ -154,7 +138,7 @@ def cheapest_way(
     Returns:
         None: there is no way.
     """
-    ways: dict[int | None, tuple[float, tuple[Patch, ...]]] = {base: (0.0, ())}
+    ways: dict[int | None, tuple[float, tuple[PatchInfo, ...]]] = {base: (0.0, ())}
     for step in steps:
         start = ways.get(step.base_version)
         if start is None or (base is not None and step.version <= base):
@@ -172,12 +156,7 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (nothing -> 2: 100) the way
     from 0 to 2 costs 10, and the way from nothing 100.
     """
-    readable = (
-        replace(step, version=version)
-        for version in sorted(known)
-        if base is None or base < version <= target
-        for step in steps(filter(is_readable, known[version].patches), itself)
-    )
+    readable = _registered_steps(known, base, target)
     found = cheapest_way(readable, base, target, lambda info: info.payload_nbytes)
     return None if found is None else int(found[0])
 
@@ -191,25 +170,32 @@ def registered_bound(
     in 2 patches from 0 to 2.
     """
     most: dict[int | None, tuple[int, int, int]] = {base: (0, 0, 0)}
-    for version in sorted(known):
-        if version > target or (base is not None and version <= base):
+    for step in _registered_steps(known, base, target):
+        if step.base_version not in most:
             continue
-        for step in steps(filter(is_readable, known[version].patches), itself):
-            if step.base_version not in most:
-                continue
-            sizes = (
-                len(step.patches),
-                sum(patch.chunk_count for patch in step.patches),
-                sum(patch.payload_nbytes for patch in step.patches),
-            )
-            way = [sum(each) for each in zip(most[step.base_version], sizes, strict=True)]
-            before = most.get(version, (0, 0, 0))
-            patches, chunks, nbytes = map(max, way, before)
-            most[version] = patches, chunks, nbytes
+        sizes = (
+            len(step.patches),
+            sum(patch.chunk_count for patch in step.patches),
+            sum(patch.payload_nbytes for patch in step.patches),
+        )
+        way = [sum(each) for each in zip(most[step.base_version], sizes, strict=True)]
+        before = most.get(step.version, (0, 0, 0))
+        patches, chunks, nbytes = map(max, way, before)
+        most[step.version] = patches, chunks, nbytes
     if target not in most or target == base:
         return None
     patches, chunks, nbytes = most[target]
     return TransferBound(patch_count=patches, chunk_count=chunks, payload_nbytes=nbytes)
+
+
+def _registered_steps(
+    known: Mapping[int, VersionInfo], base: int | None, target: int
+) -> Iterator[PatchStep]:
+    """Yield what may lie on a way from a base to a version, by version."""
+    for version in sorted(known):
+        if version <= target and (base is None or version > base):
+            for step in steps(filter(is_readable, known[version].patches)):
+                yield replace(step, version=version)
 
 
 def is_readable(patch: PatchInfo) -> bool:

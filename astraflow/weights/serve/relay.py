@@ -184,9 +184,9 @@ class WeightRelay:
         whole = self._whole
         if whole is not None and base_version is None and whole.info.version == version:
             return (whole,)
-        known = steps(self._patches.values(), lambda each: each.info)
-        found = cheapest_way(known, base_version, version, lambda each: each.info.payload_nbytes)
-        return () if found is None else found[1]
+        known = {each.info: each for each in self._patches.values()}
+        found = cheapest_way(steps(known), base_version, version, lambda info: info.payload_nbytes)
+        return () if found is None else tuple(known[info] for info in found[1])
 
     async def _encode_whole(self, version: int) -> None:
         async with self._encoding:
