@@ -153,7 +153,13 @@ class FrameInbox:
     def place(self, frame: Frame) -> memoryview:
         match frame.kind:
             case FrameKind.CHUNK if self._arena is None:
-                return self._staged_for(frame).claim(frame.body_offset, frame.body_nbytes)
+                key = _key(frame)
+                staged = self._staged.get(key)
+                if staged is None:
+                    staged = self._staged[key] = _Staged(self._claim(frame))
+                elif staged.header != frame.header:
+                    raise bad_frame("two frames of a chunk differ in its header")
+                return staged.claim(frame.body_offset, frame.body_nbytes)
             case FrameKind.CHUNK | FrameKind.WAITING:
                 if frame.body_nbytes:
                     raise bad_frame("there is nothing behind its header")
@@ -268,15 +274,6 @@ class FrameInbox:
         if staged.missing == 0:
             del self._staged[key]
             self._hand_out(frame, staged.header, staged.frozen())
-
-    def _staged_for(self, frame: Frame) -> _Staged:
-        key = _key(frame)
-        staged = self._staged.get(key)
-        if staged is None:
-            staged = self._staged[key] = _Staged(self._claim(frame))
-        elif staged.header != frame.header:
-            raise bad_frame("two frames of a chunk differ in its header")
-        return staged
 
     def _claim(self, frame: Frame) -> ChunkHeader:
         """Count a new chunk against the bounds before memory is given to it."""

@@ -27,7 +27,6 @@ from astraflow.wire.transfers import (
 )
 from astraflow.wire.weights import LANES, decode_layout, decode_sent_chunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
-from astraflow_proto.weights.v1.transfer_pb2 import TransferPlan as TransferPlanMessage
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
 
 _MAX_CHANNELS: Final = 32
@@ -97,15 +96,12 @@ class GrpcLane:
         for nbytes in (CHUNK_NBYTES, MAX_MESSAGE_NBYTES):
             stub = await self._stub(endpoint, nbytes=nbytes)
             try:
-                response = await stub.GetLayout(
-                    request,
-                    metadata=transfer_metadata(transfer_token),
-                    timeout=self._stall_timeout_s,
-                )
-                return decode_layout(_parsed(response).layout)
-            except AioRpcError as error:
-                if nbytes == MAX_MESSAGE_NBYTES or not _is_too_large(error):
-                    raise _failure(endpoint, error) from error
+                answer = await self._answer(endpoint, stub.GetLayout, request, transfer_token)
+                return decode_layout(_parsed(answer).layout)
+            except AstraflowError as error:
+                is_too_large = _is_too_large(error.__cause__)
+                if nbytes == MAX_MESSAGE_NBYTES or not is_too_large:
+                    raise
         raise AssertionError
 
     async def plan_transfer(
@@ -115,26 +111,23 @@ class GrpcLane:
             spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
         )
         stub = await self._stub(endpoint, nbytes=_answer_nbytes(spec))
+        response = await self._answer(endpoint, stub.PlanTransfer, request, transfer_token)
         try:
-            response = await stub.PlanTransfer(
-                request,
-                metadata=transfer_metadata(transfer_token),
-                timeout=self._stall_timeout_s,
-            )
-        except AioRpcError as error:
-            raise _failure(endpoint, error) from error
-        return _sound_plan(_parsed(response).plan)
+            return decode_transfer_plan(_parsed(response).plan)
+        except AstraflowError as error:
+            raise _unsound(error) from error
 
     async def release_transfer(
         self, endpoint: str, transfer_id: str, transfer_token: bytes
     ) -> None:
         stub = await self._stub(endpoint, nbytes=CHUNK_NBYTES)
+        request = pb.ReleaseTransferRequest(transfer_id=transfer_id)
+        await self._answer(endpoint, stub.ReleaseTransfer, request, transfer_token)
+
+    async def _answer(self, endpoint: str, call: Any, request: Any, transfer_token: bytes) -> Any:
+        metadata = transfer_metadata(transfer_token)
         try:
-            await stub.ReleaseTransfer(
-                pb.ReleaseTransferRequest(transfer_id=transfer_id),
-                metadata=transfer_metadata(transfer_token),
-                timeout=self._stall_timeout_s,
-            )
+            return await call(request, metadata=metadata, timeout=self._stall_timeout_s)
         except AioRpcError as error:
             raise _failure(endpoint, error) from error
 
@@ -188,13 +181,6 @@ def decode_response(response: pb.PullResponse | None) -> SentItem:
         raise _unsound(error) from error
 
 
-def _sound_plan(message: TransferPlanMessage) -> TransferPlan:
-    try:
-        return decode_transfer_plan(message)
-    except AstraflowError as error:
-        raise _unsound(error) from error
-
-
 def _unsound(error: AstraflowError) -> AstraflowError:
     return AstraflowError(
         Reason.CHUNK_INVALID, f"a message of the transfer is not sound: {error.message}"
@@ -207,8 +193,10 @@ def _answer_nbytes(spec: TransferSpec) -> int:
     return CHUNK_NBYTES if most <= CHUNK_NBYTES else MAX_MESSAGE_NBYTES
 
 
-def _is_too_large(error: AioRpcError) -> bool:
-    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not is_answer(error)
+def _is_too_large(error: BaseException | None) -> bool:
+    if not isinstance(error, AioRpcError) or is_answer(error):
+        return False
+    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def _failure(endpoint: str, error: AioRpcError) -> AstraflowError:

@@ -56,7 +56,6 @@ class TransferProgress:
     def __init__(self, spec: TransferSpec) -> None:
         self.spec = spec
         self._plan: TransferPlan | None = None
-        self._numbers: dict[int, int] = {}
         self._come: dict[int, set[int]] = {}
         self._count = 0
         self._is_resuming = False
@@ -99,28 +98,17 @@ class TransferProgress:
 
     def resume(self, item: SentItem) -> SentItem | None:
         """Return an item of another lane as one of the first plan; None: nothing new."""
-        if isinstance(item, TransferPlan):
-            if not self._is_resuming or self._plan is None:
-                return self.note(item)
-            self._is_resuming = False
-            self._match(item, self._plan)
-            return None
-        if isinstance(item, Waiting):
-            return item
-        number = self._numbers.get(item.patch_index, item.patch_index)
-        return self.note(replace(item, patch_index=number))
-
-    def _match(self, new: TransferPlan, plan: TransferPlan) -> None:
-        roots = [index.patch.root_digest for index in plan.patches]
-        for number, index in enumerate(new.patches):
-            root = index.patch.root_digest
-            if root not in roots:
-                raise AstraflowError(
-                    Reason.SOURCE_UNREACHABLE,
-                    "the lane broke, and the source no longer has the patches that it began with",
-                    retryable=True,
-                )
-            self._numbers[number] = roots.index(root)
+        if not isinstance(item, TransferPlan) or not self._is_resuming or self._plan is None:
+            return self.note(item)
+        self._is_resuming = False
+        patches = [index.patch.root_digest for index in self._plan.patches]
+        if [index.patch.root_digest for index in item.patches] != patches:
+            raise AstraflowError(
+                Reason.SOURCE_UNREACHABLE,
+                "the lane broke, and the source no longer has the patches that it began with",
+                retryable=True,
+            )
+        return None
 
 
 _MAX_SOURCES: Final = 32

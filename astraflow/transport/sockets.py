@@ -7,7 +7,7 @@ kernel's own tuning of both windows.
 import asyncio
 import socket
 import struct
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
@@ -110,9 +110,9 @@ class SocketConnection:
         self.sock = sock
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        left = self.send_some(buffers)
+        left, loop = self.send_some(buffers), asyncio.get_running_loop()
         while left:
-            await _writable(self.sock)
+            await _ready(self.sock, loop.add_writer, loop.remove_writer)
             left = self.send_some(left)
 
     def send_some(self, buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
@@ -147,27 +147,17 @@ class SocketConnection:
 async def readable(sock: socket.socket) -> None:
     """Return when something can be received, if only the end."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
+    await _ready(sock, loop.add_reader, loop.remove_reader)
+
+
+async def _ready(
+    sock: socket.socket, add: Callable[..., None], remove: Callable[[int], object]
+) -> None:
+    ready = asyncio.Event()
     # The number, not the socket: a loop that does not know it yet would describe it in an error.
     descriptor = sock.fileno()
-    loop.add_reader(descriptor, _wake, ready)
+    add(descriptor, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
-        loop.remove_reader(descriptor)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    descriptor = sock.fileno()
-    loop.add_writer(descriptor, _wake, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(descriptor)
-
-
-def _wake(ready: "asyncio.Future[None]") -> None:
-    if not ready.done():
-        ready.set_result(None)
+        remove(descriptor)

@@ -157,7 +157,13 @@ class DiskCopy:
             try:
                 job()
             except OSError as error:
-                self._failed(error)
+                self.failure_count += 1
+                log.warning(
+                    "the copy on disk is behind, the weights are not",
+                    folder=str(self.folder),
+                    failure_count=self.failure_count,
+                    why=str(error),
+                )
             finally:
                 self._count(-nbytes)
 
@@ -170,15 +176,6 @@ class DiskCopy:
     def _count(self, nbytes: int) -> None:
         with self._counting:
             self._waiting_nbytes += nbytes
-
-    def _failed(self, error: OSError) -> None:
-        self.failure_count += 1
-        log.warning(
-            "the copy on disk is behind, the weights are not",
-            folder=str(self.folder),
-            failure_count=self.failure_count,
-            why=str(error),
-        )
 
 
 def _steps(incoming: IncomingVersion, known: Mapping[int, VersionInfo]) -> Iterator[RecordStep]:

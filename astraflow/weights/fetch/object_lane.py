@@ -199,24 +199,20 @@ def _cheapest(
     reachable: Iterable[PatchInfo], spec: TransferSpec, have: dict[bytes, ChunkSet]
 ) -> tuple[PatchInfo, ...]:
     """Return the way of the fewest bytes from what a puller holds."""
+
+    def missing_nbytes(info: PatchInfo) -> float:
+        had = have.get(info.root_digest)
+        count = 0 if had is None else sum(map(len, had.indexes)) or info.chunk_count
+        return info.payload_nbytes * (1 - count / max(info.chunk_count, 1))
+
     readable = steps(filter(is_readable, reachable))
-    found = cheapest_way(
-        readable,
-        spec.base_version,
-        spec.version,
-        lambda info: _missing_nbytes(info, have.get(info.root_digest)),
-    )
+    found = cheapest_way(readable, spec.base_version, spec.version, missing_nbytes)
     if found is None:
         raise AstraflowError(
             Reason.VERSION_EVICTED,
             f"the object store has no way from {spec.base_version} to version {spec.version}",
         )
     return found[1]
-
-
-def _missing_nbytes(info: PatchInfo, have: ChunkSet | None) -> float:
-    had = 0 if have is None else sum(map(len, have.indexes)) or info.chunk_count
-    return info.payload_nbytes * (1 - had / max(info.chunk_count, 1))
 
 
 def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject:

@@ -246,7 +246,8 @@ class Fetch:
                 if frame.digest == digest:
                     return frame
                 stats.bad_chunk_count += 1
-                self._note(stats, _other_layout(stats.address))
+                why = f"{stats.address} sent another layout than was asked for"
+                self._note(stats, AstraflowError(Reason.DIGEST_MISMATCH, why))
             except AstraflowError as error:
                 self._note(stats, error)
         raise self._failure
@@ -408,12 +409,6 @@ class Fetch:
     def _ask(self, stats: SourceStats) -> None:
         if stats not in self._tried:
             self._tried.append(stats)
-
-
-def _other_layout(address: str) -> AstraflowError:
-    return AstraflowError(
-        Reason.DIGEST_MISMATCH, f"{address} sent another layout than was asked for"
-    )
 
 
 _SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})

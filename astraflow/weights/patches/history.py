@@ -175,8 +175,12 @@ class History:
             read = [each for each in self._readers if self.oldest <= each < oldest]
             if read:
                 oldest = self._affordable(min(read), 2 * room_nbytes)
-            self.oldest = max(self.oldest, oldest)
-            self._drop_steps()
+            self.oldest = oldest = max(self.oldest, oldest)
+            for offset, steps in self._steps.items():
+                if steps and steps[0].version <= oldest:
+                    self._steps[offset] = [step for step in steps if step.version > oldest]
+            for version in [each for each in self._sizes if each <= oldest]:
+                del self._sizes[version]
 
     def _affordable(self, oldest: int, room_nbytes: int) -> int:
         """Return the oldest version, not before the given one, for which there is room."""
@@ -185,14 +189,6 @@ class History:
             if room_nbytes < 0:
                 return max(oldest, version)
         return oldest
-
-    def _drop_steps(self) -> None:
-        oldest = self.oldest or 0
-        for offset, steps in self._steps.items():
-            if steps and steps[0].version <= oldest:
-                self._steps[offset] = [step for step in steps if step.version > oldest]
-        for version in [each for each in self._sizes if each <= oldest]:
-            del self._sizes[version]
 
     def _view(self, where: ChunkRange) -> np.ndarray:
         return self._flat[self.shard_layout.place(where)].view(where.dtype.bits)
@@ -211,7 +207,8 @@ class History:
     def _replace(self, version: int, chunk: Chunk) -> None:
         where, new = _range_of(chunk), decode_whole(chunk)
         bits = self._view(where)
-        step = _Step(version=version, undo=_packed(bits ^ new))
+        packer = zstandard.ZstdCompressor(level=1, write_content_size=True)
+        step = _Step(version=version, undo=packer.compress((bits ^ new).data))
         with self._lock:
             bits[:] = new
             self._steps[where.offset].append(step)
@@ -240,22 +237,15 @@ class History:
             bits = self._view(where).copy()
             steps = [step for step in self._steps[where.offset] if step.version > version]
         for step in reversed(steps):
-            _undo(step, bits)
+            if isinstance(step.undo, Chunk):
+                indices, before = decode_back(step.undo, bits)
+                bits[indices] = before
+            else:
+                undo = zstandard.ZstdDecompressor().decompress(step.undo)
+                bits ^= np.frombuffer(undo, bits.dtype)
         return bits
 
 
 def _range_of(chunk: Chunk) -> ChunkRange:
     header = chunk.header
     return ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
-
-
-def _undo(step: _Step, bits: np.ndarray) -> None:
-    if isinstance(step.undo, Chunk):
-        indices, before = decode_back(step.undo, bits)
-        bits[indices] = before
-    else:
-        bits ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(step.undo), bits.dtype)
-
-
-def _packed(difference: np.ndarray) -> bytes:
-    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(difference.data)

@@ -207,9 +207,10 @@ class IncomingVersion:
         self._planned = tuple(self._patches[index.patch.root_digest] for index in indexes)
         # Chunks of patches that are not in the plan would never be used up.
         self._chunks = {root: patch.chunks for root, patch in self._patches.items()}
+        another = "what led there comes another way now; ask for it again"
         for patch in before.values():
             if not patch.is_complete:
-                patch.fail(_another_way())
+                patch.fail(AstraflowError(Reason.VERSION_EVICTED, another))
 
     def _require_way(self, infos: Sequence[PatchInfo]) -> None:
         """Check that patches lead from the base to the target, each with all its shards, once."""
@@ -297,12 +298,6 @@ class IncomingVersion:
                 f"chunk {number} of version {patch.info.version} has other bytes than registered",
             )
         return patch
-
-
-def _another_way() -> AstraflowError:
-    return AstraflowError(
-        Reason.VERSION_EVICTED, "what led there comes another way now; ask for it again"
-    )
 
 
 def _moved(growing: GrowingState, index: PatchIndex, chunk: Chunk) -> Chunk:

@@ -215,7 +215,11 @@ def stage(
         _require(base.digest, base.version, content_digests)
     overlay, digest, version = Overlay(base.flat), base.digest, base.version
     for step in steps:
-        layer = _decode(frame, step, overlay, decode)
+        decoded = (
+            decode(chunk, overlay.bits(chunk.header), index.shared_tables)
+            for chunk, index in _covering(frame, step)
+        )
+        layer = [change for change in decoded if change is not None]
         for change in layer:
             digest = digest.after(change)
         version = step[0][0].patch.version
@@ -270,14 +274,6 @@ class Overlay:
 def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
     """Return the bits of a chunk's range in a flat state, a view: uN[element_count]."""
     return flat[header.offset : header.end].view(header.dtype.bits)
-
-
-def _decode(frame: LayoutFrame, step: _Step, overlay: Overlay, decode: Decode) -> list[Change]:
-    found = (
-        decode(chunk, overlay.bits(chunk.header), index.shared_tables)
-        for chunk, index in _covering(frame, step)
-    )
-    return [change for change in found if change is not None]
 
 
 def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:

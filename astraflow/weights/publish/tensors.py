@@ -16,7 +16,7 @@ from astraflow.codec.chunks import CHUNK_NBYTES, ChunkRange
 from astraflow.codec.float_bits import round_bf16
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorSpec
-from astraflow.weights.patches.shard_layout import Shard, ShardLayout, ShardPiece
+from astraflow.weights.patches.shard_layout import Shard, ShardLayout
 
 
 class ReadBits(Protocol):
@@ -271,7 +271,8 @@ class Exported:
         for piece in self._part.touching(where):
             start, end = max(piece.offset, where.offset), min(piece.end, where.end)
             at, stop = (start - where.offset) // size, (end - where.offset) // size
-            found = self._read(piece, start, end, room[at:stop])
+            first, last = (start - piece.offset) // size, (end - piece.offset) // size
+            found = self._reads[piece.spec.name](first, last, room[at:stop])
             if len(found) == count:
                 # A view of what was given, perhaps, which is nobody's to write to.
                 return found
@@ -281,11 +282,6 @@ class Exported:
             done = stop
         room[done:] = 0
         return room
-
-    def _read(self, piece: ShardPiece, start: int, end: int, into: np.ndarray) -> np.ndarray:
-        read = self._reads[piece.spec.name]
-        size = piece.dtype.itemsize
-        return read((start - piece.offset) // size, (end - piece.offset) // size, into)
 
 
 class _Scratch(local):
