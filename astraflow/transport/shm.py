@@ -102,13 +102,13 @@ class ShmHost(StreamHost):
         super().__init__(LaneKind.SHM, transfers, carrier=ArenaCarrier)
         self._directory: Path | None = None
 
-    def start(self, *, parent: Path | None = None) -> str:
+    def start(self) -> str:
         """Listen in a directory that only this user can read; return its path.
 
         Raises:
             AstraflowError: LANE_UNAVAILABLE when there is no place for it.
         """
-        parent = parent or Path(tempfile.gettempdir())
+        parent = Path(tempfile.gettempdir())
         remove_stale(parent)
         try:
             self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

@@ -9,8 +9,8 @@ import pytest
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.fetch.broadcast_receiver import ADDRESS, BroadcastInbox, broadcast_puller
-from astraflow.weights.fetch.lanes import AnyLane
+from astraflow.weights.fetch.broadcast_receiver import broadcast_puller
+from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.publish.broadcast import (
     Broadcaster,
@@ -141,7 +141,7 @@ async def test_versions_come_by_broadcast_until_one_leaves_and_again_once_it_is_
                 training.publish(share=1 if is_noise else 0.02, is_noise=is_noise)
                 broadcaster.wake()
                 pulled = await members.pull(puller)
-                assert sources_of(pulled) == [ADDRESS]
+                assert sources_of(pulled) == [BROADCAST]
                 live = tools.live(pulled.update, live)
                 assert training.is_live(live)
             assert sources_of(await members.pull(late)) == training.endpoints
@@ -170,6 +170,6 @@ async def test_who_was_busy_takes_several_versions_at_once(training, serve, tool
             training.publish()
             broadcaster.wake()
         pulled = await members.pull(puller)
-        assert sources_of(pulled) == [ADDRESS]
+        assert sources_of(pulled) == [BROADCAST]
         assert training.is_live(tools.live(pulled.update, live))
         await members.close()

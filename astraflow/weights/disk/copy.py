@@ -24,7 +24,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import VersionInfo
 from astraflow.storage.lock import FileLock
 from astraflow.weights.disk.files import LOCK, Loaded, RecordStep, load
-from astraflow.weights.disk.writer import BLOCK_NBYTES, MAX_STEPS, DiskWriter, Snapshots
+from astraflow.weights.disk.writer import MAX_STEPS, DiskWriter, Snapshots
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import HeldState, StagedState
@@ -54,11 +54,11 @@ class DiskCopy:
         failure_count: Writes that failed.
     """
 
-    def __init__(self, folder: Path, lock: FileLock, *, max_steps: int, block_nbytes: int) -> None:
+    def __init__(self, folder: Path, lock: FileLock, *, max_steps: int) -> None:
         self.folder = folder
         self.failure_count = 0
         self._lock = lock
-        self._snapshots = Snapshots(block_nbytes=block_nbytes)
+        self._snapshots = Snapshots()
         self._writer = DiskWriter(folder, self._snapshots, max_steps=max_steps)
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="astraflow-disk", initializer=_make_way
@@ -71,15 +71,12 @@ class DiskCopy:
         self._room_nbytes = _ROOM_NBYTES
 
     @classmethod
-    def open(
-        cls, folder: Path, *, max_steps: int = MAX_STEPS, block_nbytes: int = BLOCK_NBYTES
-    ) -> Self:
+    def open(cls, folder: Path, *, max_steps: int = MAX_STEPS) -> Self:
         """Take the first place in a folder that no other process has: its copy becomes ours.
 
         Args:
             folder: Of all copies.
             max_steps: Versions by patches; after more the state is written.
-            block_nbytes: Of the state that is copied while a version waits.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING when nothing can be written there.
@@ -94,7 +91,7 @@ class DiskCopy:
                 break
             with suppress(AstraflowError):
                 lock = FileLock.take(place / LOCK)
-                return cls(place, lock, max_steps=max_steps, block_nbytes=block_nbytes)
+                return cls(place, lock, max_steps=max_steps)
         raise AstraflowError(
             Reason.CAPABILITY_MISSING, f"no copy of weights can be kept in {folder}: {why}"
         )

@@ -31,7 +31,7 @@ from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import HeldState, StagedState
 from astraflow.wire.weights import PatchIndex, encode_layout
 
-BLOCK_NBYTES: Final = 1 << 20
+_BLOCK_NBYTES: Final = 1 << 20
 
 
 class Snapshots:
@@ -41,8 +41,7 @@ class Snapshots:
     being copied, never for the rest.
     """
 
-    def __init__(self, *, block_nbytes: int = BLOCK_NBYTES) -> None:
-        self._block_nbytes = block_nbytes
+    def __init__(self) -> None:
         self._lock = Lock()
         self._held: HeldState | None = None
         self._copied: HeldState | None = None
@@ -70,10 +69,10 @@ class Snapshots:
         held = self._copied
         try:
             flat = np.zeros(0, np.uint8) if held is None else held.flat
-            for first in range(0, len(flat), self._block_nbytes):
+            for first in range(0, len(flat), _BLOCK_NBYTES):
                 with self._lock:
                     changes = self._changes[::-1]
-                    block = flat[first : first + self._block_nbytes].copy()
+                    block = flat[first : first + _BLOCK_NBYTES].copy()
                 _undo(block, first, changes)
                 yield block
         finally:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
@@ -14,6 +14,7 @@ from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
@@ -34,19 +35,6 @@ ListVersions = Callable[[], Awaitable[Iterable[VersionInfo]]]
 """Asks the run for its versions as they are now; raises what it answers."""
 
 
-@runtime_checkable
-class StandsReady(Protocol):
-    """A lane over which the next version can be asked for before there is one."""
-
-    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
-        """Ask for the version that comes next, if the source can be asked so."""
-        ...
-
-    async def forget_ready(self, spec: TransferSpec) -> None:
-        """Let go of what was asked for ahead and is older than what comes next."""
-        ...
-
-
 class PullListener(Protocol):
     """Who is told what a pull brings; `WeightRelay` is one."""
 
@@ -57,9 +45,10 @@ class PullListener(Protocol):
 
 _BETWEEN: Final = ","
 
+BROADCAST: Final = "broadcast"
+"""Address of what came by broadcast."""
 
-def is_of_shards(endpoint: str) -> bool:
-    return _BETWEEN in endpoint
+_KEPT_NBYTES: Final = 256 << 20
 
 
 def joined(sources: Iterable[SourceInfo]) -> list[SourceInfo]:
@@ -106,10 +95,6 @@ class ShardLane:
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-
-    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        first, *_ = endpoint.split(_BETWEEN)
-        return await self._lanes.get_layout(first, digest, transfer_token)
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -204,8 +189,91 @@ def _disagreed(spec: TransferSpec) -> AstraflowError:
     )
 
 
-class AnyLane:
-    """Pulls from whatever address a source has: host:port, or a URI."""
+class BroadcastInbox:
+    """Patches that came by broadcast, until they are pulled; used on one event loop.
+
+    What comes while nobody pulls is kept as far as there is room, the newest in any case.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, Patch] = {}
+        self._coming: Patch | None = None
+        self._newest: int | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        return self._newest is not None
+
+    def take(self, came: Sequence[SentItem], newest: int) -> None:
+        for item in came:
+            if isinstance(item, TransferPlan) and len(item.patches) == 1:
+                self._coming = Patch(item.patches[0])
+                self._arrived[self._coming.info.version] = self._coming
+            elif isinstance(item, SentChunk) and self._coming is not None:
+                self._coming.add(item.chunk)
+            else:
+                raise AstraflowError(Reason.CHUNK_INVALID, "a broadcast sends one patch at a time")
+        self._newest = newest
+        self._evict()
+        self._changed.set()
+
+    def end(self) -> None:
+        """Say that nothing more comes, until the next frame."""
+        self._newest = self._coming = None
+        self._changed.set()
+
+    async def has(self, version: int) -> bool:
+        while self._newest is not None and self._newest < version:
+            self._changed.clear()
+            await self._changed.wait()
+        return version in self._arrived
+
+    def forget(self, version: int) -> None:
+        self._arrived = {each: kept for each, kept in self._arrived.items() if each > version}
+
+    def way(self, base_version: int | None, version: int) -> list[Patch]:
+        """Return the patches that lead from a base to a version, in order; chunks may lack."""
+        way: list[Patch] = []
+        at: int | None = version
+        while at != base_version:
+            arrived = None if at is None else self._arrived.get(at)
+            if arrived is None:
+                raise AstraflowError(
+                    Reason.PATCH_UNKNOWN,
+                    f"not all that leads from {base_version} to {version} came by broadcast",
+                )
+            way.insert(0, arrived)
+            at = arrived.info.base_version
+        return way
+
+    async def read(self, spec: TransferSpec) -> AsyncGenerator[SentItem]:
+        """Yield the plan and the chunks of what came."""
+        way = self.way(spec.base_version, spec.version)
+        yield TransferPlan(
+            transfer_id=BROADCAST,
+            patches=tuple(patch.index for patch in way),
+            chunk_count=sum(patch.info.chunk_count for patch in way),
+            payload_nbytes=sum(patch.info.payload_nbytes for patch in way),
+        )
+        for number, patch in enumerate(way):
+            for chunk in patch.chunks.values():
+                yield SentChunk(patch_index=number, chunk=chunk)
+
+    def _evict(self) -> None:
+        room_nbytes = _KEPT_NBYTES
+        for version in sorted(self._arrived, reverse=True)[1:]:
+            room_nbytes -= self._arrived[version].info.payload_nbytes
+            if room_nbytes < 0:
+                del self._arrived[version]
+
+
+class AnyLane(Lanes):
+    """Pulls from any address: host:port, those of all ranks, a URI, or what came by broadcast.
+
+    Attributes:
+        inbox: What comes by broadcast; None: nothing does.
+    """
 
     def __init__(
         self,
@@ -215,41 +283,38 @@ class AnyLane:
         lanes: Sequence[LaneKind] | None = None,
         encrypts: bool | None = None,
     ) -> None:
-        """Start without a connection.
-
-        Args:
-            tls: Of TransferServices; None: plain text.
-            stall_timeout_s: A source that sends nothing for so long is given up.
-            lanes: See Lanes.
-            encrypts: See Lanes.
-        """
-        self._lanes = Lanes(
-            tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes, encrypts=encrypts
-        )
-        self._shards = ShardLane(self._lanes)
+        """Start without a connection; see Lanes."""
+        super().__init__(tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes, encrypts=encrypts)
+        self.inbox: BroadcastInbox | None = None
+        self._shards = ShardLane(self)
         self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
 
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        return self._of(endpoint).pull(endpoint, spec, transfer_token)
-
-    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
-        """Ask for the version that comes next; see Lanes. Only one source sends it ahead."""
-        if self._of(endpoint) is self._lanes:
-            await self._lanes.stand_ready(endpoint, spec, transfer_token)
-
-    async def forget_ready(self, spec: TransferSpec) -> None:
-        await self._lanes.forget_ready(spec)
+        if endpoint == BROADCAST and self.inbox is not None:
+            return self.inbox.read(spec)
+        if "://" in endpoint:
+            return self._objects.pull(endpoint, spec, transfer_token)
+        if _BETWEEN in endpoint:
+            return self._shards.pull(endpoint, spec, transfer_token)
+        return super().pull(endpoint, spec, transfer_token)
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        return await self._of(endpoint).get_layout(endpoint, digest, transfer_token)
+        if endpoint == BROADCAST:
+            raise AstraflowError(Reason.LAYOUT_UNKNOWN, "layouts do not come by broadcast")
+        if "://" in endpoint:
+            return await self._objects.get_layout(endpoint, digest, transfer_token)
+        # Every rank has it.
+        first = endpoint.split(_BETWEEN, maxsplit=1)[0]
+        return await super().get_layout(first, digest, transfer_token)
+
+    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
+        """Ask one source for the version that comes next, unless it comes by itself."""
+        comes = self.inbox is not None and self.inbox.is_open
+        if not comes and "://" not in endpoint and _BETWEEN not in endpoint:
+            await super().stand_ready(endpoint, spec, transfer_token)
 
     async def close(self) -> None:
-        await self._lanes.close()
+        await super().close()
         await self._objects.close()
-
-    def _of(self, endpoint: str) -> Lanes | ObjectLane | ShardLane:
-        if "://" in endpoint:
-            return self._objects
-        return self._shards if is_of_shards(endpoint) else self._lanes

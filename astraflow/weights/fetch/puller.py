@@ -24,6 +24,7 @@ from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import SourceKind, SourceReport, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.transport.assembly import UNPLANNED_NBYTES
+from astraflow.transport.lanes import Lanes
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.holding import Holding
 from astraflow.weights.fetch.lanes import (
@@ -31,7 +32,6 @@ from astraflow.weights.fetch.lanes import (
     ChunkLane,
     ListVersions,
     PullListener,
-    StandsReady,
 )
 from astraflow.weights.fetch.sources import Fetch, FetchSettings, MeasuredLink, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
@@ -256,7 +256,7 @@ class WeightPuller:
 
         Who pulls from a relay does not: the origin would send everybody a copy.
         """
-        if not isinstance(self._lane, StandsReady):
+        if not isinstance(self._lane, Lanes):
             return
         address = fetch.origin
         link = self._memory.links.get(address or "", MeasuredLink())

@@ -29,7 +29,7 @@ def whole_patch(held: HeldState, info: PatchInfo) -> Patch | None:
     return Patch(index, dict(enumerate(chunks)))
 
 
-KEPT_NBYTES: Final = 64 << 20
+_KEPT_NBYTES: Final = 64 << 20
 _KEPT_COUNT: Final = 64
 
 
@@ -40,8 +40,7 @@ class WeightRelay:
         frame: Of what is served; None: nothing was pulled yet.
     """
 
-    def __init__(self, *, kept_nbytes: int = KEPT_NBYTES, wait_s: float = 5.0) -> None:
-        self._kept_nbytes = kept_nbytes
+    def __init__(self, *, wait_s: float = 5.0) -> None:
         self._wait_s = wait_s
         self._patches: dict[bytes, Patch] = {}
         self._incoming: IncomingVersion | None = None
@@ -156,7 +155,7 @@ class WeightRelay:
         """Forget what is not read, not coming, and served otherwise, or too much."""
         if self._held is None:
             return
-        room = self._kept_nbytes
+        room = _KEPT_NBYTES
         newest_first = sorted(self._patches.values(), key=lambda each: -each.info.version)
         for number, patch in enumerate(newest_first):
             # Many small ones cost time with every chunk that comes.
