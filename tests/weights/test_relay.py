@@ -12,6 +12,7 @@ from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
 from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.serve import relay as relay_module
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import TransferSpec
 
@@ -210,11 +211,11 @@ async def test_the_whole_goes_when_its_state_is_written_to(training, relayed):
     assert caught.value.reason is Reason.VERSION_EVICTED
 
 
-async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed):
+async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed, monkeypatch):
     for _ in range(4):
         await relayed.pull(relayed.first, training.publish())
     assert [each.info.version for each in relayed.relay.plan(3, 0)] == [1, 2, 3]
-    relayed.relay._kept_nbytes = 0
+    monkeypatch.setattr(relay_module, "_KEPT_NBYTES", 0)
     await relayed.pull(relayed.first, training.publish())
     assert [each.info.version for each in relayed.relay.plan(4, 3)] == [4]
     with pytest.raises(AstraflowError):
