@@ -17,6 +17,7 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import LaneKind
+from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.frames import SourceError
@@ -24,8 +25,14 @@ from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.hosts import is_encrypted
 from astraflow.transport.shm import is_same_host, open_shm
 from astraflow.transport.stream_session import SocketSession
-from astraflow.transport.tcp import connection_count, open_directly, open_tcp
-from astraflow.transport.ucx import open_ucx
+from astraflow.transport.tcp import (
+    FAR_CONNECTION_COUNT,
+    connection_count,
+    direct_port,
+    is_this_machine,
+    tcp_dial,
+)
+from astraflow.transport.ucx import UcxSession, ucx_dial
 from astraflow.wire.transfers import (
     ChunkSet,
     LaneEndpoint,
@@ -177,6 +184,8 @@ _PLAIN_S: Final = 600.0
 
 # Who listens where a source has its TCP lane as a rule, and does not answer, is another.
 _DIRECT_PLAN_S: Final = 5.0
+# A firewall that drops what is for other ports costs so much, once.
+_DIRECT_TIMEOUT_S: Final = 1.5
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
 _BROKEN: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT, *_NO_LANE})
 
@@ -342,16 +351,18 @@ class Lanes:
             return None
         source.is_known = True
         try:
-            session = await open_directly(
-                endpoint,
-                transfer_token,
-                bound=spec.bound,
-                stall_timeout_s=self._stall_timeout_s,
-                must_seal=self._must_seal,
+            host, port = split_address(endpoint)
+            if await is_this_machine(host):
+                # Other lanes are better there.
+                return None
+            session = self._session(LaneKind.TCP)
+            session.begin(spec.bound)
+            dial = await tcp_dial(host, direct_port(port))
+            await session.open(
+                transfer_token, dial, count=FAR_CONNECTION_COUNT, timeout_s=_DIRECT_TIMEOUT_S
             )
-            if session is not None:
-                session.ask(spec, transfer_token)
-                await session.wait_plan(_DIRECT_PLAN_S)
+            session.ask(spec, transfer_token)
+            await session.wait_plan(_DIRECT_PLAN_S)
         except AstraflowError as error:
             if not (_is_broken(error) or error.reason is Reason.CHUNK_INVALID):
                 raise
@@ -416,24 +427,20 @@ class Lanes:
                     stall_timeout_s=self._stall_timeout_s,
                 )
             case LaneKind.TCP:
-                return await open_tcp(
-                    place.address,
-                    plan,
-                    bound=bound,
-                    count=connection_count(plan, plan_s),
-                    stall_timeout_s=self._stall_timeout_s,
-                    must_seal=self._must_seal,
-                )
+                dial = await tcp_dial(*split_address(place.address))
+                count = connection_count(plan, plan_s)
             case LaneKind.UCX:
-                return await open_ucx(
-                    place.address,
-                    plan,
-                    bound=bound,
-                    stall_timeout_s=self._stall_timeout_s,
-                    must_seal=self._must_seal,
-                )
+                dial, count = ucx_dial(place.address), 1
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
+        session = self._session(place.lane)
+        session.begin(bound, plan if plan.patches else None)
+        await session.open(plan.token, dial, count=count)
+        return session
+
+    def _session(self, lane: LaneKind) -> SocketSession:
+        kind = UcxSession if lane is LaneKind.UCX else SocketSession
+        return kind(lane, stall_timeout_s=self._stall_timeout_s, must_seal=self._must_seal)
 
 
 # A source on this host writes all of a transfer into shared memory, however much of it is read.

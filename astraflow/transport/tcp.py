@@ -8,14 +8,14 @@ from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.rpc.address import join_address, split_address
+from astraflow.rpc.address import join_address
 from astraflow.transport.assembly import source_lost
 from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.stream_session import Dial, SocketSession
+from astraflow.transport.stream_session import Dial
 from astraflow.transport.transfers import Transfers
-from astraflow.wire.transfers import TransferBound, TransferPlan
+from astraflow.wire.transfers import TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
 FAR_CONNECTION_COUNT: Final = 96
@@ -24,8 +24,6 @@ FAR_CONNECTION_COUNT: Final = 96
 _FAR_PLAN_S: Final = 0.02
 _NBYTES_PER_CONNECTION: Final = 32 << 10
 
-# A firewall that drops what is for other ports costs so much, once.
-_DIRECT_TIMEOUT_S: Final = 1.5
 _MAX_PORT: Final = 65_535
 
 
@@ -41,65 +39,12 @@ def connection_count(plan: TransferPlan, plan_s: float) -> int:
     return max(1, min(most, plan.payload_nbytes // _NBYTES_PER_CONNECTION))
 
 
-async def open_tcp(
-    address: str,
-    plan: TransferPlan,
-    *,
-    bound: TransferBound | None,
-    count: int,
-    stall_timeout_s: float,
-    must_seal: bool,
-) -> SocketSession:
-    """Connect to where a plan says, and begin its transfer.
-
-    Raises:
-        AstraflowError: SOURCE_UNREACHABLE; INVALID_FIELD for an address without a port.
-    """
-    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s, must_seal=must_seal)
-    session.begin(bound, plan if plan.patches else None)
-    dial = await _dialler(*split_address(address))
-    await session.open(plan.token, dial, count=count)
-    return session
-
-
 def direct_port(port: int) -> int:
     """Return where a source has its TCP lane unless it says otherwise: one above gRPC's."""
     return port % _MAX_PORT + 1
 
 
-async def open_directly(
-    endpoint: str,
-    secret: bytes,
-    *,
-    bound: TransferBound | None,
-    stall_timeout_s: float,
-    must_seal: bool,
-) -> SocketSession | None:
-    """Connect to where a source has its TCP lane as a rule, without asking over gRPC first.
-
-    That saves the three round trips that a channel and a plan take.
-
-    Returns:
-        None when the source is on this machine, where other lanes are better.
-
-    Raises:
-        AstraflowError: SOURCE_UNREACHABLE.
-    """
-    host, port = split_address(endpoint)
-    if await _is_this_machine(host):
-        return None
-    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s, must_seal=must_seal)
-    session.begin(bound)
-    await session.open(
-        secret,
-        await _dialler(host, direct_port(port)),
-        count=FAR_CONNECTION_COUNT,
-        timeout_s=_DIRECT_TIMEOUT_S,
-    )
-    return session
-
-
-async def _is_this_machine(host: str) -> bool:
+async def is_this_machine(host: str) -> bool:
     """Whether a host is this machine: then what it is reached by is also what it is reached from.
 
     Connecting a datagram socket sends nothing.
@@ -115,8 +60,8 @@ async def _is_this_machine(host: str) -> bool:
         return False
 
 
-async def _dialler(host: str, port: int) -> Dial:
-    """Look a host up once, for all connections to it."""
+async def tcp_dial(host: str, port: int) -> Dial:
+    """Return what connects to a host, which is looked up once for all connections to it."""
     loop = asyncio.get_running_loop()
     try:
         places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

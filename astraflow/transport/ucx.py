@@ -29,9 +29,8 @@ from astraflow.transport.handshake import (
     PullerHandshake,
 )
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.stream_session import PullerConnection, SocketSession
+from astraflow.transport.stream_session import Dial, PullerConnection, SocketSession
 from astraflow.transport.transfers import Transfers
-from astraflow.wire.transfers import TransferBound, TransferPlan
 
 Result = TypeVar("Result")
 
@@ -192,20 +191,8 @@ class _UcxReader:
         self._session.filled(frame, body)
 
 
-async def open_ucx(
-    address: str,
-    plan: TransferPlan,
-    *,
-    bound: TransferBound | None,
-    stall_timeout_s: float,
-    must_seal: bool,
-) -> SocketSession:
-    """Connect to where a plan says, and begin its transfer.
-
-    Raises:
-        AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE without UCX, or when the source must
-            seal, and does not.
-    """
+def ucx_dial(address: str) -> Dial:
+    """Return what connects to host:port; LANE_UNAVAILABLE without UCX."""
     thread, (host, port) = ucx_thread(), split_address(address)
 
     async def dial() -> Any:
@@ -214,10 +201,7 @@ async def open_ucx(
         except Exception as error:  # its classes differ between the two modules
             raise ConnectionError(f"no UCX endpoint at {address}") from error
 
-    session = UcxSession(LaneKind.UCX, stall_timeout_s=stall_timeout_s, must_seal=must_seal)
-    session.begin(bound, plan if plan.patches else None)
-    await session.open(plan.token, dial)
-    return session
+    return dial
 
 
 class UcxHost(StreamHost):

@@ -35,7 +35,7 @@ class Holding:
 
     Attributes:
         frame: Of the last layout that was fetched; None: none was.
-        state: What is held; None: nothing. Its bits are there once it is `settled`.
+        state: What is held; None: nothing. Its bits are there once `flushed`.
         leftover: Verified chunks of a pull that failed.
     """
 

@@ -103,7 +103,7 @@ class History:
     def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
         """Enter the next version: the chunks that lead to it from the newest, made here.
 
-        What is sparse is written when its range is read, or by `settle`, unless it was staged.
+        What is sparse is written when its range is read, or by `flush`, unless it was staged.
         """
         self.flush()
         for chunk in chunks:

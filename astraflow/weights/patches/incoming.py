@@ -44,6 +44,8 @@ class IncomingVersion:
         chunk_count: Chunks received and verified.
         bad_chunk_count: Chunks and plans that were refused.
         verify_s: Seconds in which digests were compared.
+        planned: The patches of the plan, which grow by verified chunks; none before there is one.
+        chunks: Those that are here, verified.
     """
 
     def __init__(
@@ -59,17 +61,13 @@ class IncomingVersion:
         self.nbytes = self.chunk_count = self.bad_chunk_count = 0
         self.verify_s = 0.0
         self._known = known
-        self._planned: tuple[Patch, ...] = ()
+        self.planned: tuple[Patch, ...] = ()
         self._patches: dict[bytes, Patch] = {}
-        self._chunks: VerifiedChunks = leftover or {}
-
-    @property
-    def chunks(self) -> VerifiedChunks:
-        return self._chunks
+        self.chunks: VerifiedChunks = leftover or {}
 
     def keep_decoded(self, filled: Mapping[bytes, Collection[int]]) -> None:
         """Forget leftover chunks of which only the decoded bits were kept, but for some."""
-        for root, chunks in self._chunks.items():
+        for root, chunks in self.chunks.items():
             for number, chunk in [*chunks.items()]:
                 is_whole = len(chunk.payload) == chunk.header.payload_nbytes
                 if not is_whole and number not in filled.get(root, ()):
@@ -78,11 +76,11 @@ class IncomingVersion:
     @property
     def left_nbytes(self) -> int | None:
         """Payload of the plan that is not here, chunks counted as equal; None: no plan yet."""
-        if not self._planned:
+        if not self.planned:
             return None
         return sum(
             round(info.payload_nbytes * (1 - len(patch.chunks) / max(1, info.chunk_count)))
-            for patch in self._planned
+            for patch in self.planned
             for info in [patch.info]
         )
 
@@ -92,7 +90,7 @@ class IncomingVersion:
         wanted: dict[bytes, list[int]] = {}
         for root, number in want:
             wanted.setdefault(root, []).append(number)
-        have = [ChunkSet.of(root, chunks) for root, chunks in self._chunks.items() if chunks]
+        have = [ChunkSet.of(root, chunks) for root, chunks in self.chunks.items() if chunks]
         bound = registered_bound(self._known, self.base_version, self.target.version)
         if bound is not None and want:
             wanted_nbytes = min(bound.payload_nbytes, len(want) * CHUNK_NBYTES)
@@ -111,34 +109,29 @@ class IncomingVersion:
         )
 
     @property
-    def planned(self) -> tuple[Patch, ...]:
-        """The patches of the plan, which grow by verified chunks; none before there is one."""
-        return self._planned
-
-    @property
     def is_complete(self) -> bool:
-        return bool(self._planned) and all(patch.is_complete for patch in self._planned)
+        return bool(self.planned) and all(patch.is_complete for patch in self.planned)
 
     def missing(self) -> list[tuple[bytes, int]]:
         """Return root and index of every chunk of the plan that is not here, in order."""
         return [
             (patch.root, number)
-            for patch in self._planned
+            for patch in self.planned
             for number in range(patch.info.chunk_count)
             if number not in patch.chunks
         ]
 
     def is_missing(self, root: bytes, index: int) -> bool:
-        return index not in self._chunks.get(root, ())
+        return index not in self.chunks.get(root, ())
 
     def is_planned_as(self, plan: TransferPlan) -> bool:
         return [self._signed(each).patch for each in plan.patches] == [
-            each.info for each in self._planned
+            each.info for each in self.planned
         ]
 
     def begin(self) -> None:
         """Forget the plan, not the chunks: another source makes its own."""
-        self._planned = ()
+        self.planned = ()
 
     def fail(self, error: AstraflowError) -> None:
         """Say to who passes on what is not complete that no more of it comes."""
@@ -174,9 +167,9 @@ class IncomingVersion:
             self._take_chunk(item, frame)
 
     def require_complete(self) -> None:
-        if not self._planned:
+        if not self.planned:
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
-        for patch in self._planned:
+        for patch in self.planned:
             missing = patch.info.chunk_count - len(patch.chunks)
             if missing:
                 raise AstraflowError(
@@ -188,11 +181,11 @@ class IncomingVersion:
 
     def patches(self) -> Iterator[CompletePatch]:
         """Yield the patches in the order in which they are applied, chunks by index."""
-        for patch in self._planned:
+        for patch in self.planned:
             yield patch.index, patch.in_order()
 
     def _take_plan(self, plan: TransferPlan, *, is_stored: bool) -> None:
-        if self._planned:
+        if self.planned:
             raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
         indexes = plan.patches
         if not is_stored:
@@ -203,10 +196,10 @@ class IncomingVersion:
         before, self._patches = self._patches, {}
         for index in indexes:
             root = index.patch.root_digest
-            self._patches[root] = before.pop(root, None) or Patch(index, self._chunks.get(root))
-        self._planned = tuple(self._patches[index.patch.root_digest] for index in indexes)
+            self._patches[root] = before.pop(root, None) or Patch(index, self.chunks.get(root))
+        self.planned = tuple(self._patches[index.patch.root_digest] for index in indexes)
         # Chunks of patches that are not in the plan would never be used up.
-        self._chunks = {root: patch.chunks for root, patch in self._patches.items()}
+        self.chunks = {root: patch.chunks for root, patch in self._patches.items()}
         another = "what led there comes another way now; ask for it again"
         for patch in before.values():
             if not patch.is_complete:
@@ -287,9 +280,9 @@ class IncomingVersion:
     def _verified_patch(self, sent: SentChunk) -> Patch:
         """Return the patch that a chunk is surely of."""
         number = sent.chunk.header.index
-        if not sent.patch_index < len(self._planned):
+        if not sent.patch_index < len(self.planned):
             raise AstraflowError(Reason.CHUNK_INVALID, "a chunk of no patch of the plan")
-        patch = self._planned[sent.patch_index]
+        patch = self.planned[sent.patch_index]
         if not number < patch.info.chunk_count:
             raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {number}")
         if digest_of(sent.chunk) != patch.index.chunk_digests[number]:
