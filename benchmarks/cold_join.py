@@ -1,6 +1,6 @@
 """A node that holds nothing pulls a model: what it takes of memory, while a source is killed.
 
-    python benchmarks/cold_join.py --elements 268435456 --json cold_join.json
+    python benchmarks/cold_join.py --elements 268435456 --json cold_join.json [--relay]
 
 Two processes serve the same version, made up from a seed. A third one pulls it, and says when half
 of it is there: then the first source is killed. What the puller has resident at most, shared memory
@@ -41,6 +41,7 @@ from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import make_whole
 from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.relay import WeightRelay
 from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.versions import decode_version_info, encode_version_info
 from astraflow_proto.weights.v1 import version_pb2
@@ -72,6 +73,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--elements", type=int, default=256 << 20)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--relay", action="store_true", help="the puller is a relay, too")
     parser.add_argument("--role", choices=["source", "puller"], help=argparse.SUPPRESS)
     parser.add_argument("--profile", type=CodecProfile, help=argparse.SUPPRESS)
     parser.add_argument("--lane", choices=["tcp", "any"], help=argparse.SUPPRESS)
@@ -80,7 +82,8 @@ def arguments() -> argparse.Namespace:
 
 def measured(given: argparse.Namespace, profile: CodecProfile, lane: str) -> dict[str, Any]:
     """Return what a pull in one profile over one lane takes."""
-    roles = ("--elements", str(given.elements), "--profile", profile, "--lane", lane)
+    roles = ["--elements", str(given.elements), "--profile", profile, "--lane", lane]
+    roles += ["--relay"] if given.relay else []
     with ExitStack() as stack:
         sources = [stack.enter_context(started("source", *roles)) for _ in range(2)]
         told = [answer(each) for each in sources]
@@ -186,7 +189,8 @@ async def pull(given: argparse.Namespace) -> None:
     message = version_pb2.VersionInfo.FromString(base64.b64decode(asked["info"]))
     info = at(decode_version_info(message), asked["endpoints"])
     lane = AnyLane(lanes=[LaneKind.TCP] if given.lane == "tcp" else None)
-    puller = WeightPuller(POLICY, lane=lane, progress=Half())
+    relay = WeightRelay() if given.relay else None
+    puller = WeightPuller(POLICY, lane=lane, progress=Half(), relay=relay)
     before = resident_nbytes("VmRSS")
     pulled = await puller.pull(info, {info.version: info}, TOKEN)
     # An engine copies one tensor after the other, and lets it go.

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -220,6 +221,28 @@ async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed
     assert [each.info.version for each in relayed.relay.plan(4, 3)] == [4]
     with pytest.raises(AstraflowError):
         relayed.relay.plan(4, 0)
+
+
+async def test_a_whole_version_is_not_kept_twice_and_stays_whole_while_it_is_read(
+    training, relayed
+):
+    relay, info = relayed.relay, training.publish()
+    pulling = asyncio.create_task(relayed.pull(relayed.first, info))
+    while not relay._patches:  # noqa: ASYNC110 - nothing to wait on
+        await asyncio.sleep(0)
+    (whole,) = relay._patches.values()
+    with relay.reading([whole.info]):
+        await pulling
+        state = relayed.first._holding.state.flat
+        assert all(np.shares_memory(each.payload, state) for each in whole.in_order())
+        await relayed.pull(relayed.first, training.publish())
+        await relayed.first.flush()
+        assert whole.is_sound()
+    assert whole.root not in relay._patches
+    state = relayed.first._holding.state.flat
+    await relayed.pull(relayed.first, training.publish())
+    await relayed.first.flush()
+    assert relayed.first._holding.state.flat is state
 
 
 async def test_no_more_patches_are_kept_than_are_quickly_gone_through(training, relayed):

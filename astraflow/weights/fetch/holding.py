@@ -110,9 +110,11 @@ class Holding:
 
         Where the changes tell what the engine is to do, they are written beside that.
         """
+        is_viewed = base is not None and any(each() is not None for each in self._views)
         if self._relay is not None:
-            self._relay.release()
-        if base is not None and staged.changes and any(each() is not None for each in self._views):
+            is_viewed = is_viewed or self._relay.is_state_read
+            self._relay.release(is_written=bool(staged.changes))
+        if staged.changes and is_viewed:
             # Somebody still has the version before as views: it stays as it is.
             flat = await asyncio.to_thread(staged.state.flat.copy)
             staged = replace(staged, state=replace(staged.state, flat=flat))

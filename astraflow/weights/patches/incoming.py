@@ -293,18 +293,6 @@ class IncomingVersion:
         return patch
 
 
-def _moved(growing: GrowingState, index: PatchIndex, chunk: Chunk) -> Chunk:
-    """Decode a chunk, and return it with the payload that the state has of it, or none."""
-    try:
-        part = growing.fill(index, chunk)
-    except AstraflowError:
-        # Who stages the version finds it again, and says so.
-        return chunk
-    is_raw = chunk.header.encoding is Encoding.DENSE
-    is_plain = is_raw and chunk.header.compression is Compression.NONE
-    return Chunk(header=chunk.header, payload=part.data if is_plain else b"")
-
-
 _Decoded = tuple[Chunk, Future[Change | None]]
 
 
@@ -315,7 +303,7 @@ class PipelinedDecoder:
     of `decode_change`. Those of a patch from nothing become the state at once, and their payloads
     are let go, so that a model that is pulled is not in memory twice. It listens to a pull as the
     last one. What is held must stay as it is from `over` to `clear`. With `keeps_payloads` somebody
-    passes chunks on after they have come, and they are not let go.
+    passes chunks on after they have come: those that are not the state's own bytes are not let go.
 
     Attributes:
         growing: What has come from nothing; None: nothing. It outlives a pull that fails, because
@@ -339,7 +327,7 @@ class PipelinedDecoder:
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
         growing = self.growing
-        if self._held is not None or self._keeps_payloads:
+        if self._held is not None:
             growing = None
         elif growing is None or growing.frame.digest != frame.digest:
             growing = GrowingState(frame)
@@ -367,7 +355,20 @@ class PipelinedDecoder:
                 if held is not None:
                     self.submit(held, patch.index, chunk)
                 elif growing is not None:
-                    patch.chunks[chunk.header.index] = _moved(growing, patch.index, chunk)
+                    moved = self._moved(growing, patch.index, chunk)
+                    patch.chunks[chunk.header.index] = moved
+
+    def _moved(self, growing: GrowingState, index: PatchIndex, chunk: Chunk) -> Chunk:
+        """Decode a chunk, and return it with the payload that the state has of it."""
+        try:
+            part = growing.fill(index, chunk)
+        except AstraflowError:
+            # Who stages the version finds it again, and says so.
+            return chunk
+        header = chunk.header
+        if header.encoding is Encoding.DENSE and header.compression is Compression.NONE:
+            return Chunk(header=header, payload=part.data)
+        return chunk if self._keeps_payloads else Chunk(header=header)
 
     def submit(self, held: HeldState, index: PatchIndex | None, chunk: Chunk) -> None:
         if id(chunk) in self._decoded:

@@ -84,11 +84,19 @@ class WeightRelay:
         self._patches = {root: p for root, p in self._patches.items() if p.failure is None}
         self._wake()
 
-    def release(self) -> None:
-        """Stop to serve the whole version, because its state is about to be written to."""
+    @property
+    def is_state_read(self) -> bool:
+        """Whether somebody reads a patch from nothing, whose payloads are the state's own bytes."""
+        return any(self._readers[root] for root, each in self._patches.items() if _is_whole(each))
+
+    def release(self, *, is_written: bool = True) -> None:
+        """Stop to serve the version that is held; and, if it is written to, what lies in it."""
         if self._whole is not None:
             self._whole.fail(_unavailable(self._whole.info.version, None))
         self._held = self._whole = self._whole_info = None
+        if is_written:
+            kept = self._patches.items()
+            self._patches = {r: each for r, each in kept if self._readers[r] or not _is_whole(each)}
 
     def hold(self, held: HeldState, whole: PatchInfo | None) -> None:
         self._incoming, self._held, self._whole_info = None, held, whole
@@ -135,8 +143,8 @@ class WeightRelay:
 
     async def chunk(self, patch: Patch, index: int) -> Chunk:
         chunk = await patch.chunk(index)
-        if patch is self._whole:
-            # Its payload lies in the held state, which the next version is written into.
+        if _is_whole(patch):
+            # Its payload may lie in the state, which the next version is written into.
             return replace(chunk, payload=bytes(chunk.payload))
         return chunk
 
@@ -161,10 +169,9 @@ class WeightRelay:
             # Many small ones cost time with every chunk that comes.
             nbytes = sum(len(chunk.payload) for chunk in patch.chunks.values())
             room = room - nbytes if number < _KEPT_COUNT else -1
-            is_whole = patch.info.base_version is None
             is_old = patch.info.version < self._held.version
             is_done = patch.info.version <= self._held.version and not self._readers[patch.root]
-            if is_done and (is_whole or (is_old and room < 0)):
+            if is_done and (_is_whole(patch) or (is_old and room < 0)):
                 del self._patches[patch.root]
 
     def _wake(self) -> None:
@@ -195,6 +202,10 @@ class WeightRelay:
             whole = await asyncio.to_thread(whole_patch, held, info)
             if held is self._held:
                 self._whole = whole
+
+
+def _is_whole(patch: Patch) -> bool:
+    return patch.info.base_version is None
 
 
 def _unavailable(version: int, base_version: int | None) -> AstraflowError:
