@@ -119,6 +119,9 @@ class StallTimeouts:
 class StallWatch:
     """Notes what one source sends in one transfer, and says when it has stalled.
 
+    That is the plan, and each of its chunks twice at most: a lane that broke and goes on elsewhere
+    may send a chunk again; who sends true chunks without end is a liar all the same.
+
     Only time that was waited for it counts: not what its watcher does with a chunk, and not what
     he sleeps through.
 
@@ -149,7 +152,8 @@ class StallWatch:
         self._chunk_nbytes = 0.0
         self._asked_s = self.clock.monotonic()
         self._signless_s = self._chunkless_s = 0.0
-        self._is_answered = False
+        self._is_answered = self._is_planned = False
+        self._left = 1
 
     @property
     def left_s(self) -> float:
@@ -177,9 +181,16 @@ class StallWatch:
         if isinstance(item, Waiting):
             return
         self._chunkless_s = 0.0
+        self._left -= 1
+        if self._left < 0:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, "a source sends more than the chunks of its plan"
+            )
         if isinstance(item, TransferPlan):
             infos = [index.patch for index in item.patches]
             count = sum(info.chunk_count for info in infos)
+            self._left += 0 if self._is_planned else 2 * count
+            self._is_planned = True
             self._chunk_nbytes = sum(info.payload_nbytes for info in infos) / max(1, count)
 
     def stalled(self) -> AstraflowError:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from astraflow.core.clock import SystemClock
+from astraflow.core.errors import Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import Servicer, start_server
@@ -25,7 +26,7 @@ from astraflow.transport.shm import ArenaCarrier, ShmHost
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.ucx import UcxHost
 from astraflow.weights.fetch.lanes import AnyLane
-from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.serve.server import TransferServicer
 from astraflow.wire.transfers import LaneEndpoint
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
@@ -354,3 +355,23 @@ async def test_a_liar_makes_a_puller_hold_no_more_than_was_registered(tools):
         await honest.stop()
     assert lies.was_sent
     assert worst_nbytes - usual_nbytes <= 2 * info.patches[0].payload_nbytes
+
+
+async def test_who_sends_a_true_chunk_without_end_is_left(training, serve):
+    source = await serve()
+    inner = source.servicer.Pull
+
+    async def endless(request, context):
+        async for response in inner(request, context):
+            yield response
+            while response.WhichOneof("item") == "chunk":
+                yield response
+
+    source.servicer.Pull = endless
+    info = training.publish()
+    puller = WeightPuller(training.policy_id)
+    with pytest.raises(PullFailed, match="more than the chunks of its plan") as caught:
+        await puller.pull(info, training.infos, training.token)
+    await puller.close()
+    assert caught.value.reason is Reason.CHUNK_INVALID
+    assert [each.bad_chunk_count for each in caught.value.reports] == [1]

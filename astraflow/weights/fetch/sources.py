@@ -1,7 +1,7 @@
 """A version's chunks from its sources: one after the other, or several at once.
 
-A quota bounds what one source may send; statistics say what each gave during one pull, and a memory
-keeps what was measured from one pull to the next.
+Statistics say what each gave during one pull, and a memory keeps what was measured from one pull to
+the next.
 """
 
 import asyncio
@@ -21,29 +21,6 @@ from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
-
-
-class TransferQuota:
-    """Counts what comes: the plan, and each of its chunks twice at most.
-
-    A lane that broke and goes on elsewhere may send a chunk again; who sends true chunks without
-    end is a liar all the same.
-    """
-
-    def __init__(self) -> None:
-        self._left = 1
-        self._is_planned = False
-
-    def take(self, item: TransferPlan | SentChunk) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, "a source sends more than the chunks of its plan"
-            )
-        if isinstance(item, TransferPlan) and not self._is_planned:
-            self._is_planned = True
-            self._left += 2 * sum(index.patch.chunk_count for index in item.patches)
-
 
 # Shorter transfers say more about round trips than about the line.
 _MEASURED_NBYTES: Final = 64 << 10
@@ -387,11 +364,9 @@ class Fetch:
         pulling = self._lane.pull(stats.address, spec, self._token)
         timeouts = self._settings.timeouts_of(stats.source.kind)
         watch = stats.watch(timeouts, is_only=self._honest()[-1] is stats)
-        ration = TransferQuota()
         try:
             async with aclosing(watched(pulling, watch)) as items:
                 async for item in items:
-                    ration.take(item)
                     yield item
         except AstraflowError as error:
             # What it answers is no lie; what no honest source sends is.
