@@ -69,9 +69,6 @@ class Transfers:
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = count(1)
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, transfer: Transfer, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
         """Keep a transfer until a lane claims it; return its plan with token and endpoints."""
         transfer_id = f"lane-{next(self._numbers)}"

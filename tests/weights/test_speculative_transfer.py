@@ -80,7 +80,7 @@ async def puller(training):
 
 async def until_readers(count, patch):
     async with asyncio.timeout(60):
-        while patch.reader_count != count:  # noqa: ASYNC110 - it tells no one
+        while len(patch._readers) != count:  # noqa: ASYNC110 - it tells no one
             await asyncio.sleep(0)
 
 

@@ -128,11 +128,6 @@ class Patch:
         info = self.info
         return info.version if info.base_version is None else info.base_version
 
-    @property
-    def reader_count(self) -> int:
-        with self._lock:
-            return len(self._readers)
-
     def add(self, chunk: Chunk) -> None:
         """Add a chunk; while it is encoded, the next one."""
         self.chunks[chunk.header.index] = chunk
@@ -295,7 +290,8 @@ def make_patch(
         _UNUSED,
         profile=profile,
     )
-    name = _name(history.shard_layout.shard, version, base, profile)
+    shard = history.shard_layout.shard
+    name = PatchName(version=version, base_version=base, profile=profile, shard=shard)
     return Patch.of(
         name,
         encoded.chunks,
@@ -313,7 +309,8 @@ def make_whole(
     Raises:
         AstraflowError: VERSION_EVICTED when the history no longer reaches the version.
     """
-    name = _name(history.shard_layout.shard, version, None, profile)
+    shard = history.shard_layout.shard
+    name = PatchName(version=version, base_version=None, profile=profile, shard=shard)
     chunks = _whole_chunks(history, version, profile)
     return Patch.of(name, chunks, is_kept=False, sign=history.sign)
 
@@ -323,7 +320,3 @@ def _whole_chunks(history: History, version: int, profile: CodecProfile) -> Iter
     for index, where in enumerate(history.shard_layout.ranges()):
         chunk = encode_chunk(where, bits(where), None, profile=profile)
         yield replace(chunk, header=replace(chunk.header, index=index))
-
-
-def _name(shard: Shard, version: int, base: int | None, profile: CodecProfile) -> PatchName:
-    return PatchName(version=version, base_version=base, profile=profile, shard=shard)

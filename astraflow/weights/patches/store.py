@@ -34,6 +34,7 @@ class PatchStore:
         history: Which patches are made again from.
         keep: A reader so many versions behind still finds its way.
         compact: What coding a patch compactly as well has cost.
+        likely_nbytes: Payload of the last forward patch: about what the next one will have.
         next: The version that is being made, or will be; and the patch that leads there from the
             one before, which grows while that is done.
     """
@@ -51,8 +52,7 @@ class PatchStore:
         self.keep = keep
         self.compact = Compact()
         self.next = (0, Patch())
-        # Of the last forward patch: about what the next one will have.
-        self._likely_nbytes = 0
+        self.likely_nbytes = 0
         self._is_sparse = True
         self._room_nbytes = max(history.shard_layout.payload_nbytes, spare_nbytes)
         self._lock = Lock()
@@ -108,7 +108,7 @@ class PatchStore:
         finally:
             self._is_sparse = patch.is_finished or not patch.chunks
             if patch.is_finished:
-                self._likely_nbytes = patch.info.payload_nbytes
+                self.likely_nbytes = patch.info.payload_nbytes
             # Whoever finds it over looks what comes next.
             self.next = (following, Patch())
             patch.end() if patch.is_finished else patch.fail(error)
@@ -120,12 +120,8 @@ class PatchStore:
         """
         model_nbytes, gained_s = self.history.shard_layout.payload_nbytes, 0.0
         if link.goodput_bytes_per_s > 0:
-            gained_s = link.gained_s(self._likely_nbytes, model_nbytes, self.compact)
+            gained_s = link.gained_s(self.likely_nbytes, model_nbytes, self.compact)
         return self._is_sparse and gained_s <= 0 and CodecProfile.FAST in link.choices()[0]
-
-    @property
-    def likely_nbytes(self) -> int:
-        return self._likely_nbytes
 
     def offer(self, patches: Sequence[Patch]) -> None:
         """Offer patches; what has become too old goes."""
