@@ -55,7 +55,7 @@ class HubChannel:
         patience_s: float = 30.0,
         liveness: Liveness | None = None,
     ) -> None:
-        """Prepare; nothing is dialled. `liveness` is of the same hub on another channel."""
+        """Dial nothing yet. `liveness` is of the same hub on another channel."""
         self.address = address
         self.tls = tls
         self.patience_s = patience_s

@@ -332,7 +332,7 @@ class RaasClient:
         hooks: MemberHooks,
         describe: Callable[[JoinPool], JoinPool] = lambda join: join,
     ) -> None:
-        """Prepare; `join` joins. `describe` brings the request up to date before it goes again."""
+        """Hold no session; `join` does. `describe` renews the request before it goes again."""
         self._hub = hub
         self._token = token
         self._request = join

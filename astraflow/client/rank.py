@@ -38,7 +38,7 @@ class RankClient:
         tls: Tls | None = None,
         patience_s: float = 30.0,
     ) -> None:
-        """Prepare; `with` opens the stream. The loop runs, the token is of rank 0's session."""
+        """Open no stream; `with` does. The loop runs, the token is of rank 0's session."""
         self._loop = loop
         self._share = share
         self._clock = SystemClock()

@@ -132,7 +132,7 @@ class MemberSession:
         join: Callable[[SessionResume | None], Awaitable[Session]],
         hooks: MemberHooks,
     ) -> None:
-        """Prepare; nothing is dialled. `join` opens a session, a fresh one where it gets None."""
+        """Dial nothing yet. `join` opens a session, a fresh one where it gets None."""
         self.hub = hub
         self.directive = Directive(kind=DirectiveKind.CONTINUE)
         self.transfer_token = b""
