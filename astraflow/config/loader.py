@@ -147,6 +147,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"recipe {path} cannot be read: {error.strerror or error}"
         ) from error
+    except UnicodeDecodeError as error:
+        raise AstraflowError(Reason.INVALID_FIELD, f"{path} is no text in UTF-8") from error
     tree = _parse(text, where=str(path))
     if not isinstance(tree, dict):
         raise AstraflowError(Reason.INVALID_FIELD, f"{path}: a recipe is a mapping of keys")

@@ -33,10 +33,16 @@ def claimed_run_dir(runs: Path, name: str) -> Generator[RunDir]:
     One that is there is moved aside, with its time in its name.
 
     Raises:
-        AstraflowError: NAME_TAKEN when it is in use, or its hub still runs.
+        AstraflowError: NAME_TAKEN when it is in use, or its hub still runs; INVALID_FIELD when
+            there can be no such folder.
     """
     run_dir, otherwise = RunDir(runs / name), "give this one another name with --name"
-    runs.mkdir(parents=True, exist_ok=True)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{runs} cannot be made ({error.strerror}); give --runs another"
+        ) from error
     with ExitStack() as exits:
         # Of two that are started at once, the second finds what the first has made.
         with _locked(runs / ".lock", waits=True):

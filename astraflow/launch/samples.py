@@ -65,6 +65,9 @@ def show_rollouts(
         for row in rows:
             console.file.write(json.dumps(row) + "\n")
         return
+    if not rows:
+        console.print(f"{run_dir.root} has no rollouts recorded that are like that")
+        return
     decoders = _Decoders(run_dir)
     table = Table("prompt", "what was written", "outcome", "reward", "parts", show_lines=True)
     for row in rows:

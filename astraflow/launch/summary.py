@@ -196,7 +196,8 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
     """Print what came of a run: rewards, policies, where each process waited, what lies where."""
     console.print()
     console.print(f"[bold]{summary.name}[/]: {', '.join(_headline(summary))}")
-    console.print(_policies(summary))
+    if summary.policies:
+        console.print(_policies(summary))
     if summary.failures.get("causes"):
         console.print(_failures(summary))
     members = _members(summary, run_dir)

@@ -190,16 +190,19 @@ def _needs_groups(policy: PolicyConfig) -> bool:
     )
 
 
+def _listens(recipe: Recipe) -> Iterator[tuple[str, str, int]]:
+    """Yield key, address and number of processes that listen on it, or on those after it."""
+    processes = 1 + len(recipe.policies) + recipe.raas.count
+    yield "hub.listen", recipe.hub.listen, 1
+    yield "metrics.listen", recipe.metrics.listen, processes
+    yield "raas.agents.listen", recipe.raas.agents.listen, recipe.raas.count
+    if recipe.raas.relay.listen is not None:
+        yield "raas.relay.listen", recipe.raas.relay.listen, recipe.raas.count
+
+
 def ports_of(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
     """Yield key, host, first port and count of what a run listens on; port 0 takes a free one."""
-    processes = 1 + len(recipe.policies) + recipe.raas.count
-    listens = [
-        ("hub.listen", recipe.hub.listen, 1),
-        ("metrics.listen", recipe.metrics.listen, processes),
-        ("raas.agents.listen", recipe.raas.agents.listen, recipe.raas.count),
-        ("raas.relay.listen", recipe.raas.relay.listen or "", recipe.raas.count),
-    ]
-    for key, listen, count in listens:
+    for key, listen, count in _listens(recipe):
         host, _, port = listen.rpartition(":")
         if host and port.isdecimal() and int(port):
             yield key, host.strip("[]"), int(port), count
@@ -212,7 +215,13 @@ def ports_of(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
 
 
 def check_ports(subject: Subject) -> Iterator[Finding]:
-    """Look whether two of a run's processes would listen on one port."""
+    """Look whether what is listened on is an address, and no port that of two processes."""
+    for key, listen, _ in _listens(subject.recipe):
+        host, colon, port = listen.rpartition(":")
+        if listen and not (colon and host and port.isdecimal()):
+            yield error(
+                key, f"'{listen}' is not host:port", "such as 127.0.0.1:7070; port 0 is a free one"
+            )
     taken: dict[int, str] = {}
     for key, _, first, count in ports_of(subject.recipe):
         is_per_node = key in ("raas.agents.listen", "raas.relay.listen")

@@ -21,7 +21,12 @@ import yaml
 
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.tracking.trackers import Tracked, Tracker, make_tracker
+from astraflow.launch.tracking.trackers import (
+    Tracked,
+    Tracker,
+    make_tracker,
+    must_be_tracker,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,12 @@ class RunFollower:
     """Feeds one kind of tracker: one for each policy, made when its first row comes."""
 
     def __init__(self, run_dir: RunDir, name: str) -> None:
-        """Begin where this tracker was left in this run."""
+        """Begin where this tracker was left in this run.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a name that is none.
+        """
+        must_be_tracker(name)
         self._run_dir = run_dir
         self._name = name
         self._folder = run_dir.root / name.replace(":", ".")

@@ -70,6 +70,19 @@ PACKAGES: Final = {
 """What each of them imports."""
 
 
+def must_be_tracker(name: str) -> None:
+    """Refuse a name that is none.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    if ":" not in name and name not in _TRACKERS:
+        names = ", ".join(_TRACKERS)
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{name} is no tracker: take {names}, or give module:Class"
+        )
+
+
 def make_tracker(name: str, tracked: Tracked) -> Tracker:
     """Make a tracker by name, or by module:Class.
 
@@ -77,11 +90,7 @@ def make_tracker(name: str, tracked: Tracked) -> Tracker:
         AstraflowError: INVALID_FIELD for a name that is none; CODE_UNKNOWN when its package is
             not installed.
     """
-    if ":" not in name and name not in _TRACKERS:
-        names = ", ".join(_TRACKERS)
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"{name} is no tracker: take {names}, or give module:Class"
-        )
+    must_be_tracker(name)
     make = load(_TRACKERS.get(name, name), what=f"the tracker {name}")
     try:
         return make(tracked)

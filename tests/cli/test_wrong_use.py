@@ -1,0 +1,108 @@
+"""Wrong uses of the command line: each is answered in one screen, with what to do."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from astraflow.cli.main import main
+
+SORT = "recipes/sort.yaml"
+DIED = "died"  # a folder with a recipe, and nothing else
+LINES = 24
+
+USES = {
+    # What is to be run.
+    "run": "RECIPE",
+    "run nowhere.yaml": "No such file",
+    "run {folder}": "Is a directory",
+    "run {file} [1,2": "not YAML",
+    "run {file} - 1": "a recipe is a mapping of keys",
+    "run {file} ÿþ": "no text in UTF-8",
+    "check": "RECIPE",
+    "check nowhere.yaml": "No such file",
+    "simulate nowhere.yaml": "No such file",
+    "dataflow serve nowhere.yaml": "No such file",
+    # Keys and values.
+    f"run {SORT} --set x": "a.b=value",
+    f"run {SORT} --set =3": "=3",
+    f"run {SORT} --set policies.solver.trainer.step_count=many": "integer",
+    f"run {SORT} --set policies.solver.trainer.step_count=-1": "greater than",
+    f"run {SORT} --set policies.solver.sampling.stop=x": "stop_strings",
+    f"run {SORT} --set policies.solver.step_count=3": "trainer.step_count",
+    f"run {SORT} --set rollouts.workflow=nope": "nope",
+    f"run {SORT} --set rollouts.data_set=nope": "nope",
+    f"run {SORT} --set workflows.sort.name=nope": "nope",
+    f"run {SORT} --set workflows.sort.name=nope:Nope": "nope",
+    f"run {SORT} --set policies.solver.model.path=/nope": "/nope|warm_up",
+    f"run {SORT} --set raas.engine.kind=vlm": "vllm",
+    f"run {SORT} --set hub.listen=nope": "not host:port",
+    f"run {SORT} --set hub.listen=127.0.0.1:99999": "99999",
+    f"run {SORT} --set seed=x": "integer",
+    f"run {SORT} --name a/b": "a/b|name",
+    f"run {SORT} --frobnicate": "--frobnicate",
+    # Runs to go on with, or to look at.
+    f"run {SORT} --checkpoint x": "--checkpoint",
+    "run --resume nowhere": "nowhere has no recipe",
+    f"run --resume {DIED}": "model|recipe|journal",
+    f"run {SORT} --resume {DIED}": "--resume",
+    "status nowhere": "no running hub",
+    f"explain {DIED}": "no running hub",
+    "ledger nowhere": "nowhere",
+    "rollouts nowhere": "nowhere",
+    f"track {DIED} --to nope": "tensorboard",
+    "track nowhere --to tensorboard": "no folder of a run",
+    f"save {DIED}": "no running hub",
+    "eval nowhere": "nowhere",
+    f"token {DIED}": "ROLE",
+    f"token {DIED} king": "no running hub",
+    f"autoscale {DIED}": "no running hub",
+    f"logs {DIED}": "no log of any role",
+    "show nowhere": "astraflow ls",
+    f"compare nowhere {DIED}": "astraflow ls",
+    f"stop {DIED}": "no running hub",
+    "ls nowhere": "there is no folder nowhere",
+    # What comes with the package.
+    "init nope": "there is no recipe 'nope'",
+    "init math --for tpu": "not for 'tpu'",
+    "init math {folder}": "has something in it",
+    "models get nope": "nope",
+    "weights ls nowhere": "nowhere",
+    "weights verify file:///nowhere": "--key",
+    # Roles.
+    f"raas join {SORT}": "--hub",
+    f"raas join {SORT} --hub nope --token x": "trainer warm-up",
+    f"trainer run {SORT} --policy nope --hub 127.0.0.1:1 --token x --model /x": "nope",
+    # Commands.
+    "frob": "No such command",
+    "rnu recipes/sort.yaml": "run",
+    "bench nope": "No such command",
+    "data nope": "No such command",
+    "conformance nope": "No such command",
+    "--nope": "--nope",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_it_is_answered_in_one_screen_with_what_to_do(use, tmp_path, monkeypatch, capsys):
+    words, _, content = use.partition("{file}")
+    if content:
+        (tmp_path / "file.yaml").write_text(content.strip(), encoding="latin-1")
+        words += str(tmp_path / "file.yaml")
+    root = Path.cwd()
+    arguments = words.replace("{folder}", str(root)).replace(SORT, str(root / SORT)).split()
+    (tmp_path / "work" / DIED).mkdir(parents=True)
+    (tmp_path / "work" / DIED / "recipe.yaml").write_text("name: died\n")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("ASTRAFLOW_HUB", raising=False)
+    monkeypatch.setattr(sys, "argv", ["astraflow", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    said = captured.out + captured.err
+    assert ended.value.code
+    assert "Traceback" not in said
+    assert said.count("\n") <= LINES
+    assert any(part in said for part in USES[use].split("|")), said
+    assert [path.name for path in Path.cwd().iterdir()] == [DIED]
