@@ -166,17 +166,6 @@ async def speculative_items(
         log.info("nothing came ahead", version=spec.version, why=str(error))
 
 
-async def requested_items(
-    session: SocketSession, spec: TransferSpec, transfer_token: bytes
-) -> AsyncGenerator[SentItem]:
-    """Ask for a version over connections that stand, and yield what comes."""
-    session.begin(spec.bound)
-    session.ask(spec, transfer_token)
-    async with aclosing(session.items()) as items:
-        async for item in items:
-            yield item
-
-
 DEFAULT_LANES: Final = (LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
 
 # How long a source that has no lane but gRPC is not asked again.
@@ -320,7 +309,9 @@ class Lanes:
         warm = next((each for each in source.sessions if each.is_idle), None)
         if warm is not None:
             try:
-                async with aclosing(requested_items(warm, progress.spec, transfer_token)) as items:
+                warm.begin(progress.spec.bound)
+                warm.ask(progress.spec, transfer_token)
+                async with aclosing(warm.items()) as items:
                     async for item in items:
                         yield received(warm.lane, item)
             except AstraflowError as error:

@@ -7,8 +7,6 @@ is done beside the pulls, in a thread of low priority: a disk that is full or sl
 never a version.
 """
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -28,15 +26,7 @@ from astraflow.weights.disk.writer import MAX_STEPS, DiskWriter, Snapshots
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import HeldState, StagedState
-
-_NICENESS: Final = 10
-
-
-def _make_way() -> None:
-    """Have the thread that runs this come after others."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
+from astraflow.weights.publish.background import lower_priority
 
 _PLACE_COUNT: Final = 64
 
@@ -61,7 +51,7 @@ class DiskCopy:
         self._snapshots = Snapshots()
         self._writer = DiskWriter(folder, self._snapshots, max_steps=max_steps)
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="astraflow-disk", initializer=_make_way
+            1, thread_name_prefix="astraflow-disk", initializer=lower_priority
         )
         # Of what is still to be written.
         self._waiting_nbytes = 0

@@ -35,6 +35,12 @@ from astraflow.weights.publish.publisher import WeightPublisher
 _NICENESS: Final = 10
 
 
+def lower_priority() -> None:
+    """Have the thread that runs this come after others."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
 class BackgroundWorker:
     """Does its work whenever it is woken; what comes while it works is one more time.
 
@@ -59,8 +65,7 @@ class BackgroundWorker:
         self._thread.join(self._last_s or None)
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        lower_priority()
         is_over = False
         while not is_over:
             self._wake.wait()

@@ -75,7 +75,7 @@ class WeightTransfer:
         elif not isinstance(source, WeightRelay):
             self._find()
 
-    async def items(self) -> AsyncGenerator[SentItem]:
+    def items(self) -> AsyncGenerator[SentItem]:
         """Yield the plan and its chunks, each when it is there; of what is ahead, chunks first.
 
         A relay to which nothing comes sends Waiting.
@@ -85,12 +85,8 @@ class WeightTransfer:
                 it did not come, or was made anew; what else the constructor raises.
         """
         if isinstance(self._source, WeightRelay):
-            sent = with_heartbeats(self._relayed(self._source))
-        else:
-            sent = self._ahead(self._source) if self._spec.is_ahead else self._kept(self._source)
-        async with aclosing(sent) as items:
-            async for item in items:
-                yield item
+            return with_heartbeats(self._relayed(self._source))
+        return self._ahead(self._source) if self._spec.is_ahead else self._kept(self._source)
 
     def close(self) -> None:
         """Let go of what was kept; idempotent."""
