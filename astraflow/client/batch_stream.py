@@ -9,7 +9,7 @@ from threading import Condition
 import structlog
 
 from astraflow.client.payloads import PayloadReader
-from astraflow.client.session import DelegatedSession, MemberSession
+from astraflow.client.session import SessionCalls
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
@@ -65,7 +65,7 @@ TrainerItem = TrainerBatch | PublishOrder | SaveOrder | DamageReport
 
 
 async def batch_items(
-    session: MemberSession | DelegatedSession, share: StreamBatches
+    session: SessionCalls, share: StreamBatches
 ) -> AsyncGenerator[TrainerItem | EndOfData]:
     """Yield what the run sends to one rank, over cuts; EndOfData is the last.
 

@@ -8,7 +8,7 @@ from typing import Self
 from astraflow.client.batch_stream import ItemQueue, TrainerBatch, batch_items
 from astraflow.client.hub import HubChannel
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.session import DelegatedSession
+from astraflow.client.session import SessionCalls
 from astraflow.core.batches import EndOfData, StreamBatches
 from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
@@ -45,7 +45,7 @@ class RankClient:
         self._queue = ItemQueue()
         self._hub = (hub, tls, patience_s)
         self._token = session_token
-        self._session: DelegatedSession | None = None
+        self._session: SessionCalls | None = None
         self._reading: Future[None] = Future()
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ class RankClient:
         """Go on with the token of the session that rank 0 opened again; from any thread."""
         self._token = session_token
         if self._session is not None:
-            self._session.renew(session_token)
+            self._session.token = session_token
 
     def take(self, batch_id: BatchId) -> TrainerBatch:
         """Wait for this rank's share of a batch; what was sent before it is dropped.
@@ -87,7 +87,7 @@ class RankClient:
     async def _read(self) -> None:
         address, tls, patience_s = self._hub
         async with HubChannel(address, tls=tls, patience_s=patience_s) as hub:
-            self._session = DelegatedSession(hub, self._token)
+            self._session = SessionCalls(hub, self._token)
             # Orders are for rank 0.
             async with aclosing(batch_items(self._session, self._share)) as items:
                 async for item in items:

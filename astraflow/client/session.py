@@ -110,7 +110,67 @@ _REOPENED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class MemberSession:
+class SessionCalls:
+    """Calls with the token of a session that somebody else opens again, such as rank 0.
+
+    Attributes:
+        hub: Where calls go.
+        token: Of the session, the newest.
+    """
+
+    def __init__(self, hub: HubChannel, token: bytes) -> None:
+        self.hub = hub
+        self.token = token
+        self._clock = SystemClock()
+
+    @property
+    def metadata(self) -> MetadataPairs:
+        """What every call carries."""
+        return session_metadata(self.token)
+
+    def direct(self, directive: Directive) -> None:
+        """Leave an order to who opened the session; it comes there as well."""
+
+    async def reopen(self, token: bytes) -> None:
+        """Leave it to who opened the session, who then gives the new token."""
+
+    async def follow(
+        self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
+    ) -> AsyncGenerator[Event]:
+        """Yield the events of a stream of answers, over cuts, without end."""
+        retry = self.hub.retry()
+        while True:
+            token, started_s = self.token, self._clock.monotonic()
+            stream = open_stream()
+            try:
+                async for event in stream:
+                    retry.reset()
+                    yield event
+                _honour_cancellation()
+                await retry.pause(_silent(self.hub))
+            except AioRpcError as error:
+                self._note_cut(retry, started_s)
+                await self._recover(error, token, retry)
+            finally:
+                stream.cancel()
+
+    def _note_cut(self, retry: Retry, since_s: float) -> None:
+        """Note that a stream ended that was opened then."""
+
+    async def _recover(self, error: AioRpcError, token: bytes, retry: Retry) -> None:
+        """Get ready for the next attempt, or raise when there is none."""
+        _honour_cancellation()
+        if is_cut(error):
+            await retry.pause(self.hub.unreachable(error), is_away=is_away(error))
+            return
+        answered = raised_from(error)
+        if answered.reason not in _REOPENED:
+            raise answered from error
+        await self.reopen(token)
+        await retry.pause(answered)
+
+
+class MemberSession(SessionCalls):
     """Keeps one member in the run, over cuts and restarts of the hub.
 
     All calls of the member go through `call` and `run_stream`: they carry the session's token, open
@@ -118,7 +178,6 @@ class MemberSession:
     SESSION_FENCED, and NOT_READY when it could not be reached.
 
     Attributes:
-        hub: Where calls go; KeepAlive has a connection of its own.
         directive: What the run asks for.
         transfer_token: Secret that sources of weights compare.
         run_clock: The run's clock, as KeepAlives tell it.
@@ -133,13 +192,12 @@ class MemberSession:
         hooks: MemberHooks,
     ) -> None:
         """Dial nothing yet. `join` opens a session, a fresh one where it gets None."""
-        self.hub = hub
+        super().__init__(hub, b"")
         self.directive = Directive(kind=DirectiveKind.CONTINUE)
         self.transfer_token = b""
         self._keep_alive_hub = keep_alive_hub
         self._join = join
         self._hooks = hooks
-        self._clock = SystemClock()
         self.run_clock = RunClock(self._clock)
         self._info: Session | None = None
         self._opening = asyncio.Lock()
@@ -193,7 +251,7 @@ class MemberSession:
         return await self._join(None)
 
     def _set_info(self, session: Session) -> None:
-        self._info = session
+        self._info, self.token = session, session.token
         self._set_transfer_token(session.transfer_token)
 
     def _set_transfer_token(self, transfer_token: bytes) -> None:
@@ -236,32 +294,12 @@ class MemberSession:
                 _honour_cancellation()
                 await retry.pause(_silent(self.hub))
             except AioRpcError as error:
-                self._reset_if_alive(retry, started_s)
+                self._note_cut(retry, started_s)
                 await self._recover(error, token, retry)
             if reconciles:
                 await self.reopen(token)
 
-    async def follow(
-        self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
-    ) -> AsyncGenerator[Event]:
-        """Yield the events of a stream of answers, over cuts, without end."""
-        retry = self.hub.retry()
-        while True:
-            token, started_s = self.info.token, self._clock.monotonic()
-            stream = open_stream()
-            try:
-                async for event in stream:
-                    retry.reset()
-                    yield event
-                _honour_cancellation()
-                await retry.pause(_silent(self.hub))
-            except AioRpcError as error:
-                self._reset_if_alive(retry, started_s)
-                await self._recover(error, token, retry)
-            finally:
-                stream.cancel()
-
-    def _reset_if_alive(self, retry: Retry, since_s: float) -> None:
+    def _note_cut(self, retry: Retry, since_s: float) -> None:
         """Count anew after a stream that was open while a KeepAlive was answered.
 
         It may have had nothing to say for longer than hub.patience_s: cuts of it that lie far
@@ -269,18 +307,6 @@ class MemberSession:
         """
         if self.run_clock.has_answer_since(since_s):
             retry.reset()
-
-    async def _recover(self, error: AioRpcError, token: bytes, retry: Retry) -> None:
-        """Get ready for the next attempt, or raise when there is none."""
-        _honour_cancellation()
-        if is_cut(error):
-            await retry.pause(self.hub.unreachable(error), is_away=is_away(error))
-            return
-        answered = raised_from(error)
-        if answered.reason not in _REOPENED:
-            raise answered from error
-        await self.reopen(token)
-        await retry.pause(answered)
 
     async def run(self) -> None:
         """Send KeepAlive until cancelled; the first one at once, for the time that it tells.
@@ -357,50 +383,6 @@ def _honour_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-class DelegatedSession:
-    """Calls the hub with a token that another rank was given."""
-
-    def __init__(self, hub: HubChannel, token: bytes) -> None:
-        self.hub = hub
-        self._token = token
-
-    def renew(self, token: bytes) -> None:
-        self._token = token
-
-    @property
-    def metadata(self) -> MetadataPairs:
-        return session_metadata(self._token)
-
-    def direct(self, directive: Directive) -> None:
-        """Leave an order to who registered; it comes there as well."""
-
-    async def follow(
-        self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
-    ) -> AsyncGenerator[Event]:
-        retry = self.hub.retry()
-        while True:
-            stream = open_stream()
-            try:
-                async for event in stream:
-                    retry.reset()
-                    yield event
-                await retry.pause(_silent(self.hub))
-            except AioRpcError as error:
-                await self._recover(error, retry)
-            finally:
-                stream.cancel()
-
-    async def _recover(self, error: AioRpcError, retry: Retry) -> None:
-        if is_cut(error):
-            await retry.pause(self.hub.unreachable(error), is_away=is_away(error))
-            return
-        answered = raised_from(error)
-        # Whoever registered opens the session again, and gives the new token.
-        if answered.reason not in _REOPENED:
-            raise answered from error
-        await retry.pause(answered)
 
 
 def _silent(hub: HubChannel) -> AstraflowError:

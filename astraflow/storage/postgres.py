@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, LiteralString, TypeVar
 from zlib import crc32
 
@@ -25,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.fault_points import FaultPoint, hit
-from astraflow.storage.sqlite import Durability, checksum
+from astraflow.storage.sqlite import Durability, checksum, verified
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -184,14 +185,9 @@ def _read(place: Place, database: Database, start: int, limit: int) -> list[byte
         "SELECT position, checksum, record FROM records WHERE position >= %s"
         " ORDER BY position LIMIT %s"
     )
-    records: list[bytes] = []
     with database.cursor(binary=True) as cursor:
-        rows = cursor.execute(query, (start, limit))
-        for expected, (position, said, record) in enumerate(rows, start):
-            if position != expected or said != checksum(position, record):
-                raise _damaged(place, expected)
-            records.append(record)
-    return records
+        rows: Any = cursor.execute(query, (start, limit))
+        return verified(rows, start, partial(_damaged, place))
 
 
 class _Lease:

@@ -7,10 +7,11 @@ whatever else is wrong with the files keeps them closed, with JOURNAL_FAILED, wh
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
@@ -73,6 +74,18 @@ def checksum(position: int, record: bytes) -> int:
     return crc32(record, position & 0xFFFFFFFF)
 
 
+def verified(
+    rows: Iterable[tuple[int, int, bytes]], start: int, damaged: Callable[[int], AstraflowError]
+) -> list[bytes]:
+    """Return the records of rows, (position, checksum, record), which go on from a position."""
+    records: list[bytes] = []
+    for expected, (position, said, record) in enumerate(rows, start):
+        if position != expected or said != checksum(position, record):
+            raise damaged(expected)
+        records.append(record)
+    return records
+
+
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a journal's file beside the process that writes it."""
     try:
@@ -85,13 +98,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 def read_rows(path: Path, database: sqlite3.Connection, start: int, limit: int) -> list[bytes]:
     query = "SELECT * FROM records WHERE position >= ? ORDER BY position LIMIT ?"
-    records: list[bytes] = []
     with closing(database.execute(query, (start, limit))) as rows:
-        for expected, (position, said, record) in enumerate(rows, start):
-            if position != expected or said != checksum(position, record):
-                raise _damaged(path, expected)
-            records.append(record)
-    return records
+        return verified(rows, start, partial(_damaged, path))
 
 
 def bounds_of(database: sqlite3.Connection) -> tuple[int, int]:
