@@ -555,6 +555,8 @@ class TrainerConfig(Strict):
             raise ValueError("fsdp.replicas times fsdp.context_parallel divides ranks")
         if self.fsdp.context_parallel > 1 and self.critic is not None:
             raise ValueError("a critic sees whole rows; take fsdp.context_parallel: 1")
+        if self.fsdp.context_parallel > 1 and self.loss.router_balance_coefficient:
+            raise ValueError("the balance of experts sees whole rows; take context_parallel: 1")
         if self.ranks == 1 and self.fsdp.offload:
             raise ValueError("fsdp.offload needs ranks above 1; on one rank all is on its device")
         if self.ranks > 1 and self.broadcast is not None:
