@@ -26,7 +26,7 @@ from astraflow.core.errors import AstraflowError
 app = typer.Typer(
     name="astraflow",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Train LLM agents with reinforcement learning, organised around data.\n\n"
