@@ -44,38 +44,6 @@ def touched_elements(frame: LayoutFrame, changes: Iterable[Change]) -> Mapping[s
     return {name: _joined(parts) for name, parts in pieces.items()}
 
 
-def is_given_by(layout: Layout, touched: Mapping[str, Touched]) -> bool:
-    """Whether `sparse_updates` needs nothing of the state but what changes."""
-    return all(
-        each.values is not None and not _is_most(each, layout.by_name[name].element_count)
-        for name, each in touched.items()
-    )
-
-
-def sparse_updates(
-    layout: Layout, flat: np.ndarray, touched: Mapping[str, Touched]
-) -> tuple[TensorUpdate, ...]:
-    """Return the new bits of some elements; a tensor of which most changed comes whole.
-
-    Args:
-        layout: Of the state.
-        flat: u8[nbytes], after the changes.
-        touched: By name of the tensor.
-    """
-    updates: list[TensorUpdate] = []
-    for spec in layout.tensors:
-        found = touched.get(spec.name)
-        if found is None:
-            continue
-        bits = layout.view(flat, spec.name).reshape(-1)
-        if _is_most(found, len(bits)):
-            updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
-        else:
-            values = bits[found.indices] if found.values is None else found.values
-            updates.append(TensorUpdate(spec=spec, indices=found.indices, values=values))
-    return tuple(updates)
-
-
 def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
     """Return every tensor whole; the values are views."""
     return tuple(
@@ -148,18 +116,33 @@ class StagedState:
     @property
     def is_given_by_changes(self) -> bool:
         """Whether what it asks of an engine is known before it is committed."""
-        layout = self.state.frame.layout
-        return self.touched is not None and is_given_by(layout, self.touched)
+        specs = self.state.frame.layout.by_name
+        return self.touched is not None and all(
+            each.values is not None and not _is_most(each, specs[name].element_count)
+            for name, each in self.touched.items()
+        )
 
     def tensor_updates(self) -> tuple[TensorUpdate, ...]:
         """Return what the version asks of an engine, committed or told by its changes.
 
-        Values are views of the state where it came whole, and arrays of their own otherwise.
+        A tensor of which most changed comes whole. Values are views of the state where the version
+        came whole, and arrays of their own otherwise.
         """
         layout, flat = self.state.frame.layout, self.state.flat
         if self.touched is None:
             return dense_updates(layout, flat)
-        return sparse_updates(layout, flat, self.touched)
+        updates: list[TensorUpdate] = []
+        for spec in layout.tensors:
+            found = self.touched.get(spec.name)
+            if found is None:
+                continue
+            bits = layout.view(flat, spec.name).reshape(-1)
+            if _is_most(found, len(bits)):
+                updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
+            else:
+                values = bits[found.indices] if found.values is None else found.values
+                updates.append(TensorUpdate(spec=spec, indices=found.indices, values=values))
+        return tuple(updates)
 
 
 class GrowingState:
