@@ -36,16 +36,13 @@ class LaneHosts:
 
     Attributes:
         transfers: That are served.
+        endpoints: Where.
     """
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers = transfers
-        self._endpoints: list[LaneEndpoint] = []
+        self.endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
-
-    @property
-    def endpoints(self) -> tuple[LaneEndpoint, ...]:
-        return tuple(self._endpoints)
 
     async def start(
         self,
@@ -82,7 +79,7 @@ class LaneHosts:
 
         for lane in lanes:
             try:
-                self._endpoints.append(LaneEndpoint(lane=lane, address=await started(lane)))
+                self.endpoints.append(LaneEndpoint(lane=lane, address=await started(lane)))
             except AstraflowError as error:
                 if error.reason is not Reason.LANE_UNAVAILABLE:
                     raise
@@ -90,7 +87,7 @@ class LaneHosts:
 
     def plan(self, transfer: Transfer, lanes: Sequence[LaneKind]) -> TransferPlan:
         """Keep a transfer for those of the lanes that are served here."""
-        served = [each for lane in lanes for each in self._endpoints if each.lane is lane]
+        served = [each for lane in lanes for each in self.endpoints if each.lane is lane]
         if not served:
             transfer.close()
             raise AstraflowError(
@@ -99,6 +96,6 @@ class LaneHosts:
         return self.transfers.add(transfer, served)
 
     async def close(self) -> None:
-        self._endpoints.clear()
+        self.endpoints.clear()
         self.transfers.close()
         await self._hosts.aclose()

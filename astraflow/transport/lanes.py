@@ -171,6 +171,9 @@ DEFAULT_LANES: Final = (LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
 # How long a source that has no lane but gRPC is not asked again.
 _PLAIN_S: Final = 600.0
 
+# A source on this host writes all of a transfer into shared memory, however much of it is read.
+_LARGE_NBYTES: Final = 64 << 20
+
 # Who listens where a source has its TCP lane as a rule, and does not answer, is another.
 _DIRECT_PLAN_S: Final = 5.0
 # A firewall that drops what is for other ports costs so much, once.
@@ -401,7 +404,9 @@ class Lanes:
             for place in plan.endpoints
             if place.lane is lane and (lane is not LaneKind.SHM or is_same_host(place.address))
         ]
-        if _is_large(plan):
+        is_whole = any(index.patch.base_version is None for index in plan.patches)
+        if is_whole and plan.payload_nbytes > _LARGE_NBYTES:
+            # So much of a model should not lie in memory a second time.
             places.sort(key=lambda place: place.lane is LaneKind.SHM)
         return places
 
@@ -432,16 +437,6 @@ class Lanes:
     def _session(self, lane: LaneKind) -> SocketSession:
         kind = UcxSession if lane is LaneKind.UCX else SocketSession
         return kind(lane, stall_timeout_s=self._stall_timeout_s, must_seal=self._must_seal)
-
-
-# A source on this host writes all of a transfer into shared memory, however much of it is read.
-_LARGE_NBYTES: Final = 64 << 20
-
-
-def _is_large(plan: TransferPlan) -> bool:
-    """Whether a plan brings so much of a model that it should not lie in memory a second time."""
-    is_whole = any(index.patch.base_version is None for index in plan.patches)
-    return is_whole and plan.payload_nbytes > _LARGE_NBYTES
 
 
 def _is_broken(error: AstraflowError) -> bool:

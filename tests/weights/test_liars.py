@@ -238,7 +238,7 @@ class Liar:
         self.host = None
         if self.lane is not LaneKind.GRPC:
             place = await self.serve(hosts.transfers)
-            hosts._endpoints.append(LaneEndpoint(lane=self.lane, address=place))
+            hosts.endpoints.append(LaneEndpoint(lane=self.lane, address=place))
 
     async def serve(self, transfers):
         if self.lane is LaneKind.UCX:
