@@ -212,6 +212,20 @@ def test_a_run_with_nothing_left_to_do_stays_over(make_world):
     assert world.state is RunState.DONE
 
 
+def test_a_run_that_died_in_its_last_evaluation_goes_on_with_it(make_world, suite):
+    world = make_world(step_count=1, suites=(suite(at_start=False),))
+    trainer, node = world.started()
+    world.work(node)
+    world.train(trainer)
+    world.report(node, 1)
+    assert world.state is RunState.STOPPING
+    reopen(world, 1)
+    assert world.state is RunState.STOPPING
+    while world.state is not RunState.DONE:
+        world.work(node)
+        world.tick(1)
+
+
 def test_a_run_that_failed_goes_on(world):
     world.started()
     world.apply(ev.RunBroken(failure=Failure(reason=Reason.INTERNAL, message="no such file")))

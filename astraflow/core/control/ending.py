@@ -175,7 +175,7 @@ class RunEnding:
             step_counts: Batches of each policy from now on; 0: until the data ends.
 
         Raises:
-            AstraflowError: RUN_ENDED when nothing is left to do.
+            AstraflowError: RUN_ENDED when it is over and nothing is left to do.
         """
         limits = {
             policy.policy_id: step_counts.get(policy.policy_id) or None
@@ -184,6 +184,9 @@ class RunEnding:
         counts = {each.policy_id: each.progress.consumed_count for each in self._policies.values()}
         has_steps = any(limit is None or limit > counts[name] for name, limit in limits.items())
         if not has_steps or not self._training.has_prompts:
+            if not self._lifecycle.is_final:
+                # What its end still needs, such as an evaluation, is done.
+                return
             why = "no prompt is left" if has_steps else "every policy has done its steps"
             raise AstraflowError(Reason.RUN_ENDED, f"the run is over: {why}")
         self._lifecycle.reopen()
