@@ -58,3 +58,23 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     assert rows
     assert all("payload" in each for row in rows for each in row["trajectories"])
     assert "PAYLOAD_LOST" not in str(books)
+
+
+def test_ranks_that_share_rows_train_and_publish(tmp_path, cache):
+    with started(
+        "sort.yaml",
+        "policies.solver.trainer.ranks=3",
+        "policies.solver.trainer.fsdp.context_parallel=3",
+        "policies.solver.trainer.step_count=3",
+        "raas.count=1",
+        "evals={}",
+        runs=tmp_path / "runs",
+        cache=cache,
+    ) as run:
+        code = run.wait(timeout=280)
+    assert code == 0, run.output
+    rows = read_json_lines(run.run_dir.metrics)
+    assert max(row["step"] for row in rows) == 3
+    assert max(row["weights/version"] for row in rows) == 3
+    (books,) = run.books
+    assert books["balanced"]
