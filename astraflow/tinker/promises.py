@@ -131,7 +131,7 @@ class Promises:
                 await promise.told.wait()
         except TimeoutError:
             return None
-        promise.drop_at = min(promise.drop_at, _now() + _TOLD_S)
+        promise.drop_at = min(promise.drop_at, loop_time() + _TOLD_S)
         return promise.answer
 
     async def _keep(self, promise: Promise, work: Coroutine[Any, Any, FutureResult]) -> None:
@@ -145,13 +145,13 @@ class Promises:
             told = AstraflowError(Reason.INTERNAL, f"the server failed: {error!r}"[:500])
             answer = FutureResult.failed(told)
         promise.answer = answer
-        promise.drop_at = _now() + _UNTOLD_S
+        promise.drop_at = loop_time() + _UNTOLD_S
         self._nbytes += len(answer.body)
         promise.told.set()
 
     def _forget(self) -> None:
         """Let go of what nobody will ask for, oldest first, and of more if memory ends."""
-        now = _now()
+        now = loop_time()
         if now < self._look_at and self._nbytes <= _MAX_NBYTES:
             return
         self._look_at = now + _LOOK_S
@@ -173,7 +173,7 @@ class InOrder:
         self._lost_before = 0
         self._waiting: dict[int, asyncio.Event] = {}
         self._is_running = False
-        self._moved_at = _now()
+        self._moved_at = loop_time()
 
     def is_over(self, number: int) -> bool:
         """Whether a request of this number ran, or can run no more."""
@@ -215,14 +215,14 @@ class InOrder:
 
     def _check_gap(self) -> None:
         """Give up on numbers that did not come while nothing else happened."""
-        if self._is_running or _now() < self._moved_at + self._gap_s:
+        if self._is_running or loop_time() < self._moved_at + self._gap_s:
             return
         self._lost_before = max(self._waiting) + 1
         self._move_to(min(self._waiting))
 
     def _move_to(self, number: int) -> None:
         self._next = number
-        self._moved_at = _now()
+        self._moved_at = loop_time()
         if number in self._waiting:
             self._waiting[number].set()
 
@@ -232,5 +232,5 @@ def digest_of(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
-def _now() -> float:
+def loop_time() -> float:
     return asyncio.get_running_loop().time()

@@ -19,7 +19,7 @@ from astraflow.tinker.checkpoints import (
     require_id,
 )
 from astraflow.tinker.learner import Learner, LoadedBase
-from astraflow.tinker.promises import PROTOBUF, FutureResult, InOrder, Promise, Promises
+from astraflow.tinker.promises import PROTOBUF, FutureResult, InOrder, Promise, Promises, loop_time
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
@@ -108,7 +108,7 @@ class Service:
 
     def hear(self, session_id: str) -> None:
         """Note that the client of a session is there."""
-        self._heard[require_id(session_id)] = now = _now()
+        self._heard[require_id(session_id)] = now = loop_time()
         if len(self._heard) > _SESSION_COUNT:
             self._heard = {key: at for key, at in self._heard.items() if at > now - _SILENCE_S}
 
@@ -398,7 +398,7 @@ class Service:
         """Let go of models whose clients are gone, if there are too many."""
         if len(self._models) < _MODEL_COUNT:
             return
-        silent = _now() - _SILENCE_S
+        silent = loop_time() - _SILENCE_S
         for model in list(self._models.values()):
             if self._heard.get(model.session_id, 0.0) < silent:
                 log.info("model dropped: its client is gone", model_id=model.model_id)
@@ -448,7 +448,3 @@ def _no_model(model_id: str) -> AstraflowError:
         f"model {model_id[:200]!r} is not here: its session ended, or the server was started anew; "
         "create one from the last checkpoint",
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
