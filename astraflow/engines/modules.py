@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 _MODEL_LOCK = threading.Lock()
 
+# Of transformers' lists of tensors.
+_UNFIT = ("missing", "unexpected", "mismatched")
 
-def read_causal_model(directory: Path, *, dtype: torch.dtype | None) -> torch.nn.Module:
+
+def read_causal_model(
+    directory: Path, *, dtype: torch.dtype | None, must_fit: bool = False
+) -> torch.nn.Module:
     """Make the module of a Hugging Face directory, with its weights.
 
     Nothing is downloaded or executed.
@@ -37,6 +42,7 @@ def read_causal_model(directory: Path, *, dtype: torch.dtype | None) -> torch.nn
     Args:
         directory: Where its config and weights are.
         dtype: Of all weights; None: the one that the directory names.
+        must_fit: Whether a tensor too many or too few is an error; else what is missing is random.
 
     Raises:
         OSError, ValueError: It is no such directory, or of an architecture that this release of
@@ -45,9 +51,17 @@ def read_causal_model(directory: Path, *, dtype: torch.dtype | None) -> torch.nn
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
 
     with _MODEL_LOCK:
-        return cast("Any", AutoModelForCausalLM).from_pretrained(
-            directory, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
+        module, loaded = cast("Any", AutoModelForCausalLM).from_pretrained(
+            directory,
+            dtype=dtype or "auto",
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+    strange = [f"{name} is {what}" for what in _UNFIT for name in loaded.get(f"{what}_keys", ())]
+    if must_fit and strange:
+        raise ValueError("; ".join(sorted(strange)[:4]))
+    return module
 
 
 def make_causal_model(config: "PretrainedConfig", *, dtype: torch.dtype) -> torch.nn.Module:

@@ -66,6 +66,10 @@ class Architecture:
     dtype: str | None = None
 
 
+# Tried: rows of different lengths are not what each is by itself, or cannot be computed.
+_UNSERVED = frozenset({"codegen", "deepseek_v2"})
+
+
 def load_config(model_dir: Path) -> PretrainedConfig:
     """Read the config of a Hugging Face directory.
 
@@ -89,7 +93,8 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
     """Return what the engine needs to know.
 
     Raises:
-        AstraflowError: INVALID_FIELD for layers that keep no keys and values.
+        AstraflowError: INVALID_FIELD for layers that keep no keys and values, and for positions
+            that are told by distance.
     """
     fields = cast("Any", config).get_text_config()
     kinds: frozenset[str] = frozenset(getattr(fields, "layer_types", None) or ())
@@ -99,6 +104,19 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
             Reason.INVALID_FIELD,
             f"model type {fields.model_type} has layers of kind {unknown}; the embedded engine "
             "serves attention only",
+        )
+    if fields.model_type in _UNSERVED:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"the embedded engine does not compute model type {fields.model_type} as transformers"
+            " does; take raas.engine.kind vllm or sglang",
+        )
+    if getattr(fields, "alibi", False) or not hasattr(fields, "max_position_embeddings"):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"model type {fields.model_type} tells positions by distance (ALiBi), or says nothing"
+            " of them; the embedded engine serves numbered positions only: take raas.engine.kind"
+            " vllm or sglang",
         )
     window = getattr(fields, "sliding_window", None)
     return Architecture(

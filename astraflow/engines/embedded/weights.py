@@ -104,7 +104,7 @@ def read_directory(model_dir: Path, slots: Slots, *, version: int) -> Weights:
     if not files:
         raise apply_failed(f"{model_dir} has no *.safetensors")
     tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in _read_files(model_dir, files):
+    for name, tensor in _read_files(model_dir, files, slots):
         owner = slots.canonical(name)
         if owner is None:
             raise apply_failed(f"{model_dir} has {name}, which the model does not know")
@@ -116,18 +116,27 @@ def read_directory(model_dir: Path, slots: Slots, *, version: int) -> Weights:
     return slots.completed(version, tensors)
 
 
-def _read_files(model_dir: Path, files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors as modules call them: of experts, files have each one's and modules all."""
+def _read_files(
+    model_dir: Path, files: Sequence[Path], slots: Slots
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors as modules call them.
+
+    Of experts files have each one's and modules all; a head may have another name, as GPT-NeoX's
+    `embed_out` has. Then transformers reads them, and what it has no place for is refused.
+    """
     for file in files:
         found: dict[str, torch.Tensor] = cast("Any", safetensors_torch).load_file(file)
-        if any(_PER_EXPERT.search(name) for name in found):
+        if any(_PER_EXPERT.search(name) or slots.canonical(name) is None for name in found):
             yield from _fused(model_dir)
             return
         yield from found.items()
 
 
 def _fused(model_dir: Path) -> Iterable[tuple[str, torch.Tensor]]:
-    return read_causal_model(model_dir, dtype=None).state_dict().items()
+    try:
+        return read_causal_model(model_dir, dtype=None, must_fit=True).state_dict().items()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise apply_failed(f"{model_dir} does not fit the model: {error}") from error
 
 
 class VersionSet:
