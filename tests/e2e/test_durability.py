@@ -98,6 +98,7 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     assert set(steps) == set(range(1, run.summary["steps"] + 1))
     _, alive = psutil.wait_procs(family, timeout=100)
     assert not alive
-    again = astraflow("run", "--resume", str(run.run_dir.root), cache=cache)
-    assert again.returncode != 0
-    assert "is over" in again.stderr
+    done = f"policies.solver.trainer.step_count={run.summary['steps']}"
+    again = astraflow("run", "--resume", str(run.run_dir.root), "--set", done, cache=cache)
+    assert again.returncode == 1
+    assert "go on with more of them" in again.stderr
