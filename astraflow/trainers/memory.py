@@ -82,7 +82,8 @@ class StepMemory:
         inputs: Of blocks, which wait for their gradient; without recomputation all that a block
             computes on the way.
         block: What one block computes on the way, its weights in bf16, and gradients of both.
-        head: Hidden states before the output layer, and tiles of logits.
+        head: Hidden states before the output layer, tiles of logits, and the gradient of the
+            embeddings before it is added to the others.
     """
 
     weights: int
@@ -130,7 +131,7 @@ class StepMemory:
             inputs=shape.layers * waiting,
             block=computed // (1 if fsdp.checkpointing else 2)
             + (2 * block * size if is_cast and not is_shared else 0),
-            head=3 * tokens * shape.hidden * _F32 + _HEAD_NBYTES,
+            head=(3 * tokens + shape.vocabulary) * shape.hidden * _F32 + _HEAD_NBYTES,
         )
 
     @property
