@@ -211,7 +211,7 @@ async def _ends(world: World, rng: Random) -> AsyncGenerator[tuple[str, Spoiling
         proxy = SpoilingProxy(hosts.endpoints[0].address, rng)
         await proxy.start()
         # Who is told where the lane is comes through the proxy.
-        hosts._endpoints[:] = [LaneEndpoint(lane=LaneKind.TCP, address=proxy.address)]  # noqa: SLF001
+        hosts.endpoints[:] = [LaneEndpoint(lane=LaneKind.TCP, address=proxy.address)]
         yield server.address, proxy, honest.address
         await proxy.stop()
         await hosts.close()
