@@ -214,18 +214,23 @@ class FrameInbox:
             AstraflowError: SOURCE_TIMEOUT; what `fail` was called with.
         """
         plan, left = None, 1
-        while left:
-            if plan is None and self._plan is not None:
-                plan, left = self._plan, self._plan.chunk_count
-                yield plan
-            elif plan is not None and self._ready:
-                left -= 1
-                yield self._next()
-            elif self._is_waiting:
-                self._is_waiting = False
-                yield Waiting()
-            else:
-                await self._wait()
+        try:
+            while left:
+                if plan is None and self._plan is not None:
+                    plan, left = self._plan, self._plan.chunk_count
+                    yield plan
+                elif plan is not None and self._ready:
+                    left -= 1
+                    yield self._next()
+                elif self._is_waiting:
+                    self._is_waiting = False
+                    yield Waiting()
+                else:
+                    await self._wait()
+        finally:
+            # Whoever keeps the error that it ended with keeps nothing of what came.
+            self._ready.clear()
+            self._arena = None
 
     def _next(self) -> SentChunk:
         sent = self._ready.popleft()
