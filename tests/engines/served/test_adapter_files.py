@@ -1,7 +1,6 @@
 """Which tensors the adapters of a model have, and the files that a server reads."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astraflow.config.recipe import EngineSettings, Lora
+from astraflow.config.recipe import Lora
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import PolicyId
-from astraflow.engines.building import build_adapter_engines
 from astraflow.engines.served.adapters import adapter_model, changed, write_adapter
 from astraflow.engines.served.dialect import AdapterLimits
 from astraflow.engines.served.model import ModelDescription
@@ -102,17 +99,3 @@ def test_sglang_is_told_of_the_layers_and_counts_the_model_alone():
     with pytest.raises(AstraflowError, match="pinned memory") as caught:
         sglang_options(room, is_on_cpu=True)
     assert caught.value.reason is Reason.CAPABILITY_MISSING
-
-
-async def test_what_no_server_can_do_is_refused_before_one_is_started(model: Any):
-    odd = {
-        "sglang": (Lora(), Reason.CAPABILITY_MISSING),
-        "vllm": (Lora(rank=513), Reason.INVALID_FIELD),
-    }
-    for kind, (lora, reason) in odd.items():
-        settings = EngineSettings.model_validate(
-            {"kind": kind, "device": "cpu", "python": sys.executable}
-        )
-        with pytest.raises(AstraflowError) as caught:
-            build_adapter_engines(model.folder, settings, {PolicyId("solver"): lora})
-        assert caught.value.reason is reason
