@@ -84,7 +84,7 @@ class PreparedBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Update:
+class MinibatchStep:
     """What came of one update.
 
     Attributes:
@@ -228,7 +228,7 @@ class PolicyLearner:
         parts = minibatches_of(
             rows, count=settings.minibatches, epochs=settings.epochs, peers=self._peers
         )
-        updates: list[Update] = []
+        updates: list[MinibatchStep] = []
         learned: list[Mapping[str, float]] = []
         for part in parts:
             try:
@@ -288,7 +288,7 @@ class PolicyLearner:
 
     def _update(
         self, batch: PreparedBatch, part: np.ndarray, divisor: float, *, is_first: bool
-    ) -> Update | None:
+    ) -> MinibatchStep | None:
         """Change the weights once, by some rows; None: none of them moves anything."""
         rows, chosen = batch.rows, part & batch.is_trained
         if not self._peers.all_reduce_max(int(chosen.any())):
@@ -304,7 +304,7 @@ class PolicyLearner:
         metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
         if self._balance.is_asked:
             metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
-        return Update(
+        return MinibatchStep(
             metrics=metrics,
             indices=indices,
             logprobs=seen.logprobs[indices],
@@ -333,7 +333,7 @@ class PolicyLearner:
             token_count=self._peers.all_reduce_sum(token_count),
         )
 
-    def _log(self, batch: PreparedBatch, updates: Sequence[Update]) -> Mapping[str, float]:
+    def _log(self, batch: PreparedBatch, updates: Sequence[MinibatchStep]) -> Mapping[str, float]:
         """Return numbers for the log of a batch that changed the weights."""
         is_one = self._settings.minibatches * self._settings.epochs == 1
         return {
@@ -367,7 +367,7 @@ class PolicyLearner:
         chosen = np.arange(batch.rows.row_count) < _LOOKED_AT_ROWS
         seen = self.likelihoods(batch.rows, chosen)
         indices = np.flatnonzero(chosen[batch.rows.loss.rows])
-        shown = Update(
+        shown = MinibatchStep(
             metrics={},
             indices=indices,
             logprobs=seen.logprobs[indices],
@@ -381,7 +381,9 @@ class PolicyLearner:
             **self._metrics(replace(batch, old_logprobs=None), [shown]),
         }
 
-    def _metrics(self, batch: PreparedBatch, updates: Sequence[Update]) -> Mapping[str, float]:
+    def _metrics(
+        self, batch: PreparedBatch, updates: Sequence[MinibatchStep]
+    ) -> Mapping[str, float]:
         indices = np.concatenate([each.indices for each in updates])
         old = batch.old_logprobs
         found = loss_metrics(
