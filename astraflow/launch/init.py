@@ -75,8 +75,11 @@ def init_recipe(name: str, folder: Path, *, machine: str = "cpu") -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for each in _beside(source):
-        copy = shutil.copytree if each.is_dir() else shutil.copyfile
-        copy(each, folder / each.name)
+        if each.is_dir():
+            left_out = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(each, folder / each.name, ignore=left_out)
+        else:
+            shutil.copyfile(each, folder / each.name)
     return Path(shutil.copyfile(source, folder / "recipe.yaml"))
 
 

@@ -166,7 +166,8 @@ def log_lines(run_dir: RunDir, role: str | None, *, count: int, is_followed: boo
             text = text[: text.rfind(b"\n") + 1]
             lines = text.decode(errors="replace").splitlines()
             mark = "" if role else f"{path.stem}: "
-            yield from (mark + line for line in (lines if path in offsets else lines[-count:]))
+            first = 0 if path in offsets else max(0, len(lines) - count)
+            yield from (mark + line for line in lines[first:])
             offsets[path] = offsets.get(path, 0) + len(text)
         if not is_followed or not was_live:
             return

@@ -5,7 +5,6 @@ the hub in it goes on; where none can be made, the hub is killed.
 """
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -49,9 +48,8 @@ class Takeover:
         serving_s: Seconds until the second hub listened.
         served_s: Seconds until a member had an answer of it.
         first_code: Exit code of the first hub; None: it was killed.
-        untrained: Rollouts that were accepted before the loss and never trained on.
-        dropped_count: Rollouts that the books of the second hub have as dropped: what a slow node
-            answered was stale by then.
+        untrained: Rollouts that were accepted before the loss and neither trained on nor dropped
+            as too old, by the journal.
         verdict: Of members and journal.
     """
 
@@ -59,7 +57,6 @@ class Takeover:
     served_s: float
     first_code: int | None
     untrained: tuple[str, ...]
-    dropped_count: int
     verdict: Verdict
 
 
@@ -172,16 +169,15 @@ class _Play:
             for row in before
             if "/" in row["id"] and row["disposition"] == Disposition.ACCEPTED
         }
-        books = json.loads(second_dir.status.read_text())["books"]
         archive = Archive(self._scene.run_dir.journal)
         archive.records += asyncio.run(_records(place))
+        verdict = judge(self._scene, archive, step_count=_STEP_COUNT)
         return Takeover(
             serving_s=round(serving_s, 2),
             served_s=round(served_s, 2),
             first_code=None if self._host is None else first.poll(),
-            untrained=tuple(sorted(accepted - trained)),
-            dropped_count=sum(drop["count"] for each in books for drop in each["drops"]),
-            verdict=judge(self._scene, archive, step_count=_STEP_COUNT),
+            untrained=tuple(sorted(accepted - trained - {*verdict.stale})),
+            verdict=verdict,
         )
 
     def _hub(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from astraflow.config.loader import load_recipe
 from astraflow.core.effects import Decision, SendTask
+from astraflow.core.errors import Reason
 from astraflow.core.events import Event, RolloutArrived
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Disposition
+from astraflow.core.status import RolloutPlace
 from astraflow.dataflow.audit import Audit
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.launch.ledger import read_ledger
@@ -29,24 +31,29 @@ class Verdict:
         acked: Rollouts that nodes know to be safe.
         trained: Rollouts in the batches that count.
         undone: Batches that were trained on and do not count, because their trainer died.
+        stale: Rollouts that were accepted and dropped as too old, of the last that the run lists.
     """
 
     faults: tuple[str, ...]
     acked: int
     trained: int
     undone: int
+    stale: tuple[str, ...]
 
 
 def judge(scene: Scene, archive: Archive, *, step_count: int) -> Verdict:
     """Compare what nodes and trainers noted with the journal."""
     acked = [row for row in notes(scene.acked) if "/" in row["id"]]
     steps, undone = _lineage(scene)
-    faults = [*_twice(steps), *asyncio.run(_against_journal(scene, archive, acked, steps))]
+    found, stale = asyncio.run(_against_journal(scene, archive, acked, steps))
+    faults = [*_twice(steps), *found]
     if len(steps) != step_count:
         faults.append(f"{len(steps)} of {step_count} steps count")
     trained = sum(len(rollouts) for rollouts in steps)
     accepted = {row["id"] for row in acked if row["disposition"] == Disposition.ACCEPTED}
-    return Verdict(faults=tuple(faults), acked=len(accepted), trained=trained, undone=undone)
+    return Verdict(
+        faults=tuple(faults), acked=len(accepted), trained=trained, undone=undone, stale=stale
+    )
 
 
 def _lineage(scene: Scene) -> tuple[list[list[str]], int]:
@@ -100,8 +107,8 @@ class _Samples:
 
 async def _against_journal(
     scene: Scene, archive: Archive, acked: list[dict[str, str]], steps: list[list[str]]
-) -> list[str]:
-    """Replay every record that ever was, and compare."""
+) -> tuple[list[str], tuple[str, ...]]:
+    """Replay every record that ever was, and compare; return faults, and what was too old."""
     audit, samples = Audit(), _Samples()
 
     def look(event: Event, decision: Decision) -> None:
@@ -111,7 +118,7 @@ async def _against_journal(
     begin = beginning_of(load_recipe(scene.run_dir.recipe, ()))
     replica = await replay(archive, SnapshotFile(scene.root / "no snapshot"), begin, observe=look)
     if replica is None:
-        return ["there is no journal"]
+        return ["there is no journal"], ()
     ledger = await read_ledger(scene.run_dir)
     (account,) = replica.run.accounts()
     mine = {name for rollouts in steps for name in rollouts}
@@ -123,4 +130,10 @@ async def _against_journal(
     faults += [fault for check in ledger.checks for fault in check.faults]
     if ledger.accounts != (account,):
         faults.append(f"the snapshot and the journal differ: {ledger.accounts} is not {account}")
-    return faults
+    stale = (
+        each.rollout.rollout_id
+        for each in replica.run.rollouts()
+        for placed in each.placements
+        if placed.place is RolloutPlace.DROPPED and placed.reason is Reason.STALE
+    )
+    return faults, tuple(stale)

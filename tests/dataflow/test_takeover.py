@@ -231,6 +231,6 @@ def test_members_go_on_with_another_hub_when_the_host_of_theirs_is_lost(tmp_path
     except (FileNotFoundError, LinkUnavailableError) as error:
         pytest.skip(str(error))
     assert not report.verdict.faults
-    assert len(report.untrained) <= report.dropped_count
+    assert not report.untrained
     # Cut off, it gave up by itself.
     assert report.first_code == (TEMPORARY_EXIT if cuts else None)

@@ -1,5 +1,11 @@
 """Recipes that come with the package are begun in a folder of one's own."""
 
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
 import pytest
 
 from astraflow.config.loader import load_recipe
@@ -35,3 +41,18 @@ def test_what_is_not_there_is_named_and_nothing_is_overwritten(tmp_path):
         init_recipe("sort", tmp_path / "full")
     assert caught.value.reason is Reason.NAME_TAKEN
     assert (tmp_path / "full" / "recipe.yaml").read_text() == "mine"
+
+
+@pytest.mark.long
+def test_a_wheel_has_the_recipes(tmp_path):
+    root, source = Path(__file__).parents[2], tmp_path / "source"
+    # What was built in the checkout, or runs in it, is not of the source.
+    left_out = shutil.ignore_patterns(".*", "build", "runs", "node_modules", "__pycache__", "*.so")
+    shutil.copytree(root, source, ignore=left_out)
+    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, source)
+    subprocess.run(command, check=True, timeout=280)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in ("sort.yaml", "math/cpu.yaml", "math/train.jsonl", "textcraft/recursive.py"):
+        assert f"astraflow/recipes/{name}" in names
+    assert not [name for name in names if "__pycache__" in name]

@@ -63,6 +63,7 @@ def test_logs_are_those_of_the_roles_and_a_line_is_whole(run):
     run_dir.log("hub").write_text("one\ntwo\nthr")
     run_dir.log("raas-0").write_text("three\n")
     assert [*log_lines(run_dir, None, count=1, is_followed=False)] == ["hub: two", "raas-0: three"]
+    assert not [*log_lines(run_dir, None, count=0, is_followed=False)]
     # A run that is over is not waited for.
     assert [*log_lines(run_dir, "hub", count=9, is_followed=True)] == ["one", "two"]
     with pytest.raises(AstraflowError, match="no log of trainer; known: hub, raas-0") as caught:

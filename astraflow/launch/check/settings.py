@@ -2,9 +2,13 @@
 
 import difflib
 from collections.abc import Iterator
+from contextlib import suppress
 
 from astraflow.config.recipe import PolicyConfig, Recipe
+from astraflow.core.errors import AstraflowError
 from astraflow.launch.check.subject import Finding, Subject, error, note, warning
+from astraflow.rpc.address import split_address
+from astraflow.telemetry.metrics import OFF
 
 # A Llama of 0.2 M parameters learns with 5e-4 to 3e-3; models of some size lose what they know.
 _HIGH_RATE = 1e-3
@@ -194,7 +198,8 @@ def _listens(recipe: Recipe) -> Iterator[tuple[str, str, int]]:
     """Yield key, address and number of processes that listen on it, or on those after it."""
     processes = 1 + len(recipe.policies) + recipe.raas.count
     yield "hub.listen", recipe.hub.listen, 1
-    yield "metrics.listen", recipe.metrics.listen, processes
+    if recipe.metrics.listen != OFF:
+        yield "metrics.listen", recipe.metrics.listen, processes
     yield "raas.agents.listen", recipe.raas.agents.listen, recipe.raas.count
     if recipe.raas.relay.listen is not None:
         yield "raas.relay.listen", recipe.raas.relay.listen, recipe.raas.count
@@ -203,9 +208,10 @@ def _listens(recipe: Recipe) -> Iterator[tuple[str, str, int]]:
 def ports_of(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
     """Yield key, host, first port and count of what a run listens on; port 0 takes a free one."""
     for key, listen, count in _listens(recipe):
-        host, _, port = listen.rpartition(":")
-        if host and port.isdecimal() and int(port):
-            yield key, host.strip("[]"), int(port), count
+        with suppress(AstraflowError):
+            host, port = split_address(listen, key)
+            if port:
+                yield key, host, port, count
     if recipe.http.port:
         yield "http.port", recipe.http.host, recipe.http.port, 1
     for name, policy in recipe.policies.items():
@@ -217,11 +223,10 @@ def ports_of(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
 def check_ports(subject: Subject) -> Iterator[Finding]:
     """Look whether what is listened on is an address, and no port that of two processes."""
     for key, listen, _ in _listens(subject.recipe):
-        host, colon, port = listen.rpartition(":")
-        if listen and not (colon and host and port.isdecimal()):
-            yield error(
-                key, f"'{listen}' is not host:port", "such as 127.0.0.1:7070; port 0 is a free one"
-            )
+        try:
+            split_address(listen, key)
+        except AstraflowError as refused:
+            yield error(key, refused.message, "port 0 takes a free one")
     taken: dict[int, str] = {}
     for key, _, first, count in ports_of(subject.recipe):
         is_per_node = key in ("raas.agents.listen", "raas.relay.listen")

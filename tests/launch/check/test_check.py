@@ -585,6 +585,11 @@ def test_the_right_recipe_has_no_faults(folder):
     assert report.recipe is not None
 
 
+@pytest.mark.parametrize("listen", ["metrics.listen=off", "hub.listen='[::1]:0'"])
+def test_what_is_listened_on_may_be_nothing_or_have_brackets(folder, listen):
+    assert not checked(folder, listen).errors
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_a_wrong_recipe_is_refused_with_place_and_cure(folder, wrong):
     (folder / "python").touch(mode=0o755)
