@@ -16,7 +16,7 @@ from rich.text import Text
 
 from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Recipe
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.errors import Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import MemberRole, MemberStatus, RaasLoad
@@ -29,6 +29,10 @@ from astraflow.core.status import (
     WaitReason,
 )
 from astraflow.core.work.failures import LEAST_COUNT
+
+Rewards = Mapping[str, dict[int, float]]
+
+_PLACES = ("in_flight", "waiting", "fresh", "leased", "trained")
 
 
 async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
@@ -45,10 +49,33 @@ async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
             async for status in control.watch_run():
                 _print_json(status)
         else:
-            with Live(auto_refresh=False) as live:
-                async for status in control.watch_run():
-                    waits = () if status.state.is_final else await _waits(control, status)
-                    live.update(tables_of(status, waits), refresh=True)
+            await _watch(control, run_dir)
+
+
+async def _watch(control: ControlClient, run_dir: RunDir) -> None:
+    """Fill the terminal with the state of a run until it is over, and leave the last one there."""
+    console = Console()
+    # What was before is in the run's folder, where this is its machine.
+    rewards: Rewards = defaultdict(dict)
+    for row in read_json_lines(run_dir.metrics):
+        _note(rewards[row["policy"]], row["step"], row.get("reward/mean"))
+    shown = Group()
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        async for status in control.watch_run():
+            is_over = status.state.is_final
+            books = () if is_over else await control.ledger.accounts()
+            waits = () if is_over else await _waits(control, status)
+            for policy in status.policies:
+                _note(rewards[policy.policy_id], policy.step, policy.mean_reward)
+            shown = Group(tables_of(status, waits, rewards=rewards), *_books(books))
+            live.update(shown, refresh=True)
+    if console.is_terminal:
+        console.print(shown)
+
+
+def _note(curve: dict[int, float], step: int, reward: float | None) -> None:
+    if reward is not None:
+        curve[step] = reward
 
 
 async def _show_once(control: ControlClient, *, metrics: str, as_json: bool) -> None:
@@ -59,7 +86,7 @@ async def _show_once(control: ControlClient, *, metrics: str, as_json: bool) -> 
         _print_json(status, books=books, waits=waits)
         return
     console = Console()
-    console.print(tables_of(status, waits), _books(books))
+    console.print(tables_of(status, waits), *_books(books))
     addresses = {m.name: m.resources.metrics_address for m in status.members}
     for name, address in {"hub": metrics, **addresses}.items():
         if address:
@@ -70,9 +97,20 @@ async def _waits(control: ControlClient, status: RunStatus) -> list[WaitReason]:
     return [w for p in status.policies for w in await control.ledger.explain_wait(p.policy_id)]
 
 
-def tables_of(status: RunStatus, waits: Sequence[WaitReason]) -> Group:
-    """Return the run as people see it: policies, pool, who takes part, what is waited for."""
+def tables_of(
+    status: RunStatus, waits: Sequence[WaitReason], *, rewards: Rewards | None = None
+) -> Group:
+    """Return the run as people see it: policies, pool, who takes part, what is waited for.
+
+    Args:
+        status: Of the run.
+        waits: Of its trainers.
+        rewards: Means by policy and step, which are drawn as curves.
+    """
     lines: list[Table | Text] = [Text(nodes_of(status)), policy_table(status)]
+    for policy, curve in (rewards or {}).items():
+        if curve:
+            lines.append(Text(f"{policy} reward {curve_of(curve)}", style="bold"))
     if any(member.role is MemberRole.RAAS for member in status.members):
         lines.append(pool_table(status))
     lines += failures_of(status.failures)
@@ -82,17 +120,19 @@ def tables_of(status: RunStatus, waits: Sequence[WaitReason]) -> Group:
     return Group(*lines)
 
 
-def _books(accounts: tuple[LedgerAccount, ...]) -> Table:
-    names = ("issued", "in_flight", "waiting", "fresh", "leased", "trained")
-    table = Table("policy", *names, "dropped", "books")
+def _books(accounts: Sequence[LedgerAccount]) -> Iterator[Text]:
+    """Yield the books of each policy: where every sample is, and why some were dropped."""
     for account in accounts:
-        table.add_row(
-            account.policy_id,
-            *(f"{getattr(account, name + '_count'):,}" for name in names),
-            ", ".join(f"{drop.count:,} {drop.reason}" for drop in account.drops) or "0",
-            "[green]add up[/]" if account.is_balanced else "[red]do not add up[/]",
-        )
-    return table
+        drops = sorted(account.drops, key=lambda drop: -drop.count)
+        places = {
+            **{name: getattr(account, f"{name}_count") for name in _PLACES},
+            "dropped": sum(drop.count for drop in drops),
+        }
+        line = f"{account.policy_id}: {account.issued_count:,} issued = "
+        line += " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in places.items())
+        if drops:
+            line += f" ({', '.join(f'{drop.count:,} {drop.reason}' for drop in drops)})"
+        yield Text(line) if account.is_balanced else Text(f"{line}: not so", style="red")
 
 
 def _print_json(
@@ -242,6 +282,25 @@ def nodes_of(status: RunStatus) -> str:
 
 
 _BARS = "▁▂▃▄▅▆▇█"
+
+_MAX_BARS = 40
+
+
+def curve_of(curve: Mapping[int, float]) -> str:
+    """Return values by step in one line: means of as many steps as a bar stands for.
+
+    Example:
+        >>> curve_of({1: 0.0, 2: 0.5, 3: 1.0})
+        '▁▅█ 0.000 → 1.000, steps 1 to 3'
+    """
+    steps = sorted(curve)
+    width = -(-len(steps) // _MAX_BARS)
+    parts = (steps[at : at + width] for at in range(0, len(steps), width))
+    means = [sum(curve[step] for step in part) / len(part) for part in parts]
+    low = min(means)
+    span = (max(means) - low) or 1.0
+    bars = "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+    return f"{bars} {means[0]:.3f} → {means[-1]:.3f}, steps {steps[0]:,} to {steps[-1]:,}"
 
 
 def policy_table(status: RunStatus) -> Table:

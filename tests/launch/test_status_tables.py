@@ -14,7 +14,7 @@ from astraflow.core.status import (
     WaitCause,
     WaitReason,
 )
-from astraflow.launch.status import staleness_of, tables_of
+from astraflow.launch.status import curve_of, staleness_of, tables_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -108,3 +108,23 @@ def test_what_fails_has_a_table_and_the_traceback_of_the_worst():
 def test_staleness_is_a_histogram_in_one_line():
     assert staleness_of({}) == "-"
     assert staleness_of({0: 8, 2: 4}) == "0 █▁▅ 2"
+
+
+def test_a_curve_is_one_line_of_means():
+    assert curve_of({3: -2.0}) == "▁ -2.000 → -2.000, steps 3 to 3"
+    long = curve_of({step: float(step) for step in range(1, 1001)})
+    assert long.startswith("▁")
+    assert long.endswith("█ 13.000 → 988.000, steps 1 to 1,000")
+
+
+def test_what_is_watched_fits_80_columns():
+    console = Console(width=80)
+    wait = WaitReason(cause=WaitCause.NO_CREDIT, waiter_id="solver", message="no credit is left")
+    with console.capture() as shown:
+        console.print(
+            tables_of(status(), [wait], rewards={"solver": dict.fromkeys(range(90), 1.0)})
+        )
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    assert "solver reward" in shown.get()
