@@ -92,6 +92,7 @@ format: $(VENV)/.dev
 proto: $(VENV)/.dev
 	$(BIN)/python scripts/gen_protos.py
 	$(BIN)/python scripts/make_api_docs.py
+	$(BIN)/python scripts/make_reference.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -24,6 +24,7 @@ PAGES: Final = ROOT / "docs" / "reference"
 
 # What a hub writes for itself is not for peers.
 _INTERNAL: Final = "astraflow.journal.v1"
+_OTHERS: Final = ("recipe.md", "cli.md", "metrics.md")
 _Type = FieldDescriptorProto
 _NAMES: Final[Mapping[int, str]] = {
     number: name.removeprefix("TYPE_").lower() for name, number in _Type.Type.items()
@@ -112,10 +113,12 @@ def _is_table(block: str) -> bool:
 
 def _contents(files: Sequence[FileDescriptorProto]) -> str:
     lines = [
-        "# API reference",
-        "Every service, message and enum of the contract in [`protos/`](../../protos), made from",
-        "its comments by `scripts/make_api_docs.py`; [clients.md](../clients.md) says how to",
-        "begin.",
+        "# Reference",
+        "- [Keys of a recipe](recipe.md), and the options of all that is built in",
+        "- [Commands](cli.md)",
+        "- [Metrics](metrics.md)",
+        "- the contract, below: every service, message and enum of `protos/`, made from its",
+        "  comments by `scripts/make_api_docs.py`; [clients.md](../clients.md) says how to begin",
         "",
         "| service | calls |",
         "|---|---|",
@@ -207,14 +210,19 @@ def _page_of(package: str) -> str:
     return f"{package.split('.')[1]}.md"
 
 
+def _own_pages() -> Sequence[Path]:
+    """Return the pages that are there and are not those of make_reference.py."""
+    return [path for path in PAGES.glob("*.md") if path.name not in _OTHERS]
+
+
 def main() -> int:
     """Write the pages, or with --check say whether they are as they would be written."""
     fresh = pages()
     if "--check" in sys.argv:
-        held = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
+        held = {path.name: path.read_text(encoding="utf-8") for path in _own_pages()}
         return int(held != fresh)
     PAGES.mkdir(exist_ok=True)
-    for path in PAGES.glob("*.md"):
+    for path in _own_pages():
         path.unlink()
     for name, text in fresh.items():
         (PAGES / name).write_text(text, encoding="utf-8")

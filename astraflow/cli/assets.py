@@ -116,3 +116,43 @@ def human_eval(
     from astraflow.workflows.data_sets import write_human_eval  # noqa: PLC0415
 
     typer.echo(f"{write_human_eval(out)} rows in {out}")
+
+
+config_app = typer.Typer(no_args_is_help=True, help="Look up the keys of a recipe.")
+
+
+@config_app.command("schema")
+def schema(
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="Such as policies.solver.trainer; unset: those that a recipe begins with.",
+            show_default=False,
+        ),
+    ] = "",
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON schema of a recipe, for editors.")
+    ] = False,
+) -> None:
+    """Show the keys of a recipe: what each may be, its default, and what it does."""
+    from astraflow.config.keys import find_keys, key_tables  # noqa: PLC0415
+    from astraflow.config.loader import json_schema  # noqa: PLC0415
+
+    whole = json_schema()
+    if as_json:
+        typer.echo(json.dumps(whole, indent=2))
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    found = find_keys(key_tables(whole), key)
+    table = Table(
+        "key", "value", "default", "", title=found.path or "a recipe", title_justify="left"
+    )
+    for row in found.rows:
+        default = "required" if row.is_required else row.default
+        table.add_row(*(Text(each) for each in (row.key, row.value, default, row.words)))
+    Console().print(table)

@@ -30,6 +30,7 @@ class Correction(Strict):
     low: float = Field(default=0.0, ge=0, le=1)
     """Of mask."""
     high: float = Field(default=2.0, ge=1)
+    """Largest weight; of mask: above it a token is left out."""
 
     @model_validator(mode="after")
     def _low_is_used(self) -> Self:
@@ -42,6 +43,7 @@ class Kl(Strict):
     """Keeps a policy near a reference, or leads it to one (a teacher of the same vocabulary)."""
 
     coefficient: float = Field(gt=0)
+    """What the term, or the penalty, is multiplied by."""
     estimator: Literal["k1", "k2", "k3"] | OwnCode = "k3"
     """With d = log-probability of the policy less that of the reference: k1 = d, k2 = d^2 / 2,
     k3 = exp(-d) - 1 + d. module:function: your own, called with both log-probabilities, f[k] each,
@@ -194,6 +196,7 @@ class Tiny(Strict):
     hidden_size: int = Field(default=128, ge=32, multiple_of=32)
     """Width; a head has 32 of it."""
     layer_count: int = Field(default=3, ge=1)
+    """Transformer blocks."""
     vocabulary_size: int = Field(default=1024, ge=300)
     """Tokens, at most: 256 bytes, and what the demonstrations repeat."""
     context: int = Field(default=1024, ge=16)
@@ -247,11 +250,17 @@ class Sampling(Strict):
     """0, greedy, is for evaluations alone, as are top_p, top_k, min_p and min_new_tokens: the
     trainer scores tokens under the softmax over the whole vocabulary (docs/losses.md)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Fewest tokens whose probabilities add up to so much; 1: all."""
     top_k: int | None = Field(default=None, ge=1)
+    """The likeliest so many; unset: all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Tokens at least so likely as this share of the likeliest one; 0: all."""
     max_new_tokens: int = Field(default=256, ge=1)
+    """Tokens of one generation, at most; one that is cut there is truncated."""
     min_new_tokens: int = Field(default=0, ge=0)
+    """No end before so many tokens."""
     stop_strings: tuple[str, ...] = ()
+    """A generation ends after any of these."""
 
     @property
     def params(self) -> SamplingParams:
@@ -275,6 +284,7 @@ class Overlong(Strict):
     buffer_tokens: int = Field(ge=1)
     """So many before that it begins, and grows linearly."""
     penalty: float = Field(default=1.0, gt=0)
+    """The most that is taken off."""
 
     @model_validator(mode="after")
     def _begins_after_nothing(self) -> Self:
@@ -321,15 +331,20 @@ class Optimizer(Strict):
     options: Options = Field(default={})
     """Of an optimizer of your own, which finds them in the settings."""
     learning_rate: float = Field(default=1e-6, gt=0)
+    """After the warm-up, and before the decay."""
     warm_up_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to learning_rate."""
     decay: tuple[int, int] | None = None
     """Last step at learning_rate, and the step from which on the rate is a tenth of it; it falls
     linearly between them. Unset: it does not fall."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW: decay of the first and of the second moment."""
     eps: float = Field(default=1e-8, gt=0)
+    """Of AdamW: added to the root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled from the gradient, as in AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger norm are scaled down to it."""
 
     @model_validator(mode="after")
     def _decay_goes_on(self) -> Self:

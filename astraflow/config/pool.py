@@ -14,8 +14,11 @@ class TlsConfig(Strict):
     """PEM files; all unset: plain text, which suits loopback only."""
 
     certificate: Path | None = None
+    """Of this process, with its chain."""
     key: Path | None = None
+    """Private key of the certificate."""
     ca: Path | None = None
+    """Of the authority that peers' certificates must come from; unset: they show none."""
 
     def to_dial(self) -> dict[str, str]:
         """Return the files that this server is dialled with on its own machine, by name.
@@ -208,6 +211,7 @@ class Raas(Strict):
     """The rollout nodes that the launcher starts; more can join at any time."""
 
     count: int = Field(default=1, ge=0)
+    """Nodes to start; 0: none, for nodes that join from elsewhere."""
     capacity: int = Field(default=128, ge=1)
     """Rollouts that one node runs at once."""
     eval_extra: int | None = Field(default=None, ge=0)

@@ -118,7 +118,9 @@ class Recipe(Strict):
     """One run: what is trained, on what, by which processes."""
 
     name: Name
+    """Of the run, and of its folder."""
     seed: int = 0
+    """Every draw follows from it: order of the data, sampling, first weights."""
     code: Path = Path()
     """Folder of your own code, named as module:Class, beside the working directory and what is
     installed; unset: the recipe's own folder."""

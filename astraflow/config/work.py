@@ -28,6 +28,7 @@ class DataSet(Strict):
     """[first, end]: rows {"seed": n}, end not among them, in place of a file, for environments that
     make their own tasks. Hold other seeds out."""
     format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
+    """Of path; auto: by its ending, or a directory of datasets."""
     id_field: str | None = None
     """Field with a stable id; unset: a digest of the row."""
     shuffle: bool = True
@@ -93,6 +94,7 @@ class RolloutsConfig(Strict):
     data_set: Name | dict[Name, Annotated[float, Field(ge=0)]] | tuple[MixPhaseConfig, ...]
     """One data set, several by weight, or a schedule of weights by version."""
     workflow: Name
+    """Name of a workflow of this recipe."""
     group_size: int = Field(default=8, ge=1)
     """Rollouts per prompt."""
     min_group_size: int = Field(default=2, ge=1)
@@ -186,7 +188,9 @@ class EvalSet(Strict):
     """One data set of a suite."""
 
     data_set: Name
+    """Name of a data set of this recipe."""
     workflow: Name
+    """Name of a workflow of this recipe."""
     repeats: int = Field(default=1, ge=1)
     """Rollouts per prompt."""
     correct_reward: float = 1.0
@@ -197,12 +201,19 @@ class EvalSampling(Strict):
     """What an evaluation samples with in place of `policies.*.sampling`; unset: the same."""
 
     temperature: float | None = Field(default=None, ge=0)
+    """As `policies.NAME.sampling.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """As `policies.NAME.sampling.top_p`."""
     top_k: int | None = Field(default=None, ge=1)
+    """As `policies.NAME.sampling.top_k`."""
     min_p: float | None = Field(default=None, ge=0, lt=1)
+    """As `policies.NAME.sampling.min_p`."""
     max_new_tokens: int | None = Field(default=None, ge=1)
+    """As `policies.NAME.sampling.max_new_tokens`."""
     min_new_tokens: int | None = Field(default=None, ge=0)
+    """As `policies.NAME.sampling.min_new_tokens`."""
     stop_strings: tuple[str, ...] | None = None
+    """As `policies.NAME.sampling.stop_strings`."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -214,8 +225,11 @@ class EvalSuiteConfig(Strict):
     """An evaluation, run beside training on pinned versions."""
 
     data_sets: tuple[EvalSet, ...] = Field(min_length=1)
+    """What is measured."""
     at_start: bool = True
+    """Measure the first weights."""
     at_end: bool = True
+    """Measure the last weights."""
     every: int | None = Field(default=None, ge=1)
     """Versions of the first policy between evaluations."""
     pool_share: float = Field(default=0.5, gt=0, le=1)

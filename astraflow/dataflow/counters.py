@@ -122,8 +122,19 @@ def counter_families(counters: HubCounters) -> Iterator[Family]:
 def _work(counters: HubCounters) -> Iterator[Family]:
     rollouts = {key: float(count) for key, count in counters.rollouts.items()}
     tokens = {key: float(count) for key, count in counters.tokens.items()}
-    yield counter("rollouts_accepted_total", "By outcome.", rollouts, "purpose", "outcome")
-    yield counter("sampled_tokens_total", "Of accepted rollouts.", tokens, "region")
+    yield counter(
+        "rollouts_accepted_total",
+        "By outcome; rate it for rollouts per second.",
+        rollouts,
+        "purpose",
+        "outcome",
+    )
+    yield counter(
+        "sampled_tokens_total",
+        "Of accepted rollouts; rate it for tokens per second.",
+        tokens,
+        "region",
+    )
     yield counter("sessions_lost_total", "Members that went silent.", counters.lost_count)
     yield histogram(
         "rollout_ack_seconds",
@@ -182,7 +193,7 @@ def eval_families(evals: dict[str, EvalRun]) -> Iterator[Family]:
     labels = ("suite", "data_set")
     yield gauge(
         "eval_reward_mean",
-        "Of the newest finished evaluation.",
+        "Of the newest finished evaluation; `all` is the mean over data sets.",
         {key(suite, one): one.mean_reward for suite, one in results},
         *labels,
     )
@@ -197,7 +208,9 @@ def eval_families(evals: dict[str, EvalRun]) -> Iterator[Family]:
         for suite, one in results
         for k, share in one.pass_at_k.items()
     }
-    yield gauge("eval_pass_at_k_ratio", "Unbiased.", passed, *labels, "k")
+    yield gauge(
+        "eval_pass_at_k_ratio", "Chance that one of k is right, unbiased.", passed, *labels, "k"
+    )
     versions = {
         (suite, policy): float(version)
         for suite, run in evals.items()

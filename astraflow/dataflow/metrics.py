@@ -142,8 +142,14 @@ class HubMetrics:
         yield gauge(
             "scale_nodes", "Live or joining, without those that drain.", advice.member_count
         )
-        yield gauge("scale_target_nodes", "As many there should be.", advice.target_member_count)
-        yield gauge("pool_busy_ratio", "Of what the pool can do.", advice.balance.busy_fraction)
+        yield gauge(
+            "scale_target_nodes", "As many nodes as there should be.", advice.target_member_count
+        )
+        yield gauge(
+            "pool_busy_ratio",
+            "Of what the pool can do, what it is asked for; over the scaling window.",
+            advice.balance.busy_fraction,
+        )
         yield counter("hub_events_total", "Events decided.", self._hub.event_count)
         yield counter(
             "hub_journal_bytes_total", "Written to the journal.", self._hub.commits.nbytes
@@ -168,7 +174,11 @@ def run_families(status: RunStatus) -> Iterator[Family]:
     yield gauge("run_state", "1 for the state that the run is in.", states, "state")
     yield gauge("run_start_time_seconds", "Unix time.", status.start_time.timestamp())
     share = status.failures.recent_share
-    yield gauge("rollouts_failed_ratio", "Of the last training rollouts.", share)
+    yield gauge(
+        "rollouts_failed_ratio",
+        "Of the last 128 training rollouts: a workflow, scorer or environment failed.",
+        share,
+    )
     yield gauge("dead_letters", "Prompts that are no longer issued.", status.dead_letter_count)
     epochs = {(name,): float(count) for name, count in status.epochs.items()}
     yield gauge("data_set_epochs", "Passes completed.", epochs, "data_set")
@@ -192,13 +202,23 @@ def book_families(accounts: tuple[LedgerAccount, ...]) -> Iterator[Family]:
     yield counter("rollouts_issued_total", "Entered in the books.", issued, "policy")
     yield gauge("rollouts", "By place; each is in one.", places, "policy", "place")
     yield counter(
-        "rollouts_dropped_total", "Dropped, by reason.", drops, "policy", "reason", "filter"
+        "rollouts_dropped_total",
+        "Dropped, by reason and filter.",
+        drops,
+        "policy",
+        "reason",
+        "filter",
     )
     for name, text in _BOOKS:
         yield counter(f"rollouts_{name}_total", text, of(f"{name}_count"), "policy")
     balanced: dict[tuple[str, ...], float]
     balanced = {(each.policy_id,): float(each.is_balanced) for each in accounts}
-    yield gauge("books_balanced", "1 while issued = live + trained + dropped.", balanced, "policy")
+    yield gauge(
+        "books_balanced",
+        "1 while issued = live + trained + dropped; alert on 0.",
+        balanced,
+        "policy",
+    )
 
 
 _BOOKS = (
@@ -234,7 +254,9 @@ def policy_families(policies: tuple[PolicyStatus, ...]) -> Iterator[Family]:
     step: dict[tuple[str, ...], float] = {
         (each.policy_id, name): v for each in policies for name, v in each.metrics.items()
     }
-    yield gauge("batch_metric", "Of the last batch, by its name.", step, "policy", "metric")
+    yield gauge(
+        "batch_metric", "Of the last batch, by its name in metrics.jsonl.", step, "policy", "metric"
+    )
 
 
 _POLICY: tuple[tuple[str, str, Callable[[PolicyStatus], float | None]], ...] = (

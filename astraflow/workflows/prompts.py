@@ -20,7 +20,9 @@ class ChatMessage(Strict):
     """One message of a chat; its content may have the row's fields in braces."""
 
     role: Literal["system", "user", "assistant"]
+    """Who says it."""
     content: str
+    """What is said."""
 
 
 class PromptOptions(Strict):

@@ -163,7 +163,7 @@ def target_of(kind: Kind, name: str, *, or_as_it_is: bool = False) -> str:
     if target is None and or_as_it_is:
         return name
     if target is None:
-        known = sorted({*_BUILT_IN[kind], *_entry_points(kind), *_registered_names(kind)})
+        known = names(kind)
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         raise AstraflowError(
@@ -173,8 +173,10 @@ def target_of(kind: Kind, name: str, *, or_as_it_is: bool = False) -> str:
     return target
 
 
-def _registered_names(kind: Kind) -> set[str]:
-    return {name for known, name in _REGISTERED.by_name if known is kind}
+def names(kind: Kind) -> tuple[str, ...]:
+    """Return what is built in, what installed packages add, and what was registered here."""
+    registered = {name for known, name in _REGISTERED.by_name if known is kind}
+    return tuple(sorted({*_BUILT_IN[kind], *_entry_points(kind), *registered}))
 
 
 @cache

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import typer
@@ -9,10 +11,14 @@ from typer.testing import CliRunner
 
 from astraflow.cli.main import app
 
+Page = Callable[[str], str]
+Blocks = Callable[[str], list[tuple[str, str, str]]]
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
-def commands(group=None, path=("astraflow",)):
+def commands(
+    group: Any = None, path: tuple[str, ...] = ("astraflow",)
+) -> Iterator[tuple[str, Any]]:
     group = group or typer.main.get_command(app)
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -24,29 +30,31 @@ def commands(group=None, path=("astraflow",)):
 COMMANDS = dict(commands())
 
 
-def options_of(command):
+def options_of(command: Any) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts if "-" in option}
 
 
 @pytest.fixture
-def sections(page):
-    parts = re.split(r"^## (.+)$", page("cli.md"), flags=re.MULTILINE)[1:]
+def sections(page: Page) -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", page("reference/cli.md"), flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_every_command_has_a_section_and_no_other(sections):
+def test_every_command_has_a_section_and_no_other(sections: dict[str, str]) -> None:
     assert sections.keys() == COMMANDS.keys()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_told_and_no_other(sections, name):
-    table = "".join(line for line in sections[name].splitlines(True) if line.startswith("| `"))
-    told = {option for cell in re.findall(r"`([^`]+)`", table) for option in _OPTION.findall(cell)}
+def test_every_option_is_told_and_no_other(sections: dict[str, str], name: str) -> None:
+    rows = [line for line in sections[name].splitlines() if line.startswith("| `")]
+    names = [cell for row in rows for cell in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    told = {option for name in names for option in _OPTION.findall(name.split()[0])}
     assert told == options_of(COMMANDS[name]) - {"--help"}
+    assert all(not row.endswith("|  |") for row in rows), "an option or argument without words"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_use_what_is_there(blocks, name):
+def test_examples_use_what_is_there(blocks: Blocks, name: str) -> None:
     lines = [
         line for kind, _, code in blocks("cli.md") if kind == "bash" for line in code.splitlines()
     ]
@@ -61,17 +69,17 @@ def test_examples_use_what_is_there(blocks, name):
             pass
 
 
-def token_for(name):
+def token_for(name: str) -> list[str]:
     return ["--token", "t"] if "--token" in options_of(COMMANDS[name]) else []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_wraps_where_the_terminal_ends(name):
+def test_help_wraps_where_the_terminal_ends(name: str) -> None:
     assert all("\n" not in paragraph for paragraph in COMMANDS[name].help.split("\n\n"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_what_the_page_names(sections, name):
+def test_help_names_what_the_page_names(sections: dict[str, str], name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     for option in options_of(COMMANDS[name]):

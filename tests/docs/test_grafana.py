@@ -14,27 +14,27 @@ DASHBOARD = json.loads((DOCS / "grafana" / "dashboard.json").read_text())
 ALERTS = DOCS / "grafana" / "alerts.yaml"
 
 
-def queries():
+def queries() -> tuple[list[str], list[str]]:
     panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     return panels, [rule["expr"] for rule in group["rules"]]
 
 
-def test_every_metric_that_is_asked_for_is_there():
-    known = set(re.findall(r"`([a-z_]+)`", (DOCS / "observability.md").read_text()))
+def test_every_metric_that_is_asked_for_is_there() -> None:
+    known = set(re.findall(r"`([a-z_]+)`", (DOCS / "reference" / "metrics.md").read_text()))
     panels, alerts = queries()
     assert len(panels) > 12
     for name in re.findall(r"astraflow_([a-z_]+)", " ".join(panels + alerts)):
         assert re.sub(r"_(bucket|sum|count)$", "", name) in known
 
 
-def test_panels_lie_beside_each_other():
+def test_panels_lie_beside_each_other() -> None:
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places) == len({panel["title"] for panel in DASHBOARD["panels"]})
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus' promtool")
-def test_prometheus_takes_the_rules_and_the_queries(tmp_path):
+def test_prometheus_takes_the_rules_and_the_queries(tmp_path: Path) -> None:
     panels, _ = queries()
     rules = [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(panels)]
     written = tmp_path / "panels.yaml"

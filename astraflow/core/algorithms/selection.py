@@ -122,6 +122,18 @@ class Greso(PromptSelector):
 
     Example, with the defaults: after one hard group 0.5, after two max(0.25, 0.4) = 0.4; an easy
     group then makes the streak 1 again, with 0.5, and three more of them max(0.0625, 0.1) = 0.1.
+
+    Attributes:
+        p_easy_init: p of easy groups, at first.
+        p_hard_init: p of hard groups, at first.
+        alpha_easy: Share of easy groups that is aimed at.
+        alpha_hard: Share of hard groups that is aimed at.
+        delta_p: What p changes by with a version.
+        p_min: Least p of either kind.
+        p_max: Largest p of either kind.
+        min_submit_easy: Least probability of a prompt with easy groups.
+        min_submit_hard: Least probability of a prompt with hard groups.
+        correct_threshold: Equal rewards above it are easy.
     """
 
     p_easy_init: float = 0.5

@@ -110,4 +110,4 @@ def _schema_faults(refused: AstraflowError) -> Iterator[Finding]:
             # What parts of a recipe say of each other has its place in the message.
             place, problem = named.group(1), problem[named.end() :]  # noqa: PLW2901
         what, _, cure = problem.partition("; ")
-        yield error(place, what, cure or "docs/recipes.md has every key")
+        yield error(place, what, cure or "`astraflow config schema` has every key")

@@ -151,6 +151,7 @@ class RegexOptions(Strict):
     """Without a pattern: the field of the prompt that has one. With a pattern that has a group: the
     field that the group's last match has to equal."""
     ignore_case: bool = False
+    """Whether large and small letters are the same."""
 
     @field_validator("pattern")
     @classmethod

@@ -37,7 +37,9 @@ class Judge:
         best: float = Field(default=10.0, gt=0)
         """The number of a perfect answer; what lies outside 0 .. best is cut."""
         temperature: float = Field(default=0.0, ge=0)
+        """Of the judge's sampling."""
         max_tokens: int = Field(default=512, ge=1)
+        """Of the judge's answer, at most."""
         time_s: float = Field(default=60.0, gt=0)
         """Seconds for one answer."""
 
