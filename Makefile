@@ -1,6 +1,6 @@
 # Two commands: `make demo` trains a policy end to end, `make test` passes the tests; `make
-# test-all` those that take long, too. All make their own environment first; nothing else has to
-# be installed.
+# test-all` those that take long, too. `make docs` builds the site of the documentation into
+# build/docs. All make their own environment first; nothing else has to be installed.
 #
 #   PYTHON       interpreter to start from (3.11 or later)
 #   VENV         where the environment goes
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-all test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check format proto clean
+.PHONY: demo test test-all test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -94,6 +94,9 @@ proto: $(VENV)/.dev
 	$(BIN)/python scripts/make_api_docs.py
 	$(BIN)/python scripts/make_reference.py
 
+docs: $(VENV)/.docs
+	$(BIN)/python scripts/build_docs.py
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
@@ -103,6 +106,10 @@ $(BIN)/python:
 $(VENV)/.demo: pyproject.toml constraints-cpu.txt | $(BIN)/python
 	$(INSTALL) --editable '.[torch,models,plot]'
 	$(COMPILE)
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints-cpu.txt | $(BIN)/python
+	$(INSTALL) --editable '.[docs]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints-cpu.txt | $(BIN)/python

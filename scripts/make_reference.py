@@ -35,6 +35,7 @@ from astraflow.workflows import registry
 PAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _MADE: Final = "Made by `scripts/make_reference.py` from"
 _ARGS: Final = re.compile(r"^(\w+): (.*(?:\n {4,}.*)*)$", re.MULTILINE)
+_PAGE: Final = re.compile(r"(?:docs/)?\b([\w-]+\.md)\b")
 _MARKUP: Final = re.compile(r"\[(?:/|bold)\]")
 _TYPES: Final = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 _KINDS: Final = {
@@ -123,8 +124,15 @@ def _paragraphs(text: str) -> str:
 def _plain(text: str) -> str:
     """Return text whose signs stand for themselves; what is between backticks stays."""
     parts = text.split("`")
-    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
+    for index in range(0, len(parts), 2):
+        signs = parts[index].replace("*", "\\*").replace("<", "&lt;")
+        parts[index] = _PAGE.sub(_linked, signs)
     return "`".join(parts)
+
+
+def _linked(name: re.Match[str]) -> str:
+    is_page = (PAGES.parent / name[1]).exists()
+    return f"[{name[1]}](../{name[1]})" if is_page else name[0]
 
 
 def _section(table: KeyTable, level: str) -> str:
@@ -223,7 +231,7 @@ def metrics_page() -> str:
     parts = [
         f"# Metrics\n{_MADE} what the processes tell. Every name begins with `astraflow_`; each "
         "process also has the `process_` metrics of the Prometheus client. "
-        "[What a run tells](../observability.md) says how they are scraped."
+        "[Metrics and traces](../metrics.md) says how they are scraped."
     ]
     for title, families in tables.items():
         rows = [_family(each) for each in families]

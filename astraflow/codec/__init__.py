@@ -1,4 +1,4 @@
 """The weight codec: pure functions from two versions to chunks and back.
 
-`docs/weights.md` has the bytes.
+`docs/codec.md` has the bytes.
 """

@@ -1,4 +1,4 @@
-/* Kernels of the weight codec; docs/weights.md has the bytes, kernels.py the interface.
+/* Kernels of the weight codec; docs/codec.md has the bytes, kernels.py the interface.
  *
  * Every function takes the level of the processor as its first argument (0 portable, 1 AVX2,
  * 2 AVX-512, 3 NEON), so that tests can run each level that the machine has. All levels give the

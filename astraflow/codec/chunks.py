@@ -15,7 +15,7 @@ Profile = CodecProfile
 """How a patch is coded: quickly or small."""
 
 CODEC_VERSION: Final = 3
-"""Of the byte format in docs/weights.md; raised when a reader has to change."""
+"""Of the byte format in docs/codec.md; raised when a reader has to change."""
 
 CHUNK_NBYTES: Final = 4 << 20
 """Largest payload, and the grid by which layouts are cut."""

@@ -1,6 +1,6 @@
 """Encoding: two versions become chunks. Canonical: the same two give the same bytes.
 
-One range becomes one chunk, by the cheapest encoding by the rules of docs/weights.md. What changed
+One range becomes one chunk, by the cheapest encoding by the rules of docs/codec.md. What changed
 in all ranges of a compact patch is counted before any of it is entropy coded: classes are chosen by
 the first eighth of every range, tables by all changes. Between the two passes about 3 bytes per
 change are held.
@@ -336,7 +336,7 @@ def encode_patch(
 ) -> EncodedPatch:
     """Return the patch that leads from `base` to `target`.
 
-    Every range takes its cheapest encoding by the rule in docs/weights.md. Neighbouring ranges
+    Every range takes its cheapest encoding by the rule in docs/codec.md. Neighbouring ranges
     that did not change are one chunk without a payload.
 
     Args:

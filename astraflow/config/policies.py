@@ -547,7 +547,7 @@ class TrainerConfig(Strict):
     slower. Unset: on the CPU."""
     ranks: int = Field(default=1, ge=1)
     """Processes that share the model and every batch; `astraflow run` starts them on its machine
-    with torchrun. docs/trainers.md says how to start them on many."""
+    with torchrun. docs/ranks.md says how to start them on many."""
     fsdp: Fsdp = Fsdp()
     """How the model lies over the ranks, and how it computes."""
     store: str | None = None

@@ -67,7 +67,7 @@ class JournalConfig(Strict):
 
 
 class Metrics(Strict):
-    """What every process tells Prometheus; see observability.md."""
+    """What every process tells Prometheus; see metrics.md."""
 
     listen: str = "127.0.0.1:0"
     """host:port of the hub's endpoint, or off; `astraflow run` gives its other processes the ports
@@ -83,7 +83,7 @@ class Metrics(Strict):
 
 
 class Tracing(Strict):
-    """A trace per group, over all processes; see observability.md."""
+    """A trace per group, over all processes; see metrics.md."""
 
     exporter: str = "off"
     """off; file or console: JSON lines; or the name of an installed OpenTelemetry exporter, such as
@@ -241,7 +241,7 @@ class Raas(Strict):
 
 
 class Gpus(Strict):
-    """How `astraflow run` shares the GPUs out among its processes; see scaling.md."""
+    """How `astraflow run` shares the GPUs out among its processes; see gpus.md."""
 
     layout: Literal["auto", "apart", "colocated"] = "auto"
     """apart: every rank of a trainer and every server has GPUs of its own. colocated: they share

@@ -1,7 +1,7 @@
 """What the hub says of itself: metric families when a scraper asks, `status.json` at the end.
 
-All of it is read from what status, books and the hub's own counters say; `docs/observability.md`
-lists it.
+All of it is read from what status, books and the hub's own counters say;
+`docs/reference/metrics.md` lists it.
 """
 
 import asyncio

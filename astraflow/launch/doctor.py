@@ -21,7 +21,7 @@ from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-# One connection's part of twice what is on its way at 4 Gbit/s x 300 ms: docs/weights.md, TCP.
+# One connection's part of twice what is on its way at 4 Gbit/s x 300 ms: docs/lanes.md, TCP.
 _FAR_NBYTES = 2 * 150_000_000 // 96
 _TCP = Path("/proc/sys/net/ipv4")
 _NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
@@ -208,7 +208,7 @@ def _tcp_lane() -> DoctorCheck:
         found=f"buffers up to {room / _MIB:.0f} MiB a connection",
         advice=""
         if wide
-        else "across oceans, raise the maxima of net.ipv4.tcp_rmem and tcp_wmem: docs/weights.md",
+        else "across oceans, raise the maxima of net.ipv4.tcp_rmem and tcp_wmem: docs/lanes.md",
     )
 
 

@@ -184,7 +184,7 @@ def _require_width(demands: Sequence[GpuDemand], gpu_count: int) -> None:
         if each.is_trainer and each.part_count > gpu_count:
             _refuse(
                 f"{each.name} has {each.part_count} ranks, each needs a GPU of its own, and a"
-                f" machine has {gpu_count}; docs/trainers.md has ranks on several machines"
+                f" machine has {gpu_count}; docs/ranks.md has ranks on several machines"
             )
         if not each.is_trainer and each.width > gpu_count:
             _refuse(

@@ -1,4 +1,4 @@
-"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes.
+"""Frames: how chunks look on lanes other than gRPC. docs/lanes.md has the bytes.
 
 What no sound peer sends is refused as CHUNK_INVALID.
 """

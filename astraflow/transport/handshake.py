@@ -6,7 +6,7 @@
 
 Proofs are over all that came before and the lane's name, keyed with what is derived from a secret:
 that of the run, or of one planned transfer. So none holds for another connection, lane or run, and
-none can be sent again. docs/weights.md has the bytes; ADR 17 says why they are so.
+none can be sent again. docs/lanes.md has the bytes; ADR 17 says why they are so.
 """
 
 import secrets

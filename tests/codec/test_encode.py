@@ -84,7 +84,7 @@ def test_the_same_two_versions_give_the_same_bytes(states, seed, share):
 
 
 def test_the_byte_format_is_what_the_documentation_says():
-    """Worked example of docs/weights.md; a change of these bytes needs a new codec version."""
+    """Worked example of docs/codec.md; a change of these bytes needs a new codec version."""
     layout = Layout.of([("w", Dtype.BF16, (512,))])
     base = np.full(512, 0x3F80, np.uint16)
     target = base.copy()

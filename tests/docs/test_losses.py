@@ -27,10 +27,12 @@ def test_every_row_can_be_put_in_a_recipe(page):
 
 
 def test_code_of_ones_own_is_named_in_a_line_and_works(blocks, tmp_path, monkeypatch):
-    shown = {title: code for _, title, code in blocks("losses.md") if title}
+    shown = {title: code for _, title, code in blocks("own-losses.md") if title}
     (tmp_path / "my_rl.py").write_text(shown["my_rl.py"])
     monkeypatch.syspath_prepend(tmp_path)
-    [recipe] = [code for kind, _, code in blocks("losses.md") if kind == "yaml" and "my_rl" in code]
+    [recipe] = [
+        code for kind, _, code in blocks("own-losses.md") if kind == "yaml" and "my_rl" in code
+    ]
     fields = yaml.safe_load(recipe)["policies"]["solver"]["trainer"]
     trainer = TrainerConfig.model_validate(fields)
     try_own_code(trainer.loss)
@@ -40,4 +42,4 @@ def test_code_of_ones_own_is_named_in_a_line_and_works(blocks, tmp_path, monkeyp
 
 
 def test_the_test_of_ones_own_loss_passes(run_example):
-    run_example("losses.md")
+    run_example("own-losses.md")

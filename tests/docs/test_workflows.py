@@ -26,7 +26,7 @@ def test_a_workflow_takes_twenty_lines(blocks):
 
 
 def test_the_scorer_that_is_shown_scores(blocks, tmp_path):
-    [code] = [code for _, title, code in blocks("workflows.md") if title == "my_scorers.py"]
+    [code] = [code for _, title, code in blocks("scorers.md") if title == "my_scorers.py"]
     (tmp_path / "my_scorers.py").write_text(code)
     spec = importlib.util.spec_from_file_location("my_scorers", tmp_path / "my_scorers.py")
     module = importlib.util.module_from_spec(spec)
@@ -36,7 +36,8 @@ def test_the_scorer_that_is_shown_scores(blocks, tmp_path):
 
 
 def shown(blocks):
-    return [yaml.safe_load(code) for kind, _, code in blocks("workflows.md") if kind == "yaml"]
+    both = [*blocks("workflows.md"), *blocks("scorers.md")]
+    return [yaml.safe_load(code) for kind, _, code in both if kind == "yaml"]
 
 
 def test_the_keys_of_a_workflow_are_those_of_a_recipe(blocks):

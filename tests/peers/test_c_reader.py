@@ -1,4 +1,4 @@
-"""The weight codec can be read from `docs/weights.md` alone: by C that shares no code with it."""
+"""The codec can be read from docs/codec*.md alone: by C that shares no code with it."""
 
 import json
 import os
