@@ -18,6 +18,7 @@ from astraflow.cli import (
     runs,
     simulate,
     tinker,
+    ui,
     weights,
 )
 from astraflow.config.run_dir import keep_files_private
@@ -40,6 +41,7 @@ app.command("ls")(runs.ls)
 app.command("show")(runs.show)
 app.command("compare")(runs.compare)
 app.command("logs")(runs.logs)
+app.command("ui")(ui.ui)
 app.command("stop")(runs.stop)
 app.command("status")(run.status)
 app.command("explain")(run.explain)

@@ -61,6 +61,11 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def batches(self) -> Path:
+        """One JSON line per optimizer step: where each of its rows came from."""
+        return self.root / "batches.jsonl"
+
+    @property
     def versions(self) -> Path:
         """One JSON line per version that went live, or failed to, on a RaaS."""
         return self.root / "versions.jsonl"

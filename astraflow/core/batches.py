@@ -18,7 +18,7 @@ from astraflow.core.ids import (
     RolloutId,
     TrajectoryId,
 )
-from astraflow.core.rollouts import Column, Trajectory, columns_fault
+from astraflow.core.rollouts import Column, Trajectory, VersionSpan, columns_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +169,31 @@ def _part_fault(part: BatchPart) -> str | None:
     if part.sources and len(part.sources) != part.row_count:
         return "a row needs one source, where there are any"
     return columns_fault(part.columns, row_count=part.row_count, token_count=part.token_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRow:
+    """Where one row of a settled batch came from, and what it counted for.
+
+    Attributes:
+        head: Of its group.
+        rollout_id: Of its rollout.
+        trajectory_index: Among the trajectories of the rollout.
+        member_id: Who made it.
+        reward: Its own, else the rollout's; NaN: none.
+        reward_parts: Of the rollout.
+        advantage: Of every token of it that was trained on.
+        version_spans: Of its sampled tokens.
+    """
+
+    head: BatchGroup
+    rollout_id: RolloutId
+    trajectory_index: int
+    member_id: MemberId
+    reward: float
+    reward_parts: Mapping[str, float]
+    advantage: float
+    version_spans: tuple[VersionSpan, ...]
 
 
 class BatchOutcome(StrEnum):

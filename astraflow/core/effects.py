@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final, cast, get_args
 from zlib import crc32
 
-from astraflow.core.batches import BatchHeader, EndOfData, IssuedPrompt
+from astraflow.core.batches import BatchHeader, EndOfData, IssuedPrompt, TrainedRow
 from astraflow.core.evals import EvalRun
 from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.members import Directive
@@ -189,6 +189,7 @@ class RecordBatch:
         version: Newest version when the batch was drawn.
         metrics: Of the hub and of the trainer.
         staleness_counts: Its rollouts by staleness in versions.
+        trained_rows: Its rows, in order.
     """
 
     policy_id: PolicyId
@@ -197,6 +198,7 @@ class RecordBatch:
     version: int
     metrics: Mapping[str, float]
     staleness_counts: Mapping[int, int] = field(default_factory=dict[int, int])
+    trained_rows: tuple[TrainedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,9 +344,9 @@ _ENCODERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
     (Sequence, lambda value: [_plain(each) for each in value]),
 )
 
-# Fields that the release before this one had not: bytes, which do not count, so that its journals
-# are gone on with.
-_LATER: Final = frozenset({"signature", "signing_key", "signing_seed"})
+# Fields that the release before this one had not: bytes, which do not count, and what is for the
+# record alone, so that its journals are gone on with.
+_LATER: Final = frozenset({"signature", "signing_key", "signing_seed", "trained_rows"})
 
 _EFFECTS: Final[Sequence[Any]] = get_args(Effect)
 

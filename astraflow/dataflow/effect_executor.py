@@ -114,13 +114,7 @@ class EffectExecutor:
             case AnnounceVersion():
                 self.watches.announce(effect.info)
             case RecordBatch():
-                self._recorder.batch(
-                    now,
-                    policy_id=effect.policy_id,
-                    step=effect.step,
-                    version=effect.version,
-                    metrics=effect.metrics,
-                )
+                self._recorder.batch(now, effect)
             case RecordVersion():
                 self._recorder.version(now, effect.member_id, effect.report)
             case EvalChanged():

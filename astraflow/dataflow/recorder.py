@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 from zlib import crc32
 
 from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.batches import TrainedRow
 from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalResult, EvalRun
-from astraflow.core.ids import GroupId, MemberId, PolicyId
-from astraflow.core.rollouts import Rollout, Trajectory
+from astraflow.core.ids import GroupId, MemberId
+from astraflow.core.rollouts import Rollout, Trajectory, VersionSpan
 from astraflow.core.status import SavedRun
 from astraflow.core.tasks import Prompt, TaskPurpose
 from astraflow.core.versions import VersionReport
@@ -46,18 +48,18 @@ class RunRecorder:
         self._keep_one_of = max(1, keep_one_group_of)
         self._lines = LineWriter()
 
-    def batch(
-        self,
-        now: datetime,
-        *,
-        policy_id: PolicyId,
-        step: int,
-        version: int | None,
-        metrics: Mapping[str, float],
-    ) -> None:
-        """Write one settled batch."""
-        row = {"time": now.isoformat(), "policy": policy_id, "step": step, "version": version}
-        self._lines.write(self._run_dir.metrics, row | dict(metrics))
+    def batch(self, now: datetime, batch: RecordBatch) -> None:
+        """Write one settled batch: its metrics, and where its rows came from."""
+        head = {
+            "time": now.isoformat(),
+            "policy": batch.policy_id,
+            "step": batch.step,
+            "version": batch.version,
+        }
+        self._lines.write(self._run_dir.metrics, head | dict(batch.metrics))
+        if batch.trained_rows:
+            make = partial(_trained_rows, head | {"batch_id": batch.batch_id}, batch.trained_rows)
+            self._lines.write_later(self._run_dir.batches, make)
 
     def version(self, now: datetime, member_id: MemberId, report: VersionReport) -> None:
         """Write that a version went live, or failed to, on a member."""
@@ -124,13 +126,7 @@ class RunRecorder:
                 if line.eval_run.eval_run_id not in evals:
                     self.eval_run(time, line.eval_run)
             elif (line.policy_id, line.step, line.version) not in metrics:
-                self.batch(
-                    time,
-                    policy_id=line.policy_id,
-                    step=line.step,
-                    version=line.version,
-                    metrics=line.metrics,
-                )
+                self.batch(time, line)
 
     def flush(self) -> None:
         """Wait until all lines are in their files; blocks, so call it off the loop.
@@ -200,6 +196,48 @@ def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> d
     return row
 
 
+def _trained_rows(head: Mapping[str, Any], rows: Sequence[TrainedRow]) -> dict[str, Any]:
+    """Return rows column by column; groups and members once, by their place in a list."""
+    groups = {row.head.group_id: row.head for row in rows}
+    places = {group_id: place for place, group_id in enumerate(groups)}
+    members = {member_id: n for n, member_id in enumerate(dict.fromkeys(r.member_id for r in rows))}
+    parts = dict.fromkeys(name for row in rows for name in row.reward_parts)
+    return {
+        **head,
+        "groups": [
+            {
+                "group_id": group.group_id,
+                "data_set": group.data_set,
+                "prompt_id": group.prompt_id,
+                "epoch": group.epoch,
+            }
+            for group in groups.values()
+        ],
+        "members": list(members),
+        "rows": {
+            "group": [places[row.head.group_id] for row in rows],
+            "rollout_id": [row.rollout_id for row in rows],
+            "trajectory": [row.trajectory_index for row in rows],
+            "member": [members[row.member_id] for row in rows],
+            "reward": [_told(row.reward) for row in rows],
+            "advantage": [_told(row.advantage) for row in rows],
+            "version_spans": [_spans(row.version_spans) for row in rows],
+        },
+        "reward_parts": {
+            name: [_told(row.reward_parts.get(name, nan)) for row in rows] for name in parts
+        },
+    }
+
+
+def _told(value: float) -> float | None:
+    """Return a number in six digits; None: there is none."""
+    return float(f"{value:.6g}") if isfinite(value) else None
+
+
+def _spans(spans: Sequence[VersionSpan]) -> list[list[int]]:
+    return [[span.version, span.length] for span in spans]
+
+
 def _rollout_row(
     now: datetime,
     rollout: Rollout,
@@ -225,12 +263,17 @@ def _rollout_row(
         "reward_parts": dict(rollout.reward_parts),
         "metrics": dict(rollout.metrics),
         "versions": dict(rollout.policy_versions),
-        "trajectories": [_trajectory_row(each, payload_url) for each in rollout.trajectories],
+        "start_time": None if rollout.start_time is None else rollout.start_time.isoformat(),
+        "finish_time": None if rollout.finish_time is None else rollout.finish_time.isoformat(),
+        "sampled_tokens": sum(each.sampled_count for each in rollout.trajectories),
     }
     if rollout.failure is not None:
         failure = rollout.failure
         row |= {"reason": failure.reason, "message": failure.message, "cause": failure.cause}
-    return row
+    # Last: who looks through many lines leaves out the end of each.
+    return row | {
+        "trajectories": [_trajectory_row(each, payload_url) for each in rollout.trajectories]
+    }
 
 
 def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
@@ -240,6 +283,10 @@ def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
         arrays = {
             "tokens": trajectory.tokens.tolist(),
             "sampled_mask": trajectory.sampled_mask.astype(int).tolist(),
+            # Of the sampled tokens alone: those of the others are 0.
+            "logprobs": [
+                round(each, 4) for each in trajectory.logprobs[trajectory.sampled_mask].tolist()
+            ],
         }
     else:
         where = {"url": payload_url, "name": payload.name, "digest": payload.digest.hex()}
@@ -251,7 +298,7 @@ def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
         "reward": trajectory.reward,
         "sampled_count": trajectory.sampled_count,
         **arrays,
-        "version_spans": [[span.version, span.length] for span in trajectory.version_spans],
+        "version_spans": _spans(trajectory.version_spans),
     }
 
 

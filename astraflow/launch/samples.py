@@ -1,7 +1,7 @@
 """Sampled rollouts of a run, for people to look at."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
@@ -60,7 +60,9 @@ def show_rollouts(
 
     What lies in the payload store is read from there, as long as the run has not removed it.
     """
-    rows = [row | {"trajectories": list(map(_whole, row["trajectories"]))} for row in rows]
+    rows = [
+        row | {"trajectories": list(map(whole_trajectory, row["trajectories"]))} for row in rows
+    ]
     if as_json:
         for row in rows:
             console.file.write(json.dumps(row) + "\n")
@@ -68,13 +70,13 @@ def show_rollouts(
     if not rows:
         console.print(f"{run_dir.root} has no rollouts recorded that are like that")
         return
-    decoders = _Decoders(run_dir)
+    tokenizers = RunTokenizers(run_dir)
     table = Table("prompt", "what was written", "outcome", "reward", "parts", show_lines=True)
     for row in rows:
         reward = row.get("reward")
         table.add_row(
             Text(_short(row["prompt"])),
-            Text("\n").join(decoders.text(part) for part in row["trajectories"]),
+            Text("\n").join(tokenizers.text(part) for part in row["trajectories"]),
             row["outcome"],
             "-" if reward is None else f"{reward:.3g}",
             ", ".join(f"{name} {value:.3g}" for name, value in row["reward_parts"].items()),
@@ -82,7 +84,7 @@ def show_rollouts(
     console.print(table)
 
 
-def _whole(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+def whole_trajectory(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a trajectory with its tokens, or with why they are not to be had."""
     if "payload" not in trajectory:
         return trajectory
@@ -94,38 +96,56 @@ def _whole(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
     except AstraflowError as error:
         return {**trajectory, "payload": where | {"fault": f"({error.message})"}}
     tokens = {name: arrays[name].astype(int).tolist() for name in ("tokens", "sampled_mask")}
-    return {**trajectory, **tokens}
+    logprobs = arrays["logprobs"][arrays["sampled_mask"].astype(bool)]
+    return {**trajectory, **tokens, "logprobs": [round(each, 4) for each in logprobs.tolist()]}
 
 
-class _Decoders:
-    """Turns tokens back into text with the tokenizer of the run's own checkpoints."""
+class RunTokenizers:
+    """Turns tokens back into text with the tokenizers of the run's own checkpoints."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
-        self._by_policy: dict[str, Callable[[list[int]], str]] = {}
+        self._by_policy: dict[str, Any] = {}
 
     def text(self, trajectory: Mapping[str, Any]) -> Text:
         """Return a trajectory's text: what was given is dim, what was sampled is not."""
         policy = trajectory["policy"]
-        if policy not in self._by_policy:
-            self._by_policy[policy] = self._load(policy)
         text = Text(f"{trajectory['agent'] or policy}: ", style="cyan")
         if "tokens" not in trajectory:
             return text.append(trajectory["payload"]["fault"], style="dim")
         pairs = zip(trajectory["tokens"], trajectory["sampled_mask"], strict=True)
         for sampled, run in groupby(pairs, key=itemgetter(1)):
-            words = self._by_policy[policy]([token for token, _ in run])
+            words = self._words(policy, [token for token, _ in run])
             text.append(words, style="bold" if sampled else "dim")
         return text
 
-    def _load(self, policy: str) -> Callable[[list[int]], str]:
-        files = sorted(self._run_dir.checkpoints(policy).glob("*/tokenizer.json"))
-        if not files or find_spec("tokenizers") is None:
-            return lambda tokens: " ".join(map(str, tokens))
-        from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+    def pieces(self, policy: str, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token adds; a character of several tokens is the last one's."""
+        tokenizer = self._tokenizer(policy)
+        if tokenizer is None:
+            return [f"{token} " for token in tokens]
+        from tokenizers.decoders import DecodeStream  # noqa: PLC0415 - an extra
 
-        tokenizer = Tokenizer.from_file(str(files[0]))
-        return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=False))
+        stream: Any = DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, token) or "" for token in tokens]
+
+    def _words(self, policy: str, tokens: list[int]) -> str:
+        tokenizer = self._tokenizer(policy)
+        if tokenizer is None:
+            return " ".join(map(str, tokens))
+        return str(tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def _tokenizer(self, policy: str) -> Any:
+        """Return the tokenizer of a policy; None: it is not to be had."""
+        if policy not in self._by_policy:
+            files = sorted(self._run_dir.checkpoints(policy).glob("*/tokenizer.json"))
+            if files and find_spec("tokenizers") is not None:
+                from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+                self._by_policy[policy] = Tokenizer.from_file(str(files[0]))
+            else:
+                self._by_policy[policy] = None
+        return self._by_policy[policy]
 
 
 def _short(prompt: Any) -> str:

@@ -140,12 +140,33 @@ def _print_json(
     books: tuple[LedgerAccount, ...] = (),
     waits: list[WaitReason] | None = None,
 ) -> None:
+    print(status_to_json(status, books, waits), flush=True)  # noqa: T201 - the command's output
+
+
+def status_to_json(
+    status: RunStatus,
+    books: Sequence[LedgerAccount] = (),
+    waits: Sequence[WaitReason] | None = None,
+) -> str:
+    """Return the state of a run for machines, with its books and waits where they are given."""
     fields: dict[str, Any] = asdict(status)
     if books:
         fields["books"] = [asdict(each) | {"balanced": each.is_balanced} for each in books]
     if waits is not None:
         fields["waits"] = [asdict(wait) for wait in waits]
-    print(json.dumps(fields, default=_plain), flush=True)  # noqa: T201 - the command's output
+    return json.dumps(fields, default=_plain)
+
+
+async def live_status(run_dir: RunDir) -> str:
+    """Return the state of a live run for machines, with its books and waits.
+
+    Raises:
+        AstraflowError: NOT_READY when no hub of this run can be reached.
+    """
+    async with ControlClient.of(run_dir) as control:
+        status = await control.get_run()
+        books, waits = await control.ledger.accounts(), await _waits(control, status)
+    return status_to_json(status, books, waits)
 
 
 def _plain(value: object) -> str:

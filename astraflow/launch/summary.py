@@ -115,7 +115,7 @@ def summarise(
     """Return what a run's files come to."""
     steps: dict[str, list[Row]] = defaultdict(list)
     for row in read_json_lines(run_dir.metrics):
-        _keep(steps[row["policy"]], row)
+        keep_step(steps[row["policy"]], row)
     live: dict[str, list[Row]] = defaultdict(list)
     for row in read_json_lines(run_dir.versions):
         if row.get("state", "live") == "live":
@@ -148,7 +148,7 @@ def summarise(
     )
 
 
-def _keep(steps: list[Row], row: Row) -> None:
+def keep_step(steps: list[Row], row: Row) -> None:
     """Append a step; one that comes again takes the place of what was lost with its trainer."""
     while steps and steps[-1]["step"] >= row["step"]:
         steps.pop()

@@ -1,10 +1,13 @@
 import json
 from datetime import UTC, datetime, timedelta
+from math import nan
 
 import numpy as np
 import pytest
 
 from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.batches import BatchGroup, TrainedRow
+from astraflow.core.effects import RecordBatch
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
@@ -52,11 +55,15 @@ def rollout(*trajectories):
     )
 
 
+def batch(**fields):
+    return RecordBatch(policy_id="solver", batch_id="b-1", **fields)
+
+
 PROMPT = Prompt(prompt_id="p-1", data_set="train", fields={"prompt": "cab"})
 
 
 def test_a_batch_is_one_line_of_metrics(recorder, run_dir):
-    recorder.batch(NOW, policy_id="solver", step=7, version=6, metrics={"reward/mean": 0.25})
+    recorder.batch(NOW, batch(step=7, version=6, metrics={"reward/mean": 0.25}))
     recorder.flush()
     assert read_json_lines(run_dir.metrics) == [
         {
@@ -67,6 +74,40 @@ def test_a_batch_is_one_line_of_metrics(recorder, run_dir):
             "reward/mean": 0.25,
         }
     ]
+
+
+def test_the_rows_of_a_batch_say_where_they_came_from(recorder, run_dir):
+    head = BatchGroup(group_id="g-1", prompt_id="p-1", data_set="train", sample_count=2)
+
+    def row(name, reward, advantage):
+        return TrainedRow(
+            head=head,
+            rollout_id=name,
+            trajectory_index=0,
+            member_id="m-1",
+            reward=reward,
+            reward_parts={"order": reward},
+            advantage=advantage,
+            version_spans=(VersionSpan(version=3, length=2),),
+        )
+
+    rows = (row("r-1", 0.5, 0.25), row("r-2", nan, 0.0))
+    recorder.batch(NOW, batch(step=7, version=6, metrics={}, trained_rows=rows))
+    recorder.flush()
+    (line,) = read_json_lines(run_dir.batches)
+    prompt = {"group_id": "g-1", "data_set": "train", "prompt_id": "p-1", "epoch": 0}
+    assert (line["step"], line["batch_id"], line["groups"]) == (7, "b-1", [prompt])
+    assert line["members"] == ["m-1"]
+    assert line["rows"] == {
+        "group": [0, 0],
+        "rollout_id": ["r-1", "r-2"],
+        "trajectory": [0, 0],
+        "member": [0, 0],
+        "reward": [0.5, None],
+        "advantage": [0.25, 0.0],
+        "version_spans": [[[3, 2]], [[3, 2]]],
+    }
+    assert line["reward_parts"] == {"order": [0.5, None]}
 
 
 def test_a_version_that_failed_says_why(recorder, run_dir):
@@ -103,6 +144,7 @@ def test_a_rollout_lies_with_its_policy_or_with_all(recorder, run_dir):
     assert row["prompt"] == {"prompt": "cab"}
     assert row["trajectories"][0]["tokens"] == [5, 6, 7]
     assert row["trajectories"][0]["version_spans"] == [[3, 2]]
+    assert row["trajectories"][0]["logprobs"] == [-1, -2]
     assert (row["reward"], row["reward_parts"], row["outcome"]) == (0.5, {"order": 0.5}, "scored")
     (pair,) = read_json_lines(run_dir.rollouts / "all.jsonl")
     assert [t["policy"] for t in pair["trajectories"]] == ["solver", "verifier"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from astraflow.core.batches import BatchHeader, BatchOutcome
+from astraflow.core.batches import BatchHeader, BatchOutcome, TrainedRow
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.packing import Share, share_out
@@ -70,6 +70,25 @@ class Lease:
         """All rows of it, in the order that shares and parts keep."""
         samples = self.samples + self.replayed_samples
         return [row for sample in samples for row in sample.rows]
+
+    @property
+    def trained_rows(self) -> tuple[TrainedRow, ...]:
+        """What `rows` came from, in their order."""
+        return tuple(
+            TrainedRow(
+                head=group.head,
+                rollout_id=row.rollout.rollout_id,
+                trajectory_index=row.rollout.trajectories.index(row.trajectory),
+                member_id=sample.entry.member_id,
+                reward=row.reward,
+                reward_parts=row.rollout.reward_parts,
+                advantage=row.advantage,
+                version_spans=row.trajectory.version_spans,
+            )
+            for group in (*self.groups, *self.replayed)
+            for sample in group.samples
+            for row in sample.rows
+        )
 
     def deliver(self, rank: int, *, world_size: int, max_tokens: int) -> tuple[BatchHeader, Share]:
         """Return what one rank is sent; every rank, and every time, the same rows."""

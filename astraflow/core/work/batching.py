@@ -215,6 +215,7 @@ class Batching:
                 version=lease.version,
                 metrics=policy.metrics,
                 staleness_counts=policy.window.newest_staleness_counts,
+                trained_rows=lease.trained_rows,
             )
         )
 

@@ -1,0 +1,1 @@
+"""A page that shows runs: what it reads of them, how it is served, how one is exported."""

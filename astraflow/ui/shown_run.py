@@ -1,0 +1,207 @@
+"""One run as the page shows it: what its folder says, and its hub while it is live.
+
+Whatever is asked for is answered from columns and offsets in memory; files are read once, and
+again where they grew.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from math import sqrt
+from threading import Lock
+from typing import Any
+
+import structlog
+from pydantic_core import from_json
+
+from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.run_folder import is_live
+from astraflow.launch.runs import row_of
+from astraflow.launch.samples import RunTokenizers, whole_trajectory
+from astraflow.launch.status import live_status
+from astraflow.launch.summary import Row, keep_step
+from astraflow.ui.lines import GrowingLines
+from astraflow.ui.rollout_table import RolloutSearch, RolloutTable, finite
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+
+_HEAD = frozenset({"time", "policy", "step", "version"})
+
+
+class ShownRun:
+    """A run of which the page shows everything.
+
+    Attributes:
+        key: Its name on the page; no other run has it.
+        rollouts: Its recorded rollouts.
+    """
+
+    def __init__(self, key: str, run_dir: RunDir) -> None:
+        self.key = key
+        self.run_dir = run_dir
+        self.rollouts = RolloutTable(run_dir)
+        self._tokenizers = RunTokenizers(run_dir)
+        self._steps: dict[str, list[Row]] = {}
+        self._step_lines = GrowingLines(run_dir.metrics)
+        self._batch_lines = GrowingLines(run_dir.batches)
+        # Where the line of a step begins, by policy and step.
+        self._batches: dict[tuple[str, int], int] = {}
+        self._reading, self._indexing = Lock(), Lock()
+
+    def head(self) -> Json:
+        """Return what stands in the list of runs."""
+        steps = self._read_steps()
+        metrics = {name for rows in steps.values() for row in rows[-1:] for name in row}
+        return {
+            "key": self.key,
+            **row_of(self.run_dir),
+            "is_live": is_live(self.run_dir),
+            "policies": list(steps),
+            "last_steps": {policy: rows[-1]["step"] for policy, rows in steps.items()},
+            "metrics": sorted(metrics - _HEAD),
+        }
+
+    def evals(self) -> list[Json]:
+        """Return every evaluation that was finished."""
+        return read_json_lines(self.run_dir.evals)
+
+    def curves(self, metric: str) -> Json:
+        """Return one metric over the steps of every policy.
+
+        A mean over rollouts has an error: 1.96 standard errors, which it is within with 95 %.
+        """
+        deviation = metric.removesuffix("mean") + "std" if metric.endswith("/mean") else ""
+        return {
+            policy: {
+                "step": [row["step"] for row in rows],
+                "version": [row["version"] for row in rows],
+                "time": [row["time"] for row in rows],
+                "value": [finite(row.get(metric)) for row in rows],
+                "error": [_error(row, deviation) for row in rows]
+                if any(deviation in row for row in rows[-1:])
+                else None,
+            }
+            for policy, rows in self._read_steps().items()
+        }
+
+    def step(self, policy: str, step: int) -> Json:
+        """Return what a step was trained on: every row, its group, node, versions, advantage.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when there is no such step.
+        """
+        rows = {row["step"]: row for row in self._read_steps().get(policy, ())}
+        if step not in rows:
+            raise AstraflowError(Reason.INVALID_FIELD, f"{policy} has no step {step} in this run")
+        self.index()
+        known = sorted(rows)
+        place = known.index(step)
+        found: Json = {
+            "policy": policy,
+            "step": step,
+            "before": known[place - 1] if place else None,
+            "after": known[place + 1] if place + 1 < len(known) else None,
+            "metrics": rows[step],
+            "recorded": self.rollouts.steps_beside(policy, step),
+            "batch": None,
+        }
+        offset = self._batches.get((policy, step))
+        if offset is not None:
+            batch = self._batch_lines.at(offset)
+            ids = batch["rows"]["rollout_id"]
+            batch["rows"]["is_recorded"] = [each in self.rollouts.places for each in ids]
+            found["batch"] = batch
+        return found
+
+    def find_rollouts(self, query: Mapping[str, str]) -> Json:
+        """Return a page of the recorded rollouts, and how many there are like that."""
+        search = RolloutSearch.parse(query)
+        places = self.rollouts.find(search)
+        page = places[search.offset : search.offset + search.limit]
+        return {
+            "total": len(self.rollouts),
+            "found": len(places),
+            "left_nbytes": self.rollouts.left_nbytes,
+            "words": self.rollouts.words(),
+            "offset": search.offset,
+            "rows": self.rollouts.rows(page.tolist()),
+        }
+
+    def rollout(self, rollout_id: str) -> Json:
+        """Return one recorded rollout with the text of its tokens, and the others of its group.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it is not recorded.
+        """
+        self.index()
+        line = self.rollouts.line(rollout_id)
+        trajectories = [dict(whole_trajectory(each)) for each in line["trajectories"]]
+        for each in trajectories:
+            if "tokens" in each:
+                each["pieces"] = self._tokenizers.pieces(each["policy"], each["tokens"])
+        places = self.rollouts.of_group(line["group_id"])
+        return {
+            **line,
+            "trajectories": trajectories,
+            "place": self.rollouts.rows([self.rollouts.places[rollout_id]])[0],
+            "group": self.rollouts.rows(places),
+        }
+
+    def timeline(self) -> Json:
+        """Return what each trainer did when, and when each version went live on each node."""
+        versions = read_json_lines(self.run_dir.versions)
+        names = ("time", "policy", "version", "member", "state", "pulled_nbytes", "pull_s")
+        steps = {
+            policy: {
+                "step": [row["step"] for row in rows],
+                "time": [row["time"] for row in rows],
+                "wait_s": [row.get("time/wait_s") for row in rows],
+                "train_s": [row.get("time/train_s") for row in rows],
+            }
+            for policy, rows in self._read_steps().items()
+        }
+        columns = {name: [row.get(name) for row in versions] for name in (*names, "pause_s")}
+        return {"trainers": steps, "versions": columns}
+
+    async def status(self) -> Json:
+        """Return what the hub knows, of a live run, or knew at the end; empty: it told nobody."""
+        if is_live(self.run_dir):
+            try:
+                return from_json(await live_status(self.run_dir))
+            except AstraflowError as error:
+                log.warning("the hub of a live run does not answer", run=self.key, why=str(error))
+        if not self.run_dir.status.exists():
+            return {}
+        return json.loads(await asyncio.to_thread(self.run_dir.status.read_text))
+
+    def index(self) -> None:
+        """Read what is new of the recorded rollouts and of what was trained on; blocks."""
+        with self._indexing:
+            # First: what they were made of was written before them.
+            batches = list(self._batch_lines.new())
+            self.rollouts.refresh()
+            for offset, line in batches:
+                self._note_batch(offset, from_json(line))
+
+    def _note_batch(self, offset: int, batch: Json) -> None:
+        step, rows = batch["step"], batch["rows"]
+        self._batches[batch["policy"], step] = offset
+        for row, rollout_id in enumerate(rows["rollout_id"]):
+            advantage = rows["advantage"][row]
+            self.rollouts.train(rollout_id, step=step, row=row, advantage=advantage)
+
+    def _read_steps(self) -> dict[str, list[Row]]:
+        with self._reading:
+            for _, line in self._step_lines.new():
+                row = from_json(line)
+                keep_step(self._steps.setdefault(row["policy"], []), row)
+            return self._steps
+
+
+def _error(row: Row, deviation: str) -> float | None:
+    """Return how far the mean over the rollouts of a step may be off, with 95 %."""
+    found = finite(row.get(deviation))
+    return None if found is None else 1.96 * found / sqrt(max(1.0, row.get("batch/rollouts", 1.0)))

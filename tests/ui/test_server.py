@@ -1,0 +1,159 @@
+"""What the page is told of a run, and who is told."""
+
+import httpx
+import pytest
+
+from astraflow.config.run_dir import read_json_lines
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.ui.server import serve_page, shown_runs
+
+RUN = "/api/runs/small"
+
+
+async def test_a_run_is_told_with_its_metrics_and_its_policies(recorded, serve):
+    async with serve(recorded) as page:
+        (run,) = (await page.get("/api/runs")).json()["runs"]
+    assert (run["key"], run["policies"], run["last_steps"]) == ("small", ["solver"], {"solver": 4})
+    assert "reward/mean" in run["metrics"]
+    assert not run["is_live"]
+
+
+async def test_a_curve_is_the_column_of_metrics_with_how_far_a_mean_may_be_off(recorded, serve):
+    async with serve(recorded) as page:
+        curve = (await page.get(f"{RUN}/curves/reward/mean")).json()["solver"]
+    rows = read_json_lines(recorded / "metrics.jsonl")
+    assert curve["value"] == [row["reward/mean"] for row in rows]
+    # 1.96 standard errors of the 8 rollouts of a step.
+    assert curve["error"] == pytest.approx([1.96 * row["reward/std"] / 8**0.5 for row in rows])
+
+
+async def test_a_step_leads_to_the_rollouts_that_it_trained_on(recorded, serve):
+    async with serve(recorded) as page:
+        steps = [(await page.get(f"{RUN}/steps/solver/{n}")).json() for n in (1, 2, 3, 4)]
+        seen = 0
+        for step in steps:
+            rows = step["batch"]["rows"]
+            assert len(rows["rollout_id"]) == 8
+            for row, rollout_id in enumerate(rows["rollout_id"]):
+                if not rows["is_recorded"][row]:
+                    continue
+                seen += 1
+                rollout = (await page.get(f"{RUN}/rollouts/{rollout_id}")).json()
+                place, group = rollout["place"], step["batch"]["groups"][rows["group"][row]]
+                assert (place["step"], place["row"]) == (step["step"], row)
+                assert place["advantage"] == rows["advantage"][row]
+                assert rollout["reward"] == pytest.approx(rows["reward"][row], rel=1e-5)
+                assert rollout["prompt_id"] == group["prompt_id"]
+                assert rollout["member"] == step["batch"]["members"][rows["member"][row]]
+                (trajectory,) = rollout["trajectories"]
+                assert trajectory["version_spans"] == rows["version_spans"][row]
+                assert len(trajectory["logprobs"]) == sum(trajectory["sampled_mask"])
+                assert len(trajectory["pieces"]) == len(trajectory["tokens"])
+                assert len(rollout["group"]) == 4
+    assert seen
+    assert (steps[0]["before"], steps[0]["after"], steps[-1]["after"]) == (None, 2, None)
+
+
+async def test_rollouts_are_sorted_and_chosen_by_the_server(recorded, serve):
+    async with serve(recorded) as page:
+
+        async def find(**query):
+            return (await page.get(f"{RUN}/rollouts", params=query)).json()
+
+        everything = await find(sort="reward")
+        rewards = [row["reward"] for row in everything["rows"]]
+        assert rewards == sorted(rewards)
+        assert everything["found"] == everything["total"] == len(rewards)
+        middle = rewards[len(rewards) // 2]
+        high = await find(**{"sort": "-reward", "reward.min": middle})
+        assert [row["reward"] for row in high["rows"]] == sorted(
+            (each for each in rewards if each >= middle), reverse=True
+        )
+        some = await find(sort="reward", offset=2, limit=3)
+        assert some["rows"] == everything["rows"][2:5]
+        node = everything["words"]["member"][0]
+        assert {row["member"] for row in (await find(member=node))["rows"]} == {node}
+        one = everything["rows"][0]
+        assert one in (await find(text=one["group"]))["rows"]
+        untrained = [row for row in (await find(sort="-step"))["rows"] if row["step"] is None]
+        assert (await find(sort="-step"))["rows"][len(rewards) - len(untrained) :] == untrained
+
+
+async def test_what_cannot_be_asked_is_refused_by_its_name(recorded, serve):
+    async with serve(recorded) as page:
+        for path, said in {
+            f"{RUN}/rollouts?sort=colour": "colour",
+            f"{RUN}/rollouts?reward.min=much": "much",
+            f"{RUN}/rollouts/nobody/1": "nobody/1",
+            f"{RUN}/steps/solver/77": "77",
+            "/api/runs/other/evals": "other",
+        }.items():
+            answer = await page.get(path)
+            assert answer.status_code == 404
+            assert said in answer.json()["error"]
+
+
+async def test_books_and_timeline_are_those_of_the_hub(recorded, serve):
+    async with serve(recorded) as page:
+        status = (await page.get(f"{RUN}/status")).json()
+        timeline = (await page.get(f"{RUN}/timeline")).json()
+    assert [account["balanced"] for account in status["books"]] == [True]
+    assert timeline["trainers"]["solver"]["step"] == [1, 2, 3, 4]
+    assert set(timeline["versions"]["member"]) <= {each["member_id"] for each in status["members"]}
+
+
+async def test_what_a_run_writes_meanwhile_is_read_on(recorded, serve, tmp_path):
+    growing = tmp_path / "small"
+    (growing / "rollouts").mkdir(parents=True)
+    (growing / "recipe.yaml").write_text((recorded / "recipe.yaml").read_text())
+    names = ("metrics.jsonl", "batches.jsonl", "rollouts/solver.jsonl")
+    lines = {name: (recorded / name).read_text().splitlines(keepends=True) for name in names}
+
+    def write(name, count, torn=""):
+        (growing / name).write_text("".join(lines[name][:count]) + torn)
+
+    for name in names:
+        write(name, 1, torn=lines[name][1][:40])
+    (run,) = shown_runs([growing])
+    run.index()
+    assert len(run.rollouts) == 1
+    assert len(run.curves("reward/mean")["solver"]["step"]) == 1
+    for name in names:
+        write(name, None)
+    run.index()
+    assert len(run.rollouts) == len(lines["rollouts/solver.jsonl"])
+    assert run.head()["last_steps"] == {"solver": 4}
+    assert all(row["step"] for row in run.rollouts.rows(range(1)))
+
+
+async def test_only_who_has_the_key_is_let_in_and_only_by_a_name_of_this_machine(recorded):
+    async with serve_page(shown_runs([recorded])) as url, httpx.AsyncClient() as client:
+        base = url.split("?")[0]
+        assert (await client.get(f"{base}api/runs")).status_code == 403
+        assert (await client.get(f"{base}?key=guess")).status_code == 403
+        entered = await client.get(url)
+        assert entered.status_code == 307
+        elsewhere = {"host": "evil.example:80"}
+        assert (await client.get(f"{base}api/runs", headers=elsewhere)).status_code == 403
+        answer = await client.get(base)
+        assert answer.status_code == 200
+        assert "script-src 'self';" in answer.headers["content-security-policy"]
+        assert (await client.get(f"{base}../server.py")).status_code == 404
+
+
+async def test_runs_of_one_name_are_told_apart(recorded, serve, tmp_path):
+    other = tmp_path / "small"
+    other.mkdir()
+    (other / "recipe.yaml").write_text(
+        (recorded / "recipe.yaml").read_text().replace("seed: 0", "seed: 1")
+    )
+    async with serve(recorded, other) as page:
+        told = (await page.get("/api/runs")).json()
+    assert [run["key"] for run in told["runs"]] == ["small", "small-2"]
+    assert told["differences"]["seed"] == [0, 1]
+
+
+def test_a_folder_of_no_run_is_refused(tmp_path):
+    with pytest.raises(AstraflowError, match="no folder of a run") as raised:
+        shown_runs([tmp_path])
+    assert raised.value.reason is Reason.NOT_READY
