@@ -1,6 +1,5 @@
 """The command line: what each command is called, and what an error looks like."""
 
-import re
 import sys
 from inspect import cleandoc
 
@@ -21,6 +20,7 @@ from astraflow.cli import (
     ui,
     weights,
 )
+from astraflow.config.extras import cure_of
 from astraflow.config.run_dir import keep_files_private
 from astraflow.core.errors import AstraflowError
 
@@ -89,21 +89,6 @@ def _unwrap_help(group: typer.Typer) -> None:
 _unwrap_help(app)
 
 
-def _cure(module: str) -> str | None:
-    """Return how to install what a missing module is of; None: no extra of ours has it."""
-    from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415
-
-    try:
-        wanted = requires("astraflow") or []
-    except PackageNotFoundError:
-        return None
-    for requirement in wanted:
-        found = re.fullmatch(r'([\w.-]+).*extra == "([\w-]+)"', requirement)
-        if found is not None and found[1].replace("-", "_").lower() == module.lower():
-            return f"pip install 'astraflow[{found[2]}]'"
-    return None
-
-
 def main() -> None:
     """Run the command line; an error that has a name is one line and exit code 1.
 
@@ -117,7 +102,7 @@ def main() -> None:
         sys.exit(1)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        cure = _cure(module)
+        cure = cure_of(module)
         if cure is None:
             raise
         typer.secho(f"error: this needs {module}: {cure}", err=True, fg=typer.colors.RED)

@@ -66,6 +66,21 @@ main()
     assert done.stderr.strip() == "error: this needs tokenizers: pip install 'astraflow[torch]'"
 
 
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("starlette", "http"), ("zmq", "http"), ("psycopg", "postgres"), ("math_verify", "math")],
+)
+def test_a_module_is_cured_by_the_extra_that_brings_it(module, extra, monkeypatch, capsys):
+    def command():
+        raise ModuleNotFoundError(name=f"{module}.part")
+
+    monkeypatch.setattr("astraflow.cli.main.app", command)
+    with pytest.raises(SystemExit):
+        main()
+    cure = f"error: this needs {module}: pip install 'astraflow[{extra}]'"
+    assert capsys.readouterr().err.strip() == cure
+
+
 def test_a_dry_run_prints_the_resolved_recipe():
     arguments = ["run", "recipes/sort.yaml", "--dry-run", "--set", "seed=7"]
     said = CliRunner().invoke(app, arguments).stdout

@@ -4,6 +4,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from astraflow.config.extras import cure_of
 from astraflow.config.loader import problems_of
 from astraflow.config.recipe import Algorithm, TrainerConfig
 from astraflow.core.algorithms import advantages, finding
@@ -182,16 +184,39 @@ def check_packages(subject: Subject) -> Iterator[Finding]:
         wanted["httpx"] = ("raas.engine.kind", "http")
     if recipe.http.port is not None:
         wanted |= dict.fromkeys(("fastapi", "uvicorn"), ("http.port", "http"))
-    for name, policy in recipe.policies.items():
-        if policy.trainer.store is not None:
-            wanted["fsspec"] = (f"policies.{name}.trainer.store", "store")
-    if recipe.rollouts.payloads is not None:
-        wanted["fsspec"] = ("rollouts.payloads", "store")
+    if recipe.hub.journal.kind == "postgres":
+        wanted["psycopg"] = ("hub.journal.kind", "postgres")
+    stores = {
+        f"policies.{name}.trainer.store": policy.trainer.store
+        for name, policy in recipe.policies.items()
+    }
+    payloads = recipe.rollouts.payloads
+    stores["rollouts.payloads.url"] = None if payloads is None else payloads.url
+    for where, url in stores.items():
+        if url is not None:
+            wanted["fsspec"] = (where, "store")
+            yield from _store_faults(where, url)
     for package, (where, extra) in wanted.items():
         if find_spec(package) is None:
             yield error_here(
                 where, f"{package} is not installed", f"pip install 'astraflow[{extra}]'"
             )
+
+
+def _store_faults(where: str, url: str) -> Iterator[Finding]:
+    """See whether the package is installed that fsspec reads such a store with."""
+    protocol, mark, _ = url.partition("://")
+    if not mark or find_spec("fsspec") is None:
+        return
+    registry = import_module("fsspec.registry")
+    try:
+        registry.get_filesystem_class(protocol)
+    except ImportError as missing:
+        package = registry.known_implementations[protocol]["class"].partition(".")[0]
+        yield error_here(where, f"{url}: {missing}", f"pip install {package}")
+    except ValueError:
+        cure = _nearest(protocol, sorted(registry.known_implementations))
+        yield error(where, f"fsspec knows no store '{protocol}'", cure)
 
 
 def _scorer(
@@ -342,7 +367,8 @@ def _of_raised(where: str, raised: Exception) -> Finding:
         return of_error(f"{where}.{field}" if has_field else where, raised, is_local=is_local)
     cause = raised.__cause__ if isinstance(raised, AstraflowError) else raised
     if isinstance(cause, ModuleNotFoundError) and not lines:
-        return error(where, f"there is no module '{cause.name}'", _LOOKED_FOR)
+        known = cure_of((cause.name or "").partition(".")[0])
+        return error(where, f"there is no module '{cause.name}'", known or _LOOKED_FOR)
     if isinstance(cause, AttributeError) and not lines:
         return error(where, str(cause), _near_attribute(cause))
     if isinstance(cause, ModuleNotFoundError):

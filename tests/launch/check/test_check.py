@@ -134,6 +134,12 @@ WRONG = [
         ("no game of chess", "install one"),
     ),
     Wrong(
+        "store that nothing reads",
+        ("rollouts.payloads.url=gss://bucket/x",),
+        "rollouts.payloads.url",
+        ("no store 'gss'", "did you mean gs"),
+    ),
+    Wrong(
         "unknown option",
         (f"{ANSWER}.options.sytem=x",),
         f"{ANSWER}.options.sytem",
