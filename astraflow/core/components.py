@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from inspect import signature
+from typing import TypeVar
 
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.control.balance import Balance
@@ -28,35 +30,11 @@ from astraflow.core.work.scheduler import Scheduler
 from astraflow.core.work.task_table import TaskTable
 from astraflow.core.work.training import Training
 
+T = TypeVar("T")
+
 
 class Components:
-    """What a run is made of; each part is given whom it calls, and they were made before it.
-
-    Attributes:
-        settings: Of the run.
-        lifecycle: How it goes on.
-        effects: Of the event in progress.
-        faults: Of data algorithms.
-        failures: Of rollouts.
-        dead_letters: Prompts given up.
-        records: Accepted rollouts that can be listed.
-        sessions: Who is here.
-        policies: By id, in the order of the recipe.
-        tasks: What is open.
-        prompts: That wait to be asked for.
-        pacing: Keeps policies within their distance.
-        training: Decides what is asked of the pool for training.
-        evaluation: Decides what is asked for evaluations.
-        saving: Makes checkpoints of the whole run.
-        batching: Gives batches to trainers.
-        intake: Takes what comes of tasks.
-        payloads: Knows which objects of the payload store are of use.
-        membership: Keeps sessions and ends them.
-        joining: Begins sessions.
-        loading: Watches that versions are loaded.
-        balance: Measures the pool against the trainers.
-        ending: Sees the run to its end.
-    """
+    """What a run is made of; each part is given whom it calls, and they were made before it."""
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
         """Make a run that begins.
@@ -64,129 +42,40 @@ class Components:
         Raises:
             AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
         """
-        ids, measured = IdGenerator(settings.run_id), Measured()
         self.settings = settings
-        self.lifecycle = lifecycle = RunLifecycle(start_time=start_time)
-        self.effects = effects = Effects()
-        self.faults = faults = Faults()
-        self.failures = failures = FailureLog()
-        self.dead_letters = dead_letters = DeadLetters()
-        self.records = records = RolloutRecords(
+        self.ids = IdGenerator(settings.run_id)
+        self.measured = Measured()
+        self.lifecycle = RunLifecycle(start_time=start_time)
+        self.effects = Effects()
+        self.faults = Faults()
+        self.failures = FailureLog()
+        self.dead_letters = DeadLetters()
+        self.records = RolloutRecords(
             max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
         )
-        self.sessions = sessions = Sessions(
+        self.sessions = Sessions(
             ttl=settings.session_ttl, unit=settings.rollouts.unit, has_evals=bool(settings.suites)
         )
-        policies = {
-            policy.policy_id: PolicyState(policy, settings, faults=faults)
+        self.policies: Mapping[PolicyId, PolicyState] = {
+            policy.policy_id: PolicyState(policy, settings, faults=self.faults)
             for policy in settings.policies
         }
-        self.policies: Mapping[PolicyId, PolicyState] = policies
-        self.tasks = tasks = TaskTable(settings, ids=ids, effects=effects)
-        self.prompts = prompts = PromptQueue(
-            settings,
-            faults=faults,
-            dead_letters=dead_letters,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.pacing = pacing = PolicyPacing(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            tasks=tasks,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.training = training = Training(
-            settings,
-            prompts=prompts,
-            policies=policies,
-            sessions=sessions,
-            scheduler=Scheduler(settings, policies=policies, sessions=sessions, measured=measured),
-            tasks=tasks,
-            pacing=pacing,
-            failures=failures,
-            dead_letters=dead_letters,
-            ids=ids,
-            lifecycle=lifecycle,
-        )
-        self.evaluation = evaluation = Evaluation(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            tasks=tasks,
-            ids=ids,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.saving = saving = Saving(
-            policies, sessions=sessions, prompts=prompts, lifecycle=lifecycle, effects=effects
-        )
-        self.batching = batching = Batching(
-            policies,
-            sessions=sessions,
-            prompts=prompts,
-            training=training,
-            saving=saving,
-            pacing=pacing,
-            ids=ids,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.intake = intake = Intake(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            tasks=tasks,
-            training=training,
-            evaluation=evaluation,
-            pacing=pacing,
-            measured=measured,
-            records=records,
-            failures=failures,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.payloads = PayloadLedger(policies, tasks=tasks, lifecycle=lifecycle, effects=effects)
-        self.membership = membership = Membership(
-            sessions,
-            policies=policies,
-            intake=intake,
-            batching=batching,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.joining = Joining(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            records=records,
-            prompts=prompts,
-            training=training,
-            batching=batching,
-            membership=membership,
-            ids=ids,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
-        self.loading = Loading(settings, policies=policies, sessions=sessions, lifecycle=lifecycle)
-        self.balance = Balance(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            measured=measured,
-            training=training,
-            pacing=pacing,
-            lifecycle=lifecycle,
-        )
-        self.ending = RunEnding(
-            settings,
-            policies=policies,
-            sessions=sessions,
-            training=training,
-            batching=batching,
-            evaluation=evaluation,
-            lifecycle=lifecycle,
-            effects=effects,
-        )
+        self.tasks = self._made(TaskTable)
+        self.prompts = self._made(PromptQueue)
+        self.pacing = self._made(PolicyPacing)
+        self.scheduler = self._made(Scheduler)
+        self.training = self._made(Training)
+        self.evaluation = self._made(Evaluation)
+        self.saving = self._made(Saving)
+        self.batching = self._made(Batching)
+        self.intake = self._made(Intake)
+        self.payloads = self._made(PayloadLedger)
+        self.membership = self._made(Membership)
+        self.joining = self._made(Joining)
+        self.loading = self._made(Loading)
+        self.balance = self._made(Balance)
+        self.ending = self._made(RunEnding)
+
+    def _made(self, kind: type[T]) -> T:
+        """Make a component of those made before it, as its parameters name them."""
+        return kind(**{name: getattr(self, name) for name in signature(kind).parameters})

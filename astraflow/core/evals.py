@@ -121,10 +121,6 @@ class EvalAccumulator:
         for name, value in metrics.items():
             self._metric_sums[name] = self._metric_sums.get(name, 0.0) + value
 
-    def miss(self) -> None:
-        """Count one rollout without a reward."""
-        self.missing_count += 1
-
     def close(self, rewards: Sequence[float]) -> None:
         """Count one finished prompt by the rewards of its rollouts."""
         correct = sum(reward >= self.settings.correct_reward for reward in rewards)

@@ -62,10 +62,6 @@ class RunLifecycle:
         self.stop = self.stop_time = self.failure = self.final_time = None
         self.is_final = self.is_closed = False
 
-    def close(self) -> None:
-        """Note that the hub was asked to exit."""
-        self.is_closed = True
-
     def show(self, state: RunState) -> bool:
         """Return whether a state is another one than was announced last."""
         is_new = state is not self.shown

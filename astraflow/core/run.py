@@ -78,7 +78,7 @@ def policy_status(policy: PolicyState) -> PolicyStatus:
         metrics=policy.metrics,
         window=window.span,
         buffer_group_count=samples.fresh_count,
-        buffer_nbytes=samples.buffer_nbytes,
+        buffer_nbytes=samples.buffer.nbytes,
         replay_nbytes=samples.replay.nbytes,
         leased_batch_count=len(policy.lease_table.leases),
         filtered_group_count=samples.completion.filtered_in_a_row,

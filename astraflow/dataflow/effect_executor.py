@@ -1,6 +1,7 @@
 """The effect executor: it carries out what the run decides, and never waits."""
 
 import asyncio
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
 
@@ -48,13 +49,16 @@ log = structlog.get_logger(__name__)
 PromptRequest: TypeAlias = DrawPrompts | DrawAgain | DrawEvalPrompts
 
 
+@dataclass(kw_only=True, eq=False)
 class EffectExecutor:
     """Turns effects into messages, wake-ups and records.
 
     Attributes:
+        recorder: What is kept for people.
         directory: What is known of members.
-        counters: What is counted.
         traces: What is traced.
+        payloads: The run's payload store; None: it has none.
+        counters: What is counted.
         prompt_requests: What has to be read from data sets.
         streams: Who streams what.
         outboxes: What waits for the streams.
@@ -62,26 +66,16 @@ class EffectExecutor:
         over: Set when the hub may close.
     """
 
-    def __init__(
-        self,
-        *,
-        recorder: RunRecorder,
-        prompt_requests: Outbox[PromptRequest],
-        directory: MemberDirectory,
-        counters: HubCounters,
-        traces: HubTraces,
-        payloads: PayloadCleaner | None = None,
-    ) -> None:
-        self.directory = directory
-        self.counters = counters
-        self.traces = traces
-        self.prompt_requests = prompt_requests
-        self.streams = StreamRegistry()
-        self.outboxes = StreamOutboxes()
-        self.watches = Watches()
-        self.over = asyncio.Event()
-        self._recorder = recorder
-        self._payloads = payloads
+    recorder: RunRecorder
+    directory: MemberDirectory
+    traces: HubTraces
+    payloads: PayloadCleaner | None = None
+    counters: HubCounters = field(default_factory=HubCounters)
+    prompt_requests: Outbox[PromptRequest] = field(default_factory=Outbox[PromptRequest])
+    streams: StreamRegistry = field(default_factory=StreamRegistry)
+    outboxes: StreamOutboxes = field(default_factory=StreamOutboxes)
+    watches: Watches = field(default_factory=Watches)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
@@ -91,8 +85,8 @@ class EffectExecutor:
         self.counters.see(effect, self.directory.history)
         match effect:
             # The most frequent one first: each line is a question.
-            case RecordRollout():
-                self._record_rollout(effect, now)
+            case RecordRollout() | RecordBatch() | RecordVersion():
+                self.recorder.record(effect, now)
             case SendTask() | SendCancellation() | SendDirective():
                 self.outboxes.post(effect)
             case SendBatch() | SendEndOfData():
@@ -113,45 +107,30 @@ class EffectExecutor:
         match effect:
             case AnnounceVersion():
                 self.watches.announce(effect.info)
-            case RecordBatch():
-                self._recorder.batch(now, effect)
-            case RecordVersion():
-                self._recorder.version(now, effect.member_id, effect.report)
             case EvalChanged():
-                self.watches.touch_evals()
-                if effect.eval_run.state.is_final:
-                    self._recorder.eval_run(now, effect.eval_run)
+                self.watches.evals.touch()
+                self.recorder.record(effect, now)
             case RunSaved():
-                self._recorder.saved(effect.saved)
-                self.watches.touch_saves()
+                self.recorder.record(effect, now)
+                self.watches.saves.touch()
             case RunStateChanged():
                 log.info("run state", state=effect.state)
                 self.watches.touch_state()
             case ReleasePayloads():
-                if self._payloads is not None:
-                    self._payloads.release(effect.names)
+                if self.payloads is not None:
+                    self.payloads.release(effect.names)
             case CloseHub():
                 self.over.set()
             case _:
                 raise TypeError(f"nobody carries out {type(effect).__name__}")
 
-    def _record_rollout(self, effect: RecordRollout, now: datetime) -> None:
-        if self._recorder.keeps(effect.rollout.group_id):
-            self._recorder.rollout(
-                now,
-                effect.rollout,
-                prompt=effect.prompt,
-                purpose=effect.purpose,
-                member_id=effect.member_id,
-            )
-
     def _close_session(self, effect: CloseSession) -> None:
         member_id = effect.member_id
         log.info("session ended", member=member_id, lost=effect.is_lost, message=effect.message)
+        error: Exception = StreamClosed(member_id)
         if effect.is_fenced:
-            error: Exception = fenced_error(member_id)
-        else:
-            is_lost = effect.is_lost
-            error = ended_error(member_id, effect.message) if is_lost else StreamClosed(member_id)
+            error = fenced_error(member_id)
+        elif effect.is_lost:
+            error = ended_error(member_id, effect.message)
         self.streams.end(member_id, error)
         self.outboxes.drop(member_id)

@@ -7,7 +7,7 @@ to be read from a disk is read by one worker and comes back as an event of its o
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -44,11 +44,10 @@ from astraflow.core.run import Run
 from astraflow.core.status import RunStatus, SavedRun, WaitReason
 from astraflow.core.versions import VersionInfo
 from astraflow.dataflow.commits import Commits, Decided
-from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.effect_executor import EffectExecutor
 from astraflow.dataflow.members import MemberDirectory
 from astraflow.dataflow.payloads import PayloadCleaner
-from astraflow.dataflow.prompts import DataSets, PromptSources, read_prompts
+from astraflow.dataflow.prompts import DataSets, PromptSource, read_prompts
 from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import BatchItem
 from astraflow.dataflow.traces import HubTraces
@@ -135,7 +134,7 @@ class Hub:
         run: Run,
         *,
         data_sets: DataSets,
-        sources: PromptSources,
+        sources: Mapping[str, PromptSource],
         recorder: RunRecorder,
         clock: Clock,
         journal: Journal | None = None,
@@ -148,7 +147,7 @@ class Hub:
         Args:
             run: Fresh, or as its journal has it; nobody else applies events to it.
             data_sets: Read for evaluations.
-            sources: Prompts to train on.
+            sources: Prompts to train on, by data set.
             recorder: Gets what is kept for people.
             clock: Tells the time.
             journal: Gets every event; None: nothing outlives the process.
@@ -159,15 +158,13 @@ class Hub:
         self.run = run
         self.payloads = payloads
         self.directory = directory or MemberDirectory()
-        self.counters = HubCounters()
         self.executor = EffectExecutor(
             recorder=recorder,
-            prompt_requests=Outbox(),
             directory=self.directory,
-            counters=self.counters,
             traces=HubTraces(run.status(clock.now()).run_id),
             payloads=payloads,
         )
+        self.counters = self.executor.counters
         self.commits = Commits(journal, self._carry_out, on_commit=self.counters.committed)
         self.metrics_address = ""
         self.event_count = 0
@@ -231,9 +228,9 @@ class Hub:
             # What comes of those before one that was refused.
             self.apply(Ticked())
 
-    async def safe(self, ticket: int | None = None) -> None:
-        """Wait until what was decided so far is safe, or up to a ticket of `commits`."""
-        await self.commits.passed(self.commits.ticket if ticket is None else ticket)
+    async def safe(self) -> None:
+        """Wait until what was decided so far is safe."""
+        await self.commits.passed(self.commits.ticket)
 
     async def when_safe(self, answer: Told) -> Told:
         """Return what a reader asked for, once all that it may tell of is safe."""

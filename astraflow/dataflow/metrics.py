@@ -29,7 +29,7 @@ from astraflow.telemetry.metrics import Family, counter, gauge
 LIMIT_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LoopStats:
     """How the event loop fared.
 
@@ -42,34 +42,25 @@ class LoopStats:
         slow_count: Looks later than the limit of 50 ms.
     """
 
-    tick_count: int
-    max_lag_s: float
-    max_cpu_s: float
-    slow_count: int
+    tick_count: int = 0
+    max_lag_s: float = 0.0
+    max_cpu_s: float = 0.0
+    slow_count: int = 0
 
 
 class LoopProbe:
-    """Takes a look every so often and notes how late it was."""
+    """Takes a look every so often and notes how late it was.
+
+    Attributes:
+        stats: What was seen so far.
+    """
 
     def __init__(self, *, interval_s: float = 0.1) -> None:
+        self.stats = LoopStats()
         self._interval_s = interval_s
         self._handle: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._cpu = 0.0
-        self._ticks = 0
-        self._max_lag_s = 0.0
-        self._max_cpu_s = 0.0
-        self._slow = 0
-
-    @property
-    def stats(self) -> LoopStats:
-        """What was seen so far."""
-        return LoopStats(
-            tick_count=self._ticks,
-            max_lag_s=self._max_lag_s,
-            max_cpu_s=self._max_cpu_s,
-            slow_count=self._slow,
-        )
 
     def __enter__(self) -> Self:
         self._schedule()
@@ -88,10 +79,11 @@ class LoopProbe:
     def _sample(self) -> None:
         lag = max(0.0, asyncio.get_running_loop().time() - self._due)
         used = time.thread_time() - self._cpu
-        self._ticks += 1
-        self._max_lag_s = max(self._max_lag_s, lag)
-        self._max_cpu_s = max(self._max_cpu_s, min(lag, used))
-        self._slow += lag > LIMIT_S
+        stats = self.stats
+        stats.tick_count += 1
+        stats.max_lag_s = max(stats.max_lag_s, lag)
+        stats.max_cpu_s = max(stats.max_cpu_s, min(lag, used))
+        stats.slow_count += lag > LIMIT_S
         self._schedule()
 
 

@@ -51,22 +51,6 @@ class PromptSource:
         return tuple(islice(self._rows, count))
 
 
-class PromptSources:
-    """The prompts to train on, by data set."""
-
-    def __init__(self, sources: Mapping[str, PromptSource]) -> None:
-        self._sources = sources
-
-    def skip(self, counts: Mapping[str, int]) -> None:
-        """Pass over prompts that were drawn before."""
-        for name, drawn in counts.items():
-            self._sources[name].skip(drawn)
-
-    def draw(self, name: str, count: int) -> tuple[Prompt, ...]:
-        """Return the next prompts of a data set; fewer than asked for: they are through."""
-        return self._sources[name].draw(count)
-
-
 class DataSets:
     """All data sets of a recipe, by name."""
 
@@ -76,10 +60,6 @@ class DataSets:
     def source(self, name: str, *, epochs: int | None) -> PromptSource:
         """Return the prompts of a data set for training."""
         return PromptSource(self._readers[name], name=name, epochs=epochs)
-
-    def sources(self, names: Iterable[str], *, epochs: int | None) -> PromptSources:
-        """Return the prompts of some data sets for training, each for so many passes."""
-        return PromptSources({name: self.source(name, epochs=epochs) for name in names})
 
     def find(self, issued: Sequence[IssuedPrompt]) -> tuple[Prompt, ...]:
         """Return prompts that were drawn before, in the order asked for.
@@ -137,13 +117,13 @@ def open_data_sets(recipe: Recipe, *, root: Path | None = None) -> DataSets:
 
 
 async def read_prompts(
-    request: PromptRequest, sources: PromptSources, data_sets: DataSets
+    request: PromptRequest, sources: Mapping[str, PromptSource], data_sets: DataSets
 ) -> Event:
     """Read what a request asks for; what cannot be read breaks the run."""
     try:
         if isinstance(request, DrawPrompts):
             name, count = request.data_set, request.count
-            prompts = await asyncio.to_thread(sources.draw, name, count)
+            prompts = await asyncio.to_thread(sources[name].draw, count)
             return PromptsOffered(prompts=prompts, data_set=name, is_last=len(prompts) < count)
         if isinstance(request, DrawAgain):
             again = await asyncio.to_thread(data_sets.find, request.prompts)

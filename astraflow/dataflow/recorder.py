@@ -7,7 +7,7 @@ records.
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import isfinite, nan
@@ -17,14 +17,19 @@ from zlib import crc32
 
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import TrainedRow
-from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
-from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.evals import EvalResult, EvalRun
-from astraflow.core.ids import GroupId, MemberId
-from astraflow.core.rollouts import Rollout, Trajectory, VersionSpan
+from astraflow.core.effects import (
+    Effect,
+    EvalChanged,
+    RecordBatch,
+    RecordRollout,
+    RecordVersion,
+    RunSaved,
+)
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.evals import EvalRun
+from astraflow.core.ids import GroupId
+from astraflow.core.rollouts import Trajectory, VersionSpan
 from astraflow.core.status import SavedRun
-from astraflow.core.tasks import Prompt, TaskPurpose
-from astraflow.core.versions import VersionReport
 from astraflow.storage.lines import LineWriter
 
 Line: TypeAlias = RecordBatch | EvalChanged | RunSaved
@@ -48,59 +53,41 @@ class RunRecorder:
         self._keep_one_of = max(1, keep_one_group_of)
         self._lines = LineWriter()
 
-    def batch(self, now: datetime, batch: RecordBatch) -> None:
-        """Write one settled batch: its metrics, and where its rows came from."""
-        head = {
-            "time": now.isoformat(),
-            "policy": batch.policy_id,
-            "step": batch.step,
-            "version": batch.version,
-        }
-        self._lines.write(self._run_dir.metrics, head | dict(batch.metrics))
-        if batch.trained_rows:
-            make = partial(_trained_rows, head | {"batch_id": batch.batch_id}, batch.trained_rows)
-            self._lines.write_later(self._run_dir.batches, make)
-
-    def version(self, now: datetime, member_id: MemberId, report: VersionReport) -> None:
-        """Write that a version went live, or failed to, on a member."""
-        make = partial(_version_row, now, member_id, report)
-        self._lines.write_later(self._run_dir.versions, make)
-
-    def eval_run(self, now: datetime, run: EvalRun) -> None:
-        """Write one finished evaluation."""
-        self._lines.write_later(self._run_dir.evals, partial(_eval_row, now, run))
+    def record(self, effect: Effect, now: datetime) -> None:
+        """Write what an effect tells people, if anything: one line, or the file of a checkpoint."""
+        lines, run_dir = self._lines, self._run_dir
+        match effect:
+            case RecordRollout():
+                if self.keeps(effect.rollout.group_id):
+                    policies = {each.policy_id for each in effect.rollout.trajectories}
+                    name = policies.pop() if len(policies) == 1 else "all"
+                    make = partial(_rollout_row, now, effect, payload_url=self._payload_url)
+                    lines.write_later(run_dir.rollouts / f"{name}.jsonl", make)
+            case RecordBatch(policy_id=policy_id, step=step, version=version):
+                head: dict[str, Any] = {"time": now.isoformat(), "policy": policy_id}
+                head |= {"step": step, "version": version}
+                lines.write(run_dir.metrics, head | dict(effect.metrics))
+                if effect.trained_rows:
+                    head["batch_id"] = effect.batch_id
+                    make = partial(_trained_rows, head, effect.trained_rows)
+                    lines.write_later(run_dir.batches, make)
+            case RecordVersion():
+                lines.write_later(run_dir.versions, partial(_version_row, now, effect))
+            case EvalChanged():
+                if effect.eval_run.state.is_final:
+                    lines.write_later(run_dir.evals, partial(_eval_row, now, effect.eval_run))
+            case RunSaved():
+                self._save(effect.saved)
+            case _:
+                pass
 
     def keeps(self, group_id: GroupId) -> bool:
         """Whether the rollouts of a group are written; the same in every run."""
         return crc32(group_id.encode()) % self._keep_one_of == 0
 
-    def rollout(
-        self,
-        now: datetime,
-        rollout: Rollout,
-        *,
-        prompt: Prompt,
-        purpose: TaskPurpose,
-        member_id: MemberId,
-    ) -> None:
-        """Write one rollout, with its tokens."""
-        policies = {trajectory.policy_id for trajectory in rollout.trajectories}
-        name = policies.pop() if len(policies) == 1 else "all"
-        make = partial(
-            _rollout_row, now, rollout, prompt, purpose, member_id, payload_url=self._payload_url
-        )
-        self._lines.write_later(self._run_dir.rollouts / f"{name}.jsonl", make)
-
     def saved_path(self, checkpoint_id: str) -> Path:
         """Return the file that says what a checkpoint of the run is made of."""
         return self._run_dir.saved(checkpoint_id)
-
-    def saved(self, saved: SavedRun) -> None:
-        """Write what a checkpoint of the run is made of, unless it is there."""
-        path = self.saved_path(saved.checkpoint_id)
-        if not path.exists():
-            with self._writing():
-                write_whole(path, json.dumps(_saved_row(saved), indent=2) + "\n")
 
     def status(self, status: Mapping[str, Any]) -> None:
         """Write what the hub knew at the end, whole or not at all.
@@ -120,13 +107,15 @@ class RunRecorder:
         }
         evals = {row["eval_run_id"] for row in read_json_lines(self._run_dir.evals)}
         for line, time in lines:
-            if isinstance(line, RunSaved):
-                self.saved(line.saved)
-            elif isinstance(line, EvalChanged):
-                if line.eval_run.eval_run_id not in evals:
-                    self.eval_run(time, line.eval_run)
-            elif (line.policy_id, line.step, line.version) not in metrics:
-                self.batch(time, line)
+            match line:
+                case RecordBatch():
+                    is_there = (line.policy_id, line.step, line.version) in metrics
+                case EvalChanged():
+                    is_there = line.eval_run.eval_run_id in evals
+                case RunSaved():
+                    is_there = False
+            if not is_there:
+                self.record(line, time)
 
     def flush(self) -> None:
         """Wait until all lines are in their files; blocks, so call it off the loop.
@@ -145,6 +134,14 @@ class RunRecorder:
         """
         with self._writing():
             self._lines.close()
+
+    def _save(self, saved: SavedRun) -> None:
+        """Write what a checkpoint of the run is made of, unless it is there."""
+        path = self.saved_path(saved.checkpoint_id)
+        if not path.exists():
+            row = asdict(saved) | {"save_time": saved.save_time.isoformat()}
+            with self._writing():
+                write_whole(path, json.dumps(row, indent=2) + "\n")
 
     @contextmanager
     def _writing(self) -> Generator[None]:
@@ -167,33 +164,26 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _seconds(span: timedelta | None) -> float | None:
-    return None if span is None else span.total_seconds()
+def _why(failure: Failure | None) -> dict[str, Any]:
+    return {} if failure is None else {"reason": failure.reason, "message": failure.message}
 
 
-def _saved_row(saved: SavedRun) -> dict[str, Any]:
-    return asdict(saved) | {"save_time": saved.save_time.isoformat()}
-
-
-def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> dict[str, Any]:
+def _version_row(now: datetime, effect: RecordVersion) -> dict[str, Any]:
+    report = effect.report
     row: dict[str, Any] = {
         "time": now.isoformat(),
         "policy": report.policy_id,
         "version": report.version,
-        "member": member_id,
+        "member": effect.member_id,
         "state": report.state,
         "base_version": report.base_version,
         "pulled_nbytes": report.pulled_nbytes,
         "sources": [each.address for each in report.reports if each.nbytes],
-        "pull_s": _seconds(report.pull_duration),
-        "verify_s": _seconds(report.verify_duration),
-        "decode_s": _seconds(report.decode_duration),
-        "stage_s": _seconds(report.stage_duration),
-        "pause_s": _seconds(report.pause_duration),
     }
-    if report.failure is not None:
-        row |= {"reason": report.failure.reason, "message": report.failure.message}
-    return row
+    for name in ("pull", "verify", "decode", "stage", "pause"):
+        span: timedelta | None = getattr(report, f"{name}_duration")
+        row[f"{name}_s"] = None if span is None else span.total_seconds()
+    return row | _why(report.failure)
 
 
 def _trained_rows(head: Mapping[str, Any], rows: Sequence[TrainedRow]) -> dict[str, Any]:
@@ -238,22 +228,15 @@ def _spans(spans: Sequence[VersionSpan]) -> list[list[int]]:
     return [[span.version, span.length] for span in spans]
 
 
-def _rollout_row(
-    now: datetime,
-    rollout: Rollout,
-    prompt: Prompt,
-    purpose: TaskPurpose,
-    member_id: MemberId,
-    *,
-    payload_url: str,
-) -> dict[str, Any]:
+def _rollout_row(now: datetime, effect: RecordRollout, *, payload_url: str) -> dict[str, Any]:
+    rollout, prompt = effect.rollout, effect.prompt
     row: dict[str, Any] = {
         "time": now.isoformat(),
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
         "sample_index": rollout.sample_index,
-        "purpose": purpose,
-        "member": member_id,
+        "purpose": effect.purpose,
+        "member": effect.member_id,
         "data_set": prompt.data_set,
         "prompt_id": prompt.prompt_id,
         "epoch": prompt.epoch,
@@ -268,8 +251,7 @@ def _rollout_row(
         "sampled_tokens": sum(each.sampled_count for each in rollout.trajectories),
     }
     if rollout.failure is not None:
-        failure = rollout.failure
-        row |= {"reason": failure.reason, "message": failure.message, "cause": failure.cause}
+        row |= {**_why(rollout.failure), "cause": rollout.failure.cause}
     # Last: who looks through many lines leaves out the end of each.
     return row | {
         "trajectories": [_trajectory_row(each, payload_url) for each in rollout.trajectories]
@@ -303,33 +285,8 @@ def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
 
 
 def _eval_row(now: datetime, run: EvalRun) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "time": now.isoformat(),
-        "eval_run_id": run.eval_run_id,
-        "suite": run.suite,
-        "state": run.state,
-        "versions": dict(run.versions),
-        "rollout_count": run.rollout_count,
-        "scored_count": run.scored_count,
-        "missing_count": run.missing_count,
-        "create_time": run.create_time.isoformat(),
-        "finish_time": None if run.finish_time is None else run.finish_time.isoformat(),
-        "results": [_result_row(result) for result in run.results],
-        "overall": None if run.overall is None else _result_row(run.overall),
-    }
-    if run.failure is not None:
-        row |= {"reason": run.failure.reason, "message": run.failure.message}
-    return row
-
-
-def _result_row(result: EvalResult) -> dict[str, Any]:
-    return {
-        "data_set": result.data_set,
-        "prompt_count": result.prompt_count,
-        "repeats": result.repeats,
-        "avg_at_k": result.avg_at_k,
-        "pass_at_k": {str(k): share for k, share in result.pass_at_k.items()},
-        "mean_reward": result.mean_reward,
-        "missing_count": result.missing_count,
-        "metrics": dict(result.metrics),
-    }
+    row = {"time": now.isoformat(), **asdict(replace(run, failure=None))}
+    del row["failure"]
+    row["create_time"] = run.create_time.isoformat()
+    row["finish_time"] = None if run.finish_time is None else run.finish_time.isoformat()
+    return row | _why(run.failure)

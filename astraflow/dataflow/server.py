@@ -1,7 +1,7 @@
 """The hub's process, without its command line: opens and serves a run, and writes its end."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,9 @@ from astraflow.dataflow.compaction import Compaction
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
 from astraflow.dataflow.payloads import PayloadCleaner
-from astraflow.dataflow.prompts import PromptSources, open_data_sets
+from astraflow.dataflow.prompts import open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
-from astraflow.dataflow.recovery import OnOpened, OnProgress, Replica, open_run, step_counts
+from astraflow.dataflow.recovery import OnOpened, OnProgress, open_run, step_counts
 from astraflow.dataflow.servicers import Recovery, servicers_of
 from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.address import join_address, split_address
@@ -82,7 +82,8 @@ async def open_hub(
             raises.
     """
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
-    sources = data_sets.sources(recipe.rollouts.data_sets, epochs=recipe.rollouts.epochs)
+    epochs = recipe.rollouts.epochs
+    sources = {name: data_sets.source(name, epochs=epochs) for name in recipe.rollouts.data_sets}
     recovered = await open_run(
         recipe,
         run_dir,
@@ -115,8 +116,14 @@ async def open_hub(
         )
         if recovered.is_restarted:
             hub.replay_s = recovered.replay_s
+            # Bring what lies beside the journal to where it ends, and tell the run.
+            for name, drawn in replica.run.drawn_counts.items():
+                await asyncio.to_thread(sources[name].skip, drawn)
+            recorder.make_up(replica.lines)
             counts = step_counts(recipe) if reopens else {}
-            await _go_on(hub, replica, sources, recorder, step_counts=counts)
+            hub.apply(HubRestarted(software=__version__, step_counts=counts))
+            # Before the first call, not with the first commit.
+            hub.directory.expect_all()
         yield OpenedHub(hub=hub, opened=replica.opened, recorder=recorder, journal=journal)
 
 
@@ -129,22 +136,6 @@ async def _open_payloads(recipe: Recipe, run_id: str, clock: Clock) -> PayloadCl
     cleaner = PayloadCleaner(store, clock=clock)
     await cleaner.open()
     return cleaner
-
-
-async def _go_on(
-    hub: Hub,
-    replica: Replica,
-    sources: PromptSources,
-    recorder: RunRecorder,
-    *,
-    step_counts: Mapping[str, int],
-) -> None:
-    """Bring what lies beside the journal to where it ends, and tell the run."""
-    await asyncio.to_thread(sources.skip, replica.run.drawn_counts)
-    recorder.make_up(replica.lines)
-    hub.apply(HubRestarted(software=__version__, step_counts=step_counts))
-    # Before the first call, not with the first commit.
-    hub.directory.expect_all()
 
 
 def _stride(recipe: Recipe) -> int:

@@ -69,26 +69,23 @@ class VersionBoard:
 
 
 class Watches:
-    """Wakes the watchers of a run."""
+    """Wakes the watchers of a run.
+
+    Attributes:
+        evals: All evaluations.
+        saves: Checkpoints of the run.
+    """
 
     def __init__(self) -> None:
         self._boards: dict[PolicyId, VersionBoard] = defaultdict(VersionBoard)
-        self._evals = Topic()
-        self._saves = Topic()
+        self.evals = Topic()
+        self.saves = Topic()
         self._state = Topic()
         self._change = Topic()
 
     def announce(self, info: VersionInfo) -> None:
         """Wake the watchers of a policy's versions."""
         self._boards[info.policy_id].announce(info)
-
-    def touch_evals(self) -> None:
-        """Wake the watchers of evaluations."""
-        self._evals.touch()
-
-    def touch_saves(self) -> None:
-        """Wake the watchers of checkpoints."""
-        self._saves.touch()
 
     def touch_state(self) -> None:
         """Wake the watchers of the run at once."""
@@ -126,13 +123,13 @@ class Watches:
         """Yield an evaluation now and after each change, until it is final."""
         last: EvalRun | None = None
         while last is None or not last.state.is_final:
-            seen = self._evals.revision
+            seen = self.evals.revision
             run = look(eval_run_id)
             if run != last:
                 yield run
                 last = run
             else:
-                await self._evals.passed(seen)
+                await self.evals.passed(seen)
 
     async def saved(self, look: Callable[[], SavedRun | None], *, every_s: float) -> SavedRun:
         """Return a checkpoint of the run once it is there.
@@ -144,7 +141,7 @@ class Watches:
         while (found := look()) is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
-                    await self._saves.passed(self._saves.revision)
+                    await self.saves.passed(self.saves.revision)
         return found
 
     async def status(

@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import BatchGroup, TrainedRow
-from astraflow.core.effects import RecordBatch
+from astraflow.core.effects import EvalChanged, RecordBatch, RecordRollout, RecordVersion
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
@@ -46,7 +46,7 @@ def rollout(*trajectories):
     return Rollout(
         rollout_id="r-1",
         task_id="k-1",
-        group_id="g-1",
+        group_id="g-2",
         sample_index=0,
         outcome=Outcome.SCORED,
         reward=0.5,
@@ -63,7 +63,7 @@ PROMPT = Prompt(prompt_id="p-1", data_set="train", fields={"prompt": "cab"})
 
 
 def test_a_batch_is_one_line_of_metrics(recorder, run_dir):
-    recorder.batch(NOW, batch(step=7, version=6, metrics={"reward/mean": 0.25}))
+    recorder.record(batch(step=7, version=6, metrics={"reward/mean": 0.25}), NOW)
     recorder.flush()
     assert read_json_lines(run_dir.metrics) == [
         {
@@ -92,7 +92,7 @@ def test_the_rows_of_a_batch_say_where_they_came_from(recorder, run_dir):
         )
 
     rows = (row("r-1", 0.5, 0.25), row("r-2", nan, 0.0))
-    recorder.batch(NOW, batch(step=7, version=6, metrics={}, trained_rows=rows))
+    recorder.record(batch(step=7, version=6, metrics={}, trained_rows=rows), NOW)
     recorder.flush()
     (line,) = read_json_lines(run_dir.batches)
     prompt = {"group_id": "g-1", "data_set": "train", "prompt_id": "p-1", "epoch": 0}
@@ -115,7 +115,7 @@ def test_a_version_that_failed_says_why(recorder, run_dir):
     report = VersionReport(
         policy_id="solver", version=4, state=VersionState.FAILED, failure=failure, base_version=3
     )
-    recorder.version(NOW, "m-1", report)
+    recorder.record(RecordVersion(member_id="m-1", report=report), NOW)
     live = VersionReport(
         policy_id="solver",
         version=4,
@@ -124,7 +124,7 @@ def test_a_version_that_failed_says_why(recorder, run_dir):
         pull_duration=timedelta(seconds=1.5),
         pause_duration=timedelta(milliseconds=2),
     )
-    recorder.version(NOW, "m-1", live)
+    recorder.record(RecordVersion(member_id="m-1", report=live), NOW)
     recorder.flush()
     failed, fine = read_json_lines(run_dir.versions)
     assert (failed["state"], failed["reason"], failed["base_version"]) == (
@@ -137,8 +137,9 @@ def test_a_version_that_failed_says_why(recorder, run_dir):
 
 def test_a_rollout_lies_with_its_policy_or_with_all(recorder, run_dir):
     kinds = {"purpose": TaskPurpose.TRAIN, "prompt": PROMPT, "member_id": "m-1"}
-    recorder.rollout(NOW, rollout(trajectory()), **kinds)
-    recorder.rollout(NOW, rollout(trajectory(), trajectory("verifier", "t-2")), **kinds)
+    recorder.record(RecordRollout(rollout=rollout(trajectory()), **kinds), NOW)
+    both = rollout(trajectory(), trajectory("verifier", "t-2"))
+    recorder.record(RecordRollout(rollout=both, **kinds), NOW)
     recorder.flush()
     (row,) = read_json_lines(run_dir.rollouts / "solver.jsonl")
     assert row["prompt"] == {"prompt": "cab"}
@@ -177,7 +178,7 @@ def test_an_evaluation_is_one_line(recorder, run_dir):
         create_time=NOW,
         finish_time=NOW,
     )
-    recorder.eval_run(NOW, run)
+    recorder.record(EvalChanged(eval_run=run), NOW)
     recorder.flush()
     (row,) = read_json_lines(run_dir.evals)
     assert row["overall"]["pass_at_k"] == {"1": 0.5, "4": 1.0}

@@ -6,6 +6,7 @@ of a policy fails.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from astraflow.core.batches import EndCause
@@ -24,6 +25,7 @@ from astraflow.core.work.evaluation import Evaluation
 from astraflow.core.work.training import Training
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Loading:
     """Watches for policies that nobody can serve.
 
@@ -31,45 +33,37 @@ class Loading:
     go on with what they have, and try again.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        lifecycle: RunLifecycle,
-    ) -> None:
-        self._grace = settings.first_version_grace
-        self._policies = policies
-        self._sessions = sessions
-        self._lifecycle = lifecycle
-        self._failing_since: datetime | None = None
-        self._served: set[str] = set()
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    lifecycle: RunLifecycle
+    _failing_since: datetime | None = field(init=False, default=None)
+    _served: set[str] = field(init=False, default_factory=set[str])
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the run fails, unless somebody loads the weights."""
-        if self._failing_since is None or self._lifecycle.is_final:
+        if self._failing_since is None or self.lifecycle.is_final:
             return None
-        return self._failing_since + self._grace
+        return self._failing_since + self.settings.first_version_grace
 
     def advance(self, now: datetime) -> None:
         """Fail the run when all of the pool has failed to load a policy for too long."""
-        if len(self._served) == len(self._policies):
+        if len(self._served) == len(self.policies):
             return
-        failing = [p for p in self._policies.values() if self._is_failing(p)]
+        failing = [p for p in self.policies.values() if self._is_failing(p)]
         if not failing:
             self._failing_since = None
             return
         self._failing_since = self._failing_since or now
-        if now - self._failing_since >= self._grace:
+        if now - self._failing_since >= self.settings.first_version_grace:
             self._fail(failing[0])
 
     def _is_failing(self, policy: PolicyState) -> bool:
         """Whether somebody tried to load a policy, nobody has it, and everybody failed."""
         if policy.policy_id in self._served or policy.end is not None:
             return False
-        sessions = self._sessions
+        sessions = self.sessions
         if sessions.version_index.is_live(policy.policy_id):
             self._served.add(policy.policy_id)
             return False
@@ -83,7 +77,7 @@ class Loading:
 
     def _fail(self, policy: PolicyState) -> None:
         cause = policy.load_failure
-        self._lifecycle.fail(
+        self.lifecycle.fail(
             Failure(
                 reason=cause.reason if cause else Reason.VERSION_NOT_SERVED,
                 message=f"no RaaS could load version {policy.versions.shown_version} of "
@@ -98,35 +92,24 @@ def _has_failed(member: LiveRaas, policy: PolicyState) -> bool:
     return failed is not None and failed >= policy.versions.shown_version
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class RunEnding:
     """Sees a run to its end."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        training: Training,
-        batching: Batching,
-        evaluation: Evaluation,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._settings = settings
-        self._policies = policies
-        self._sessions = sessions
-        self._lifecycle = lifecycle
-        self._effects = effects
-        self._training = training
-        self._batching = batching
-        self._evaluation = evaluation
-        self._released: set[PolicyId] = set()
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    training: Training
+    batching: Batching
+    evaluation: Evaluation
+    lifecycle: RunLifecycle
+    effects: Effects
+    _released: set[PolicyId] = field(init=False, default_factory=set[PolicyId])
 
     @property
     def run_state(self) -> RunState:
         """Where the run stands."""
-        flow = self._lifecycle
+        flow = self.lifecycle
         if flow.failure is not None:
             return RunState.FAILED
         if flow.is_final:
@@ -135,36 +118,36 @@ class RunEnding:
             return RunState.STOPPING
         if flow.is_paused:
             return RunState.PAUSED
-        if self._training.is_through:
+        if self.training.is_through:
             return RunState.SOURCE_EXHAUSTED
         return RunState.WAITING if self._waits_for_members else RunState.RUNNING
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the run acts by itself for its end."""
-        flow = self._lifecycle
+        flow = self.lifecycle
         if flow.final_time is not None:
-            return None if flow.is_closed else flow.final_time + self._settings.leave_grace
+            return None if flow.is_closed else flow.final_time + self.settings.leave_grace
         waiting = [
-            policy.end_time + self._settings.last_version_grace
-            for policy in self._policies.values()
+            policy.end_time + self.settings.last_version_grace
+            for policy in self.policies.values()
             if policy.end_time is not None and policy.policy_id not in self._released
         ]
         return min(waiting + ([flow.stop_time] if flow.stop_time else []), default=None)
 
     def stop(self, mode: StopMode, grace: timedelta | None, now: datetime) -> None:
         """End the run; a cancel shortens a drain, a drain does not lengthen a cancel."""
-        flow = self._lifecycle
+        flow = self.lifecycle
         if flow.is_final or flow.stop is StopMode.CANCEL:
             return
         flow.order_stop(mode, cancel_time=None if grace is None else now + grace)
-        self._evaluation.cancel_all(now)
+        self.evaluation.cancel_all(now)
 
     def begin_again(self, now: datetime) -> None:
         """Give members of a run that is over their whole grace; close a hub that was closing."""
-        flow = self._lifecycle
+        flow = self.lifecycle
         if flow.is_closed:
-            self._effects.do(CloseHub())
+            self.effects.do(CloseHub())
         elif flow.is_final:
             flow.finish(now)
 
@@ -179,27 +162,27 @@ class RunEnding:
         """
         limits = {
             policy.policy_id: step_counts.get(policy.policy_id) or None
-            for policy in self._policies.values()
+            for policy in self.policies.values()
         }
-        counts = {each.policy_id: each.progress.consumed_count for each in self._policies.values()}
+        counts = {each.policy_id: each.progress.consumed_count for each in self.policies.values()}
         has_steps = any(limit is None or limit > counts[name] for name, limit in limits.items())
-        if not has_steps or not self._training.has_prompts:
-            if not self._lifecycle.is_final:
+        if not has_steps or not self.training.has_prompts:
+            if not self.lifecycle.is_final:
                 # What its end still needs, such as an evaluation, is done.
                 return
             why = "no prompt is left" if has_steps else "every policy has done its steps"
             raise AstraflowError(Reason.RUN_ENDED, f"the run is over: {why}")
-        self._lifecycle.reopen()
-        for policy in self._policies.values():
-            policy.progress.limit(limits[policy.policy_id])
+        self.lifecycle.reopen()
+        for policy in self.policies.values():
+            policy.progress.step_count = limits[policy.policy_id]
             if policy.end is not None and self._cause(policy) is None:
-                policy.reopen()
+                policy.end = policy.end_time = None
                 self._released.discard(policy.policy_id)
-        self._evaluation.reopen()
+        self.evaluation.reopen()
 
     def advance(self, now: datetime) -> None:
         """Take the run as far towards its end as it is."""
-        flow = self._lifecycle
+        flow = self.lifecycle
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:
                 flow.order_stop(StopMode.CANCEL)
@@ -210,88 +193,88 @@ class RunEnding:
         self._close_when_left(now)
         state = self.run_state
         if flow.show(state):
-            self._effects.do(RunStateChanged(state=state))
+            self.effects.do(RunStateChanged(state=state))
 
     @property
     def _is_trained(self) -> bool:
-        return all(policy.end is not None for policy in self._policies.values())
+        return all(policy.end is not None for policy in self.policies.values())
 
     @property
     def _waits_for_members(self) -> bool:
-        sessions = self._sessions
+        sessions = self.sessions
         has_trainers = all(
             policy.end is not None or sessions.trainer_of(policy.policy_id) is not None
-            for policy in self._policies.values()
+            for policy in self.policies.values()
         )
         return not (has_trainers and sessions.pool)
 
     def _retire_policies(self, now: datetime) -> None:
-        for policy in self._policies.values():
+        for policy in self.policies.values():
             cause = self._cause(policy)
             if policy.end is None and cause is not None:
-                self._training.retire(policy)
+                self.training.retire(policy)
                 policy.retire(cause, now)
         if self._is_trained:
-            self._evaluation.take_pool()
+            self.evaluation.has_pool = True
 
     def _cause(self, policy: PolicyState) -> EndCause | None:
         """Say why a policy's data is at its end, or None."""
-        flow = self._lifecycle
+        flow = self.lifecycle
         if flow.failure is not None or flow.stop is StopMode.CANCEL:
             return EndCause.STOPPED
         if policy.progress.steps_left == 0:
             return EndCause.STEP_LIMIT
-        is_trained = policy.policy_id in self._settings.workflow.policy_ids
-        if not is_trained or (self._training.is_through and not policy.samples.open_count):
+        is_trained = policy.policy_id in self.settings.workflow.policy_ids
+        if not is_trained or (self.training.is_through and not policy.samples.open_count):
             return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
         return None
 
     def _release_trainers(self, now: datetime) -> None:
-        for policy in self._policies.values():
-            if policy.end is None or self._lifecycle.failure is not None:
+        for policy in self.policies.values():
+            if policy.end is None or self.lifecycle.failure is not None:
                 continue
             if policy.policy_id not in self._released and self._may_leave(policy, now):
                 self._released.add(policy.policy_id)
-            member = self._sessions.trainer_of(policy.policy_id)
+            member = self.sessions.trainer_of(policy.policy_id)
             if policy.policy_id in self._released and member is not None:
-                self._batching.end_data(policy, member, policy.end)
+                self.batching.end_data(policy, member, policy.end)
 
     def _may_leave(self, policy: PolicyState, now: datetime) -> bool:
         """Whether nobody needs the trainer: its last version is live where it is served."""
-        grace = self._settings.last_version_grace
+        grace = self.settings.last_version_grace
         is_late = policy.end_time is not None and policy.end_time + grace <= now
-        if is_late or self._lifecycle.stop is StopMode.CANCEL:
+        if is_late or self.lifecycle.stop is StopMode.CANCEL:
             return True
         newest = policy.versions.newest
         if newest is None:
             return True
         return newest.step >= policy.progress.step and all(
             member.live.get(policy.policy_id) == newest.version
-            for member in self._sessions.pool
+            for member in self.sessions.pool
             if policy.policy_id in member.policies and not member.is_draining
         )
 
     def _finish_when_done(self, now: datetime) -> None:
-        flow = self._lifecycle
+        flow = self.lifecycle
         is_cut = flow.failure is not None or flow.stop is StopMode.CANCEL
         if is_cut:
-            self._evaluation.cancel_all(now)
-        elif not self._is_trained or len(self._released) < len(self._policies):
+            self.evaluation.cancel_all(now)
+        elif not self._is_trained or len(self._released) < len(self.policies):
             return
         else:
-            self._evaluation.note_end(now)
-        if not self._evaluation.is_idle:
+            self.evaluation.note_end(now)
+        if not self.evaluation.is_idle:
             return
         flow.finish(now)
         message = "the run is over" if flow.failure is None else flow.failure.message
         order = Directive(kind=DirectiveKind.STOP, message=message)
-        for member in self._sessions:
-            self._effects.do(SendDirective(member_id=member.member_id, directive=order))
+        for member in self.sessions:
+            self.effects.do(SendDirective(member_id=member.member_id, directive=order))
 
     def _close_when_left(self, now: datetime) -> None:
-        flow = self._lifecycle
+        flow = self.lifecycle
         if flow.final_time is None or flow.is_closed:
             return
-        if not len(self._sessions) or (flow.final_time + self._settings.leave_grace <= now):
-            flow.close()
-            self._effects.do(CloseHub())
+        if not len(self.sessions) or (flow.final_time + self.settings.leave_grace <= now):
+            flow.is_closed = True
+            self.effects.do(CloseHub())

@@ -1,6 +1,7 @@
 """Joining: who may be a member, as what, and what of an earlier session goes on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from astraflow.core.control.membership import Membership
@@ -87,35 +88,21 @@ def check_codes(workflow: WorkflowSpec, codes: Sequence[RegisteredCode]) -> None
             )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Joining:
     """Opens sessions."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        records: RolloutRecords,
-        prompts: PromptQueue,
-        training: Training,
-        batching: Batching,
-        membership: Membership,
-        ids: IdGenerator,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._settings = settings
-        self._policies = policies
-        self._sessions = sessions
-        self._records = records
-        self._prompts = prompts
-        self._training = training
-        self._batching = batching
-        self._membership = membership
-        self._ids = ids
-        self._lifecycle = lifecycle
-        self._effects = effects
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    records: RolloutRecords
+    prompts: PromptQueue
+    training: Training
+    batching: Batching
+    membership: Membership
+    ids: IdGenerator
+    lifecycle: RunLifecycle
+    effects: Effects
 
     def join_pool(self, event: RaasJoined, now: datetime) -> PoolMembership:
         """Admit a RaaS, or let it go on."""
@@ -126,17 +113,17 @@ class Joining:
         member = live if isinstance(live, LiveRaas) else self._new_raas(event, now)
         self._describe(member, request, now)
         held = self._resend(member, request.resume)
-        workflows = tuple(w for w in self._settings.workflows if member.serves(w.policy_ids))
+        workflows = tuple(w for w in self.settings.workflows if member.serves(w.policy_ids))
         return PoolMembership(
             session=self._session(member, event.secrets, task_ids=held),
-            run_id=self._settings.run_id,
+            run_id=self.settings.run_id,
             workflows=workflows,
         )
 
     def register(self, event: TrainerRegistered, now: datetime) -> TrainerRegistration:
         """Admit a trainer, or let it go on."""
         request = event.request
-        policy = find_policy(self._policies, request.policy_id)
+        policy = find_policy(self.policies, request.policy_id)
         known = self._known(event.resumes, request.resume, MemberRole.TRAINER)
         self._must_train(request, known)
         goes_on = self._goes_on(known, request.resume)
@@ -147,23 +134,23 @@ class Joining:
         held = frozenset(request.resume.held_batch_ids if request.resume else ())
         if isinstance(live, LiveTrainer):
             member = live
-            self._batching.return_all(policy, but=held)
+            self.batching.return_all(policy, but=held)
             policy.lease_table.close()
         else:
             member = self._new_trainer(event, now)
-            self._batching.regain(policy, held)
+            self.batching.regain(policy, held)
         rolled_back = self._roll_back(policy, undone, request.last_step) if not goes_on else 0
-        policy.note_trainer(None)
-        member.serve(request.weight_endpoints)
+        policy.departure_time = None
+        member.weight_endpoints = request.weight_endpoints
         member.keep_alive(now)
-        policy.identify(request.identity)
-        self._effects.do(ClearOutbox(member_id=member.member_id))
+        policy.identity = policy.identity.merged(request.identity)
+        self.effects.do(ClearOutbox(member_id=member.member_id))
         self._announce_newest(member)
         return TrainerRegistration(
             session=self._session(
                 member, event.secrets, batch_ids=tuple(policy.lease_table.leases)
             ),
-            run_id=self._settings.run_id,
+            run_id=self.settings.run_id,
             max_staleness=policy.settings.max_staleness,
             next_version=policy.versions.next_version,
             rolled_back_batch_count=rolled_back,
@@ -172,24 +159,24 @@ class Joining:
     def _roll_back(self, policy: PolicyState, count: int, step: int) -> int:
         """Take the books of a policy back; return how many batches count as not trained now."""
         if count and not policy.settings.max_staleness:
-            self._training.take_back(policy)
+            self.training.take_back(policy)
         undone = policy.roll_back(count, step)
-        self._records.undo(policy.policy_id, {batch.batch_id for batch in undone})
-        self._prompts.lose(policy.samples.take_lost())
+        self.records.undo(policy.policy_id, {batch.batch_id for batch in undone})
+        self.prompts.lose(policy.samples.take_lost())
         return len(undone)
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:
         check_contract(request.contract)
         for served in request.policies:
-            policy = find_policy(self._policies, served.policy_id)
+            policy = find_policy(self.policies, served.policy_id)
             policy.identity.merged(served.identity)
             if policy.settings.needs_routes:
                 check_routes(request.contract, served.policy_id)
         policy_ids = {served.policy_id for served in request.policies}
-        for workflow in self._settings.workflows:
+        for workflow in self.settings.workflows:
             if policy_ids.issuperset(workflow.policy_ids):
                 check_codes(workflow, request.codes)
-        for member in self._sessions:
+        for member in self.sessions:
             if member.name == request.name and member.member_id != known:
                 raise AstraflowError(
                     Reason.NAME_TAKEN,
@@ -199,7 +186,7 @@ class Joining:
 
     def _must_train(self, request: RegisterTrainer, known: MemberId | None) -> None:
         check_contract(request.contract)
-        policy = find_policy(self._policies, request.policy_id)
+        policy = find_policy(self.policies, request.policy_id)
         policy.identity.merged(request.identity)
         if policy.settings.needs_routes:
             check_routes(request.contract, request.policy_id)
@@ -210,18 +197,18 @@ class Joining:
                 f"{request.policy_id}, the trainer wants {request.groups_per_batch}",
                 metadata={"field": "groups_per_batch"},
             )
-        other = self._sessions.trainer_of(request.policy_id)
+        other = self.sessions.trainer_of(request.policy_id)
         if other is not None and other.member_id != known:
             raise AstraflowError(
                 Reason.POLICY_TAKEN,
                 f"{request.policy_id} is trained by {other.member_id} ({other.name}); "
-                f"a silent trainer's session ends after {self._sessions.ttl}",
+                f"a silent trainer's session ends after {self.sessions.ttl}",
                 retryable=True,
             )
         self._must_go_on()
 
     def _must_go_on(self) -> None:
-        if self._lifecycle.is_final:
+        if self.lifecycle.is_final:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; start a new one")
 
     def _known(
@@ -255,7 +242,7 @@ class Joining:
         return before is not None and before.incarnation == resume.incarnation
 
     def _remembered(self, member_id: MemberId) -> LiveMember | Departed | None:
-        return self._sessions.find(member_id) or self._sessions.departed(member_id)
+        return self.sessions.find(member_id) or self.sessions.departed(member_id)
 
     def _take_over(
         self, member_id: MemberId | None, resume: SessionResume | None, now: datetime
@@ -263,10 +250,10 @@ class Joining:
         """Return the live session to go on with; one of an older incarnation is ended."""
         if member_id is None or resume is None:
             return None
-        live = self._sessions.find(member_id)
+        live = self.sessions.find(member_id)
         if live is None or live.incarnation == resume.incarnation:
             return live
-        self._membership.close(
+        self.membership.close(
             live, now, is_lost=False, is_fenced=True, message="a newer process took over"
         )
         return None
@@ -274,7 +261,7 @@ class Joining:
     def _new_raas(self, event: RaasJoined, now: datetime) -> LiveRaas:
         request = event.request
         member = LiveRaas(
-            member_id=event.resumes or MemberId(self._ids.next("raas")),
+            member_id=event.resumes or MemberId(self.ids.next("raas")),
             name=request.name,
             role=MemberRole.RAAS,
             incarnation=request.resume.incarnation if request.resume else 1,
@@ -284,13 +271,13 @@ class Joining:
             keep_alive_time=now,
             policies={},
         )
-        self._sessions.open(member)
+        self.sessions.open(member)
         return member
 
     def _new_trainer(self, event: TrainerRegistered, now: datetime) -> LiveTrainer:
         request = event.request
         member = LiveTrainer(
-            member_id=event.resumes or MemberId(self._ids.next("trainer")),
+            member_id=event.resumes or MemberId(self.ids.next("trainer")),
             name=request.name,
             role=MemberRole.TRAINER,
             incarnation=request.resume.incarnation if request.resume else 1,
@@ -300,7 +287,7 @@ class Joining:
             keep_alive_time=now,
             policy_id=request.policy_id,
         )
-        self._sessions.open(member)
+        self.sessions.open(member)
         return member
 
     def _describe(self, member: LiveRaas, request: JoinPool, now: datetime) -> None:
@@ -308,19 +295,19 @@ class Joining:
         member.keep_alive(now)
         member.describe(request)
         for served in request.policies:
-            policy = self._policies[served.policy_id]
-            policy.identify(served.identity)
+            policy = self.policies[served.policy_id]
+            policy.identity = policy.identity.merged(served.identity)
             version = served.version
             if version is not None and 0 <= version <= policy.versions.newest_version:
                 member.go_live(served.policy_id, version)
 
     def _resend(self, member: LiveRaas, resume: SessionResume | None) -> tuple[TaskId, ...]:
         """Send again what the RaaS holds by the books and does not know of."""
-        self._effects.do(ClearOutbox(member_id=member.member_id))
+        self.effects.do(ClearOutbox(member_id=member.member_id))
         named = frozenset(resume.held_task_ids) if resume else frozenset[TaskId]()
         for task_id, assignment in member.assignments.items():
             if task_id not in named and not assignment.is_withdrawn:
-                self._effects.do(SendTask(member_id=member.member_id, task=assignment.task))
+                self.effects.do(SendTask(member_id=member.member_id, task=assignment.task))
         return tuple(task_id for task_id in member.assignments if task_id in named)
 
     def _session(
@@ -331,21 +318,21 @@ class Joining:
         task_ids: tuple[TaskId, ...] = (),
         batch_ids: tuple[BatchId, ...] = (),
     ) -> Session:
-        ttl = self._sessions.ttl
+        ttl = self.sessions.ttl
         return Session(
             member_id=member.member_id,
             token=secrets.token,
             ttl=ttl,
             keep_alive_interval=ttl / 3,
             transfer_token=secrets.transfer_token,
-            max_message_nbytes=self._settings.max_message_nbytes,
+            max_message_nbytes=self.settings.max_message_nbytes,
             held_task_ids=task_ids,
             held_batch_ids=batch_ids,
         )
 
     def _announce_newest(self, member: LiveTrainer) -> None:
         """Tell who pulls that the newest version has another source."""
-        listed = self._policies[member.policy_id].versions.listed
+        listed = self.policies[member.policy_id].versions.listed
         if listed and member.weight_endpoints:
-            info = version_with_sources(self._sessions, listed[-1])
-            self._effects.do(AnnounceVersion(info=info))
+            info = version_with_sources(self.sessions, listed[-1])
+            self.effects.do(AnnounceVersion(info=info))

@@ -1,6 +1,7 @@
 """Membership: sessions are renewed and end; what a member held goes on without it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from astraflow.core.effects import (
@@ -27,25 +28,16 @@ from astraflow.core.work.intake import Intake
 CONTINUE = Directive(kind=DirectiveKind.CONTINUE)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
     """Opens, renews and ends sessions."""
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        intake: Intake,
-        batching: Batching,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._sessions = sessions
-        self._policies = policies
-        self._intake = intake
-        self._batching = batching
-        self._lifecycle = lifecycle
-        self._effects = effects
+    sessions: Sessions
+    policies: Mapping[PolicyId, PolicyState]
+    intake: Intake
+    batching: Batching
+    lifecycle: RunLifecycle
+    effects: Effects
 
     def keep_alive(
         self, member_id: MemberId, load: RaasLoad | TrainerLoad | None, now: datetime
@@ -55,10 +47,10 @@ class Membership:
         Raises:
             AstraflowError: SESSION_ENDED.
         """
-        member = self._sessions.get(member_id)
+        member = self.sessions.get(member_id)
         member.keep_alive(now, load)
         return Renewal(
-            ttl=self._sessions.ttl,
+            ttl=self.sessions.ttl,
             directive=self._directive(member, now),
             server_time=now,
         )
@@ -67,8 +59,8 @@ class Membership:
         """Whether an event only says that a member is there which nobody took for silent."""
         if not isinstance(event, MemberKeptAlive):
             return False
-        member = self._sessions.find(event.member_id)
-        return member is not None and not self._sessions.is_silent(member, now)
+        member = self.sessions.find(event.member_id)
+        return member is not None and not self.sessions.is_silent(member, now)
 
     def give_credit(self, member: LiveRaas, event: TaskCredit) -> None:
         """Bound the work of a RaaS from now on.
@@ -85,7 +77,7 @@ class Membership:
 
     def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
         """End a session in good order; an ended one stays so."""
-        member = self._sessions.find(member_id)
+        member = self.sessions.find(member_id)
         if member is not None:
             self.close(member, now, is_lost=False, message=message)
 
@@ -95,29 +87,29 @@ class Membership:
         Raises:
             AstraflowError: MEMBER_UNKNOWN.
         """
-        member = self._sessions.find(member_id)
+        member = self.sessions.find(member_id)
         if member is None:
             raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{member_id}'")
-        self._sessions.drain(member, None if grace is None else now + grace)
+        self.sessions.drain(member, None if grace is None else now + grace)
         directive = Directive(kind=DirectiveKind.DRAIN, grace=grace, message="asked by an operator")
-        self._effects.do(SendDirective(member_id=member_id, directive=directive))
+        self.effects.do(SendDirective(member_id=member_id, directive=directive))
 
     def remind(self, member: LiveMember, now: datetime) -> None:
         """Tell a member again that it is to leave: what told it went with its last stream."""
         if member.is_draining:
             directive = self._directive(member, now)
-            self._effects.do(SendDirective(member_id=member.member_id, directive=directive))
+            self.effects.do(SendDirective(member_id=member.member_id, directive=directive))
 
     def expire(self, now: datetime) -> None:
         """End the sessions of those who went silent or overstayed."""
-        while (member := self._sessions.ended(now)) is not None:
+        while (member := self.sessions.ended(now)) is not None:
             overstayed = member.drain_time is not None and member.drain_time <= now
             message = "its grace to drain is over" if overstayed else "it went silent"
             self.close(member, now, is_lost=not overstayed, message=message)
 
     def renew_all(self, now: datetime) -> None:
         """Give every session its whole time again: nobody could say anything meanwhile."""
-        for member in self._sessions:
+        for member in self.sessions:
             member.keep_alive(now)
 
     def report(self, member: LiveRaas, report: VersionReport) -> None:
@@ -126,27 +118,27 @@ class Membership:
         Raises:
             AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN.
         """
-        policy = find_policy(self._policies, report.policy_id)
+        policy = find_policy(self.policies, report.policy_id)
         if not 0 <= report.version <= policy.versions.newest_version:
             policy.versions.get(report.version)
-        record = self._sessions.source_record
+        record = self.sessions.source_record
         record.note(member.member_id, member.region, report.reports)
         record.note_alive(member.relay_endpoint)
         member.note_version(report)
-        policy.note_load_failure(report.failure)
+        policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
-            self._effects.do(RecordVersion(member_id=member.member_id, report=report))
+            self.effects.do(RecordVersion(member_id=member.member_id, report=report))
         if report.is_unsound:
             self._order_scrub(report)
 
     def _order_scrub(self, report: VersionReport) -> None:
         """Have the trainer look at its copy: what it published may be damaged there."""
-        trainer = self._sessions.trainer_of(report.policy_id)
+        trainer = self.sessions.trainer_of(report.policy_id)
         if trainer is not None:
-            self._effects.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
+            self.effects.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
 
     def _directive(self, member: LiveMember, now: datetime) -> Directive:
-        if self._lifecycle.is_final:
+        if self.lifecycle.is_final:
             return Directive(kind=DirectiveKind.STOP, message="the run is over")
         if member.is_draining:
             left = None if member.drain_time is None else max(timedelta(), member.drain_time - now)
@@ -163,17 +155,17 @@ class Membership:
         is_fenced: bool = False,
     ) -> None:
         """End a session: what the member held is issued again, or goes back to the buffer."""
-        self._sessions.close(member.member_id)
-        self._effects.do(
+        self.sessions.close(member.member_id)
+        self.effects.do(
             CloseSession(
                 member_id=member.member_id, is_lost=is_lost, is_fenced=is_fenced, message=message
             )
         )
         if isinstance(member, LiveRaas):
             for assignment in list(member.assignments.values()):
-                self._intake.lose(member, assignment, now, is_lost=is_lost)
+                self.intake.lose(member, assignment, now, is_lost=is_lost)
             return
-        policy = self._policies[member.policy_id]
-        policy.note_trainer(member.keep_alive_time if is_lost else now)
-        self._batching.return_all(policy)
+        policy = self.policies[member.policy_id]
+        policy.departure_time = member.keep_alive_time if is_lost else now
+        self.batching.return_all(policy)
         policy.lease_table.close()

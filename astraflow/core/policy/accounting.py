@@ -18,7 +18,7 @@ from astraflow.core.status import DropCount, LedgerAccount, RolloutPlace, Rollou
 
 
 class Books:
-    """The counts of one policy, in samples."""
+    """Where the samples of one policy are: their counts, and their records."""
 
     def __init__(self, policy_id: PolicyId) -> None:
         self._policy_id = policy_id
@@ -28,6 +28,7 @@ class Books:
         self._reissued = 0
         self._duplicates = 0
         self._replayed = 0
+        self._waiting = RolloutPlacement(policy_id=policy_id, place=RolloutPlace.WAITING)
 
     def issue(self, count: int) -> None:
         """Enter samples as in flight."""
@@ -94,52 +95,41 @@ class Books:
             replayed_count=self._replayed,
         )
 
-
-class SampleAccounting:
-    """Where the samples of one policy are.
-
-    Attributes:
-        books: Their counts.
-    """
-
-    def __init__(self, policy_id: PolicyId) -> None:
-        self.books = Books(policy_id)
-        self._policy_id = policy_id
-        self._waiting = RolloutPlacement(policy_id=policy_id, place=RolloutPlace.WAITING)
-
     def accept(self, entry: AcceptedRollout) -> Sample | None:
         """Let what a rollout has for this policy wait for its group; None: it has nothing."""
         sample = sample_of(entry, self._policy_id)
         if sample is None:
-            self.books.drop(RolloutPlace.IN_FLIGHT, Reason.FILTERED, by="no_trajectory")
+            self.drop(RolloutPlace.IN_FLIGHT, Reason.FILTERED, by="no_trajectory")
             self._note_drop(entry, Reason.FILTERED, "no_trajectory")
             return None
-        self.books.move(RolloutPlace.IN_FLIGHT, RolloutPlace.WAITING)
+        self.move(RolloutPlace.IN_FLIGHT, RolloutPlace.WAITING)
         entry.placements[self._policy_id] = self._waiting
         return sample
 
-    def move(self, samples: Sequence[Sample], source: RolloutPlace, target: RolloutPlace) -> None:
-        """Move samples on."""
-        self.books.move(source, target, len(samples))
+    def move_all(
+        self, samples: Sequence[Sample], source: RolloutPlace, target: RolloutPlace
+    ) -> None:
+        """Move samples on, and say so in their records."""
+        self.move(source, target, len(samples))
         self._note(samples, target)
 
     def lease(self, lease: Lease) -> None:
         """Count the fresh samples of a batch as leased."""
-        self.books.move(RolloutPlace.FRESH, RolloutPlace.LEASED, len(lease.samples))
+        self.move(RolloutPlace.FRESH, RolloutPlace.LEASED, len(lease.samples))
         self._note(lease.samples, RolloutPlace.LEASED, batch_id=lease.batch_id)
 
-    def drop(
+    def drop_all(
         self, samples: Iterable[Sample], source: RolloutPlace, reason: Reason, *, by: str = ""
     ) -> None:
         """Drop samples for a reason; `by` names the filter or guard of FILTERED."""
         for sample in samples:
-            self.books.drop(source, reason, by=by)
+            self.drop(source, reason, by=by)
             self._note_drop(sample.entry, reason, by)
 
     def train(self, lease: Lease, *, step: int) -> None:
         """Count the samples of a batch as trained in a step, fresh and replayed ones."""
-        self.books.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
-        self.books.note(replayed=len(lease.replayed_samples))
+        self.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
+        self.note(replayed=len(lease.replayed_samples))
         for row in lease.rows:
             row.use_count += 1
         samples = lease.samples + lease.replayed_samples
@@ -157,10 +147,10 @@ class SampleAccounting:
 
     def untrain(self, batch: TrainedBatch) -> None:
         """Count the samples of a batch as leased again; what is too old to be used is dropped."""
-        self.books.move(RolloutPlace.TRAINED, RolloutPlace.LEASED, batch.sample_count)
-        self.books.note(replayed=-batch.replayed_count)
+        self.move(RolloutPlace.TRAINED, RolloutPlace.LEASED, batch.sample_count)
+        self.note(replayed=-batch.replayed_count)
         if batch.lease is None:
-            self.books.drop(RolloutPlace.LEASED, Reason.STALE, batch.sample_count)
+            self.drop(RolloutPlace.LEASED, Reason.STALE, batch.sample_count)
             return
         for row in batch.lease.rows:
             row.use_count -= 1

@@ -128,10 +128,6 @@ class PolicyProgress:
         steps = self.step_count
         return None if steps is None else max(0, steps - self.consumed_count)
 
-    def limit(self, step_count: int | None) -> None:
-        """Train on so many batches instead; None: until the data ends."""
-        self.step_count = step_count
-
     @property
     def oldest_to_restore(self) -> int:
         """Number of the oldest weights that are new enough once lost weights are restored."""
@@ -167,14 +163,6 @@ class PolicyProgress:
         self.step = step if step > self.step else self.step + 1
         self.consumed_count += 1
         return self.step
-
-    def request_version(self) -> None:
-        """Note that somebody asked for a version."""
-        self.is_requested = True
-
-    def order_version(self) -> None:
-        """Note that the trainer was asked for it."""
-        self.is_ordered = True
 
     def note_version(self) -> None:
         """Note that a version was published, be it asked for or that of weights restored."""

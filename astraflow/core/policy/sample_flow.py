@@ -14,7 +14,7 @@ from astraflow.core.batches import IssuedPrompt
 from astraflow.core.errors import Reason
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId, RolloutId
-from astraflow.core.policy.accounting import SampleAccounting
+from astraflow.core.policy.accounting import Books
 from astraflow.core.policy.admission import PolicyProgress, open_limit
 from astraflow.core.policy.buffer import FreshBuffer
 from astraflow.core.policy.leases import Lease, LeaseTable
@@ -30,7 +30,8 @@ class SampleFlow:
     """Where the samples of one policy are, and where they go.
 
     Attributes:
-        books: Their counts.
+        books: Their counts and records.
+        buffer: Whole groups, in the order in which they are trained on.
         replay: What may be trained on again.
         completion: Of groups.
         open_count: Groups with any sample that is in flight, waiting, fresh or leased.
@@ -66,9 +67,8 @@ class SampleFlow:
         self._progress = progress
         self._lease_table = lease_table
         self._lineage = lineage
-        self._accounting = SampleAccounting(settings.policy_id)
-        self.books = self._accounting.books
-        self._buffer = FreshBuffer(
+        self.books = Books(settings.policy_id)
+        self.buffer = FreshBuffer(
             max_staleness=settings.max_staleness,
             settings=settings.buffer,
             least_groups=settings.groups_per_batch,
@@ -99,12 +99,7 @@ class SampleFlow:
     @property
     def fresh_count(self) -> int:
         """Whole groups in the buffer."""
-        return len(self._buffer)
-
-    @property
-    def buffer_nbytes(self) -> int:
-        """Bytes of the groups in the buffer."""
-        return self._buffer.nbytes
+        return len(self.buffer)
 
     @property
     def fresh_per_batch(self) -> int:
@@ -151,16 +146,12 @@ class SampleFlow:
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout) -> None:
         """Take what one rollout has for this policy."""
-        sample = self._accounting.accept(entry)
+        sample = self.books.accept(entry)
         if sample is None:
             return
         sample.min_version = self._progress.versions.weights_number(sample.min_version)
         group.keep(self._policy_id, index, sample)
         self.produced_count += 1
-
-    def give_up(self, reason: Reason) -> None:
-        """Drop a sample that no rollout will come of."""
-        self.books.drop(RolloutPlace.IN_FLIGHT, reason)
 
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:
         """Move what filters keep of a whole group to the buffer, or drop all of it."""
@@ -168,7 +159,7 @@ class SampleFlow:
             group, train_version=self._progress.train_version, run_time=run_time
         )
         for drop in done.drops:
-            self._accounting.drop(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
+            self.books.drop_all(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
         if not done.kept:
             self.open_count -= 1
             return
@@ -176,15 +167,15 @@ class SampleFlow:
         fresh = FreshGroup(
             head=group.head, samples=done.kept, number=group.number, arrival=self._arrivals
         )
-        self._buffer.put(fresh)
-        self._accounting.move(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
+        self.buffer.put(fresh)
+        self.books.move_all(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
         self.entered_count += len(done.kept)
         self._evict()
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
         """Drop an open group that is not whole; the policy no longer trains on it."""
         waiting = group.leave(self._policy_id)
-        self._accounting.drop(waiting.values(), RolloutPlace.WAITING, reason)
+        self.books.drop_all(waiting.values(), RolloutPlace.WAITING, reason)
         if group.open_count:
             self.books.drop(RolloutPlace.IN_FLIGHT, reason, group.open_count)
         self.open_count -= 1
@@ -196,8 +187,8 @@ class SampleFlow:
 
     def prune(self) -> None:
         """Drop what is too old for the next batch."""
-        stale, gone = self._buffer.prune(self._progress.train_version)
-        self._accounting.drop(stale, RolloutPlace.FRESH, Reason.STALE)
+        stale, gone = self.buffer.prune(self._progress.train_version)
+        self.books.drop_all(stale, RolloutPlace.FRESH, Reason.STALE)
         self.open_count -= len(gone)
         self.replay.prune(self._progress.train_version)
         self._lost += [
@@ -223,11 +214,11 @@ class SampleFlow:
         Returns:
             Whether the batch is refused.
         """
-        found = self._guards.unfit(self._buffer.peek(count))
+        found = self._guards.unfit(self.buffer.peek(count))
         if found is None:
             return False
         name, groups = found
-        self._buffer.take_these(groups)
+        self.buffer.take_these(groups)
         self._drop(groups, RolloutPlace.FRESH, Reason.FILTERED, by=name)
         return True
 
@@ -235,12 +226,12 @@ class SampleFlow:
         """Draw a batch of so many fresh groups, at least one; `prune` comes before."""
         train_version = self._progress.train_version
         # In the order of their issue, so that it does not matter which one was whole first.
-        groups = tuple(sorted(self._buffer.take(count), key=lambda group: group.number))
+        groups = tuple(sorted(self.buffer.take(count), key=lambda group: group.number))
         replayed = self.replay.take(train_version, self._settings.groups_per_batch - count)
         metrics = {
             **batch_metrics((*groups, *replayed), train_version=train_version),
             **replay_metrics(groups, replayed),
-            **self._buffer.metrics(),
+            **self.buffer.metrics(),
             "buffer/open_groups": float(self.open_count),
         }
         lease = Lease(
@@ -254,14 +245,14 @@ class SampleFlow:
             metrics=metrics,
         )
         self._lease_table.add(lease)
-        self._accounting.lease(lease)
+        self.books.lease(lease)
         return lease
 
     def reclaim(self, lease: Lease) -> bool:
         """Lease again what a lost lease held; False when some of it is elsewhere."""
-        if not self._buffer.take_these(lease.groups):
+        if not self.buffer.take_these(lease.groups):
             return False
-        self._accounting.lease(lease)
+        self.books.lease(lease)
         self.replay.regain(lease.replayed)
         self._lease_table.add(lease)
         return True
@@ -269,8 +260,8 @@ class SampleFlow:
     def put_back(self, lease: Lease) -> None:
         """Return the groups of a batch to the buffer, where their deadline puts them first."""
         for group in lease.groups:
-            self._buffer.put(group)
-        self._accounting.move(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
+            self.buffer.put(group)
+        self.books.move_all(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
         self.replay.give_back(lease.replayed)
         self._evict()
 
@@ -279,7 +270,7 @@ class SampleFlow:
         if not rollout_ids:
             return
         lost = [s for s in lease.samples if s.entry.rollout.rollout_id in rollout_ids]
-        self._accounting.drop(lost, RolloutPlace.LEASED, Reason.PAYLOAD_LOST)
+        self.books.drop_all(lost, RolloutPlace.LEASED, Reason.PAYLOAD_LOST)
         arrivals = {
             group.arrival
             for group in lease.replayed
@@ -303,7 +294,7 @@ class SampleFlow:
         self._lineage.release(self._progress.oldest_to_restore)
         self.open_count -= len(lease.groups)
         self.replay.use(lease.groups, lease.replayed)
-        self._accounting.train(lease, step=step)
+        self.books.train(lease, step=step)
 
     def untrain(self, undone: Sequence[TrainedBatch]) -> None:
         """Count batches as not trained; what is new enough goes back to the buffer.
@@ -313,7 +304,7 @@ class SampleFlow:
         """
         for batch in undone:
             self.replay.forget(batch.arrivals)
-            self._accounting.untrain(batch)
+            self.books.untrain(batch)
             kept = set[int]() if batch.lease is None else self._put_back_trained(batch.lease)
             self._lost += [each for each in batch.prompts if each.number not in kept]
         self.spare()
@@ -322,7 +313,7 @@ class SampleFlow:
     @property
     def held_groups(self) -> Iterator[FreshGroup]:
         """All whole groups that are or may be trained on, some of them more than once."""
-        yield from self._buffer
+        yield from self.buffer
         yield from self.replay
         for lease in (*self._lease_table.leases.values(), *self._lineage.leases):
             yield from lease.groups
@@ -330,7 +321,7 @@ class SampleFlow:
 
     def close(self) -> None:
         """Drop what is in the buffer: nothing is trained on any more."""
-        self._drop(self._buffer.clear(), RolloutPlace.FRESH, Reason.RUN_ENDED)
+        self._drop(self.buffer.clear(), RolloutPlace.FRESH, Reason.RUN_ENDED)
         self.replay.clear()
 
     def metrics(self) -> dict[str, float]:
@@ -352,22 +343,22 @@ class SampleFlow:
         kept: set[int] = set()
         for group in lease.groups:
             if not self.has_slot:
-                self._accounting.drop(group.samples, RolloutPlace.LEASED, Reason.BUFFER_FULL)
+                self.books.drop_all(group.samples, RolloutPlace.LEASED, Reason.BUFFER_FULL)
                 continue
-            self._buffer.put(group)
-            self._accounting.move(group.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
+            self.buffer.put(group)
+            self.books.move_all(group.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
             self.open_count += 1
             kept.add(group.number)
         return kept
 
     def _evict(self) -> None:
         """Drop what the buffer has no room for."""
-        self._drop(self._buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
+        self._drop(self.buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
 
     def _drop(
         self, groups: Sequence[FreshGroup], place: RolloutPlace, reason: Reason, *, by: str = ""
     ) -> None:
         """Drop open groups with all their samples."""
         samples = [sample for group in groups for sample in group.samples]
-        self._accounting.drop(samples, place, reason, by=by)
+        self.books.drop_all(samples, place, reason, by=by)
         self.open_count -= len(groups)

@@ -6,7 +6,7 @@ from datetime import datetime
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.batches import AckBatch, EndCause
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
 from astraflow.core.policy.admission import PolicyProgress
 from astraflow.core.policy.leases import Lease, LeaseTable
@@ -58,24 +58,6 @@ class PolicyState:
         self.end_time: datetime | None = None
         self.load_failure: Failure | None = None
         self.departure_time: datetime | None = None
-
-    def identify(self, named: ModelIdentity) -> None:
-        """Note what a member that was admitted says of the model."""
-        self.identity = self.identity.merged(named)
-
-    def note_trainer(self, departure_time: datetime | None) -> None:
-        """Note when its trainer was last seen; None: it is here."""
-        self.departure_time = departure_time
-
-    def note_load_failure(self, failure: Failure | None) -> None:
-        """Note why a RaaS could not load a version; None: it did not say."""
-        self.load_failure = failure or self.load_failure
-
-    def lease(self, batch_id: BatchId, count: int, now: datetime) -> Lease:
-        """Draw a batch of so many fresh groups, at least one; `samples.prune` comes before."""
-        lease = self.samples.lease(batch_id, count)
-        self.window.begin(now)
-        return lease
 
     def reclaim(self, lease: Lease) -> bool:
         """Lease again what a lost lease held; False when it cannot be trained on any more."""
@@ -133,10 +115,6 @@ class PolicyState:
         """End the data: what is in the buffer is dropped."""
         self.samples.close()
         self.end, self.end_time = cause, now
-
-    def reopen(self) -> None:
-        """Go on with the data: it is not at its end any more."""
-        self.end = self.end_time = None
 
 
 def find_policy(policies: Mapping[PolicyId, PolicyState], policy_id: PolicyId) -> PolicyState:

@@ -28,7 +28,10 @@ class LiveMember:
     """One live session.
 
     Attributes:
-        drain_time: When the grace of a drain ends; None: no limit.
+        is_draining: Whether it is given nothing new.
+        drain_time: When the grace of that ends; None: no limit.
+        accepted_count: Rollouts that were taken of it.
+        reissued_count: Tasks of which some was issued again, for its session ended.
     """
 
     member_id: MemberId
@@ -49,10 +52,6 @@ class LiveMember:
         """Note that it is there, and how busy it is; None: it does not say."""
         self.keep_alive_time = now
         self.load = load or self.load
-
-    def drain(self, until: datetime | None = None) -> None:
-        """Give it nothing new; its grace ends at a time, None: it has no limit."""
-        self.is_draining, self.drain_time = True, until
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -160,14 +159,6 @@ class LiveRaas(LiveMember):
                 pass
         self.evicted[policy_id] = tuple(evicted[-_EVICTED_COUNT:])
 
-    def pin(self, versions: Mapping[PolicyId, int]) -> None:
-        """Note that tasks of an evaluation of versions were sent to it."""
-        self.pinned.update(versions.items())
-
-    def unpin(self, versions: Mapping[PolicyId, int]) -> None:
-        """Forget that tasks of an evaluation of versions were sent to it."""
-        self.pinned.difference_update(versions.items())
-
     def refuse(self, versions: Set[tuple[PolicyId, int]]) -> None:
         """Note that it cannot serve pinned versions."""
         self.refused |= versions
@@ -189,14 +180,6 @@ class LiveRaas(LiveMember):
                 index.forget(self.member_id)
         self._leave_versions()
         self.capacity_index = self.eval_capacity_index = self.version_index = None
-
-    def count_accepted(self) -> None:
-        """Count a rollout that was accepted."""
-        self.accepted_count += 1
-
-    def count_reissued(self) -> None:
-        """Count a task of which some was issued again, for its session ended."""
-        self.reissued_count += 1
 
     def measure(self, *, seconds: float, token_count: int) -> None:
         """Count an accepted rollout in its speed; its credit was given back before."""
@@ -433,7 +416,3 @@ class LiveTrainer(LiveMember):
 
     policy_id: PolicyId
     weight_endpoints: tuple[WeightEndpoint, ...] = ()
-
-    def serve(self, endpoints: tuple[WeightEndpoint, ...]) -> None:
-        """Note where it serves its versions."""
-        self.weight_endpoints = endpoints

@@ -162,7 +162,7 @@ class Sessions:
 
     def drain(self, member: LiveRaas | LiveTrainer, until: datetime | None) -> None:
         """Give a member nothing new; its session ends at a time, None: when it leaves."""
-        member.drain(until)
+        member.is_draining, member.drain_time = True, until
         self._enter_end(member)
 
     def end_of(self, member: LiveMember) -> datetime:

@@ -1,6 +1,7 @@
 """Batching: whole groups go to trainers, and come back settled or not."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData, StreamBatches
@@ -24,31 +25,19 @@ from astraflow.core.work.saving import Saving
 from astraflow.core.work.training import Training
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Batching:
     """Leases batches to trainers and settles them."""
 
-    def __init__(
-        self,
-        policies: Mapping[PolicyId, PolicyState],
-        *,
-        sessions: Sessions,
-        prompts: PromptQueue,
-        training: Training,
-        saving: Saving,
-        pacing: PolicyPacing,
-        ids: IdGenerator,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._policies = policies
-        self._sessions = sessions
-        self._prompts = prompts
-        self._training = training
-        self._saving = saving
-        self._pacing = pacing
-        self._ids = ids
-        self._lifecycle = lifecycle
-        self._effects = effects
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    prompts: PromptQueue
+    training: Training
+    saving: Saving
+    pacing: PolicyPacing
+    ids: IdGenerator
+    lifecycle: RunLifecycle
+    effects: Effects
 
     def open_stream(self, member: LiveTrainer, event: StreamBatches) -> None:
         """Let a rank listen, and send it again what it has not settled.
@@ -56,7 +45,7 @@ class Batching:
         Raises:
             AstraflowError: INVALID_FIELD, REQUEST_CONFLICT.
         """
-        policy = self._policies[member.policy_id]
+        policy = self.policies[member.policy_id]
         most = event.max_outstanding
         if policy.settings.steps_per_version is None:
             # A version that is asked for comes between two batches: none is leased before it.
@@ -68,9 +57,9 @@ class Batching:
                 self._deliver(member, policy, lease, event.rank)
         if event.rank:
             return
-        self._saving.order(policy)
+        self.saving.order(policy)
         if policy.progress.is_ordered:
-            self._effects.do(SendPublishOrder(member_id=member.member_id))
+            self.effects.do(SendPublishOrder(member_id=member.member_id))
 
     def ack(self, member: LiveTrainer, event: AckBatch, now: datetime) -> bool:
         """Settle a batch once every rank agrees; return whether it is settled.
@@ -80,7 +69,7 @@ class Batching:
         Raises:
             AstraflowError: BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT, INVALID_FIELD.
         """
-        policy = self._policies[member.policy_id]
+        policy = self.policies[member.policy_id]
         settled = policy.lease_table.outcome_of(event.batch_id)
         if settled is not None:
             _must_agree(event, settled)
@@ -114,11 +103,11 @@ class Batching:
 
     def advance(self, now: datetime) -> None:
         """Lease what is ready to who has room."""
-        if self._lifecycle.is_final:
+        if self.lifecycle.is_final:
             return
-        for policy in self._policies.values():
+        for policy in self.policies.values():
             while policy.lease_table.has_capacity and policy.end is None:
-                if self._pacing.blocker_of(policy) is not None:
+                if self.pacing.blocker_of(policy) is not None:
                     break
                 count = self._ready_count(policy)
                 if not count:
@@ -129,7 +118,7 @@ class Batching:
 
     def _is_dry(self, policy: PolicyState) -> bool:
         """Whether no group will become whole any more that is not whole now."""
-        return self._training.is_through and (
+        return self.training.is_through and (
             policy.samples.open_count
             == policy.samples.fresh_count + policy.lease_table.leased_groups
         )
@@ -138,7 +127,7 @@ class Batching:
         """Tell every rank that listens, once, that no batch follows."""
         end = EndOfData(cause=cause, batch_count=policy.progress.consumed_count)
         for rank in policy.lease_table.end_streams():
-            self._effects.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
+            self.effects.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
 
     def _ready_count(self, policy: PolicyState) -> int:
         """Return how many groups the next batch would have now; 0: it has to wait."""
@@ -149,17 +138,18 @@ class Batching:
         if policy.samples.fresh_count < wanted and not self._is_dry(policy):
             return 0
         policy.samples.prune()
-        self._prompts.lose(policy.samples.take_lost())
+        self.prompts.lose(policy.samples.take_lost())
         if policy.samples.fresh_count >= wanted:
             return wanted
         return policy.samples.fresh_count if self._is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
-        member = self._sessions.trainer_of(policy.policy_id)
+        member = self.sessions.trainer_of(policy.policy_id)
         if member is None:
             return
-        batch_id = BatchId(self._ids.next("batch"))
-        lease = policy.lease(batch_id, count, now)
+        batch_id = BatchId(self.ids.next("batch"))
+        lease = policy.samples.lease(batch_id, count)
+        policy.window.begin(now)
         for rank in sorted(policy.lease_table.streams):
             self._deliver(member, policy, lease, rank)
 
@@ -168,7 +158,7 @@ class Batching:
         header, parts = lease.deliver(
             rank, world_size=policy.lease_table.world_size, max_tokens=stream.max_tokens
         )
-        self._effects.do(
+        self.effects.do(
             SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts)
         )
 
@@ -192,7 +182,7 @@ class Batching:
         policy.lease_table.complete(lease, event.outcome)
         match event.outcome:
             case BatchOutcome.CONSUMED:
-                metrics = {**self._prompts.metrics(), **event.metrics}
+                metrics = {**self.prompts.metrics(), **event.metrics}
                 policy.consume(lease, event, now, metrics=metrics)
                 self._save(policy, event.checkpoint_id)
                 self._record(policy, lease)
@@ -204,10 +194,10 @@ class Batching:
 
     def _save(self, policy: PolicyState, checkpoint_id: str) -> None:
         policy.lineage.save(checkpoint_id)
-        self._saving.note(policy, checkpoint_id)
+        self.saving.note(policy, checkpoint_id)
 
     def _record(self, policy: PolicyState, lease: Lease) -> None:
-        self._effects.do(
+        self.effects.do(
             RecordBatch(
                 policy_id=policy.policy_id,
                 batch_id=lease.batch_id,

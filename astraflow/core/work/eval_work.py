@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
@@ -10,12 +11,13 @@ from astraflow.core.groups import EvalGroup, SampleSlot
 from astraflow.core.ids import EvalRunId, GroupId, IdGenerator, PolicyId
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import SuiteSettings
-from astraflow.core.tasks import Prompt, TaskPurpose, VersionRange
+from astraflow.core.tasks import Prompt, TaskPurpose
 
 # Watchers are woken about so often over one evaluation.
 _PROGRESS_COUNT = 16
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class EvalWork:
     """One evaluation.
 
@@ -25,44 +27,30 @@ class EvalWork:
         again: Groups with samples to be issued again.
         stuck_time: Since when nobody can serve the versions; None: somebody can.
         waits_for: What it will fail of unless that changes; None: nothing.
+        is_offered: Whether the rows of its data sets are here.
+        open_groups: Those with an unanswered sample.
     """
 
-    def __init__(
-        self,
-        eval_run_id: EvalRunId,
-        suite: SuiteSettings,
-        *,
-        versions: Mapping[PolicyId, int],
-        share: float,
-        now: datetime,
-    ) -> None:
-        self.eval_run_id = eval_run_id
-        self.suite = suite
-        self.versions = versions
-        self.share = share
-        self.again = deque[EvalGroup]()
-        self.stuck_time: datetime | None = None
-        self.waits_for: Failure | None = None
-        self._create_time = now
-        self._finish_time: datetime | None = None
-        self._state = EvalState.PENDING
-        self._failure: Failure | None = None
-        self._last_failure: Failure | None = None
-        self._prompts = deque[tuple[int, Prompt]]()
-        self._accumulators = [EvalAccumulator(part, 0) for part in suite.suite.data_sets]
-        self.is_offered = False
-        self._open: dict[GroupId, EvalGroup] = {}
-        self._shown_count = 0
+    eval_run_id: EvalRunId
+    suite: SuiteSettings
+    versions: Mapping[PolicyId, int]
+    share: float
+    create_time: datetime
+    state: EvalState = EvalState.PENDING
+    again: deque[EvalGroup] = field(default_factory=deque[EvalGroup])
+    stuck_time: datetime | None = None
+    waits_for: Failure | None = None
+    is_offered: bool = False
+    open_groups: dict[GroupId, EvalGroup] = field(default_factory=dict[GroupId, EvalGroup])
+    _finish_time: datetime | None = None
+    _failure: Failure | None = None
+    _last_failure: Failure | None = None
+    _prompts: deque[tuple[int, Prompt]] = field(default_factory=deque[tuple[int, Prompt]])
+    _accumulators: list[EvalAccumulator] = field(init=False)
+    _shown_count: int = 0
 
-    @property
-    def state(self) -> EvalState:
-        """Where it stands."""
-        return self._state
-
-    @property
-    def open_groups(self) -> tuple[EvalGroup, ...]:
-        """Groups with an unanswered sample."""
-        return tuple(self._open.values())
+    def __post_init__(self) -> None:
+        self._accumulators = [EvalAccumulator(part, 0) for part in self.suite.suite.data_sets]
 
     @property
     def has_unissued(self) -> bool:
@@ -72,29 +60,19 @@ class EvalWork:
     @property
     def is_answered(self) -> bool:
         """Whether everything was asked and answered or given up."""
-        return self.is_offered and not self._prompts and not self._open
+        return self.is_offered and not self._prompts and not self.open_groups
 
     @property
     def rollout_count(self) -> int:
-        """Rollouts asked for."""
-        return sum(
-            accumulator.prompt_count * accumulator.settings.repeats
-            for accumulator in self._accumulators
-        )
+        return sum(each.prompt_count * each.settings.repeats for each in self._accumulators)
 
     @property
     def scored_count(self) -> int:
-        """Rollouts with a reward."""
-        return sum(accumulator.scored_count for accumulator in self._accumulators)
+        return sum(each.scored_count for each in self._accumulators)
 
     @property
     def missing_count(self) -> int:
-        """Rollouts given up."""
-        return sum(accumulator.missing_count for accumulator in self._accumulators)
-
-    def ranges(self) -> dict[PolicyId, VersionRange]:
-        """Return the versions as tasks pin them."""
-        return {p: VersionRange(min=v, max=v) for p, v in self.versions.items()}
+        return sum(each.missing_count for each in self._accumulators)
 
     def offer(self, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
         """Take the rows of its data sets, once."""
@@ -127,16 +105,16 @@ class EvalWork:
             data_set_index=index,
             sampling=self.suite.sampling,
         )
-        self._open[group.group_id] = group
-        if self._state is EvalState.PENDING:
-            self._state = EvalState.RUNNING
+        self.open_groups[group.group_id] = group
+        if self.state is EvalState.PENDING:
+            self.state = EvalState.RUNNING
         return group
 
     def score(self, group: EvalGroup, rollout: Rollout) -> None:
         """Count one answered rollout; one without a reward is missing."""
         accumulator = self._accumulators[group.data_set_index]
         if rollout.reward is None:
-            accumulator.miss()
+            accumulator.missing_count += 1
             self._last_failure = rollout.failure or self._last_failure
         else:
             group.rewards.append(rollout.reward)
@@ -145,7 +123,7 @@ class EvalWork:
 
     def miss(self, group: EvalGroup) -> None:
         """Count one rollout that was given up."""
-        self._accumulators[group.data_set_index].miss()
+        self._accumulators[group.data_set_index].missing_count += 1
         self._last_failure = group.failures[-1] if group.failures else self._last_failure
         self._close_if_whole(group)
 
@@ -157,54 +135,38 @@ class EvalWork:
         self._shown_count = count
         return True
 
-    def wait(self, since: datetime | None, failure: Failure | None = None) -> None:
-        """Note since when nobody can serve the versions, and why; None: somebody can."""
-        self.stuck_time, self.waits_for = since, failure
-
     def conclude(self, now: datetime) -> None:
         """End it with what was answered."""
         if self.scored_count or not self.rollout_count:
-            self._end(EvalState.SUCCEEDED, now)
+            self.end(EvalState.SUCCEEDED, now)
         else:
-            failure = self._last_failure or Failure(reason=Reason.INTERNAL)
-            self.fail(failure, now)
+            self.end(EvalState.FAILED, now, self._last_failure or Failure(reason=Reason.INTERNAL))
 
-    def fail(self, failure: Failure, now: datetime) -> None:
-        """End it for a reason."""
-        self._failure = failure
-        self._end(EvalState.FAILED, now)
-
-    def cancel(self, now: datetime) -> None:
-        """End it because nobody wants it."""
-        self._end(EvalState.CANCELLED, now)
+    def end(self, state: EvalState, now: datetime, failure: Failure | None = None) -> None:
+        self.state, self._finish_time, self._failure = state, now, failure
+        self._prompts.clear()
+        self.again.clear()
+        self.open_groups.clear()
 
     def view(self) -> EvalRun:
         """Return where it stands."""
-        results = tuple(
-            accumulator.result() for accumulator in self._accumulators if accumulator.scored_count
-        )
+        results = tuple(each.result() for each in self._accumulators if each.scored_count)
         return EvalRun(
             eval_run_id=self.eval_run_id,
             suite=self.suite.suite.suite,
             versions=self.versions,
-            state=self._state,
+            state=self.state,
             rollout_count=self.rollout_count,
             scored_count=self.scored_count,
             missing_count=self.missing_count,
             results=results,
             overall=overall(results),
-            failure=self._failure or (None if self._state.is_final else self.waits_for),
-            create_time=self._create_time,
+            failure=self._failure or (None if self.state.is_final else self.waits_for),
+            create_time=self.create_time,
             finish_time=self._finish_time,
         )
 
     def _close_if_whole(self, group: EvalGroup) -> None:
         if not group.open_count:
             self._accumulators[group.data_set_index].close(group.rewards)
-            del self._open[group.group_id]
-
-    def _end(self, state: EvalState, now: datetime) -> None:
-        self._state, self._finish_time = state, now
-        self._prompts.clear()
-        self.again.clear()
-        self._open.clear()
+            del self.open_groups[group.group_id]

@@ -1,6 +1,7 @@
 """Evaluation: pinned versions are measured on a share of the pool, beside training."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from astraflow.core.effects import DrawEvalPrompts, Effects, EvalChanged
@@ -15,7 +16,7 @@ from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import RunSettings, SuiteSettings
-from astraflow.core.tasks import CancelReason, Prompt
+from astraflow.core.tasks import CancelReason, Prompt, VersionRange
 from astraflow.core.work.eval_work import EvalWork
 from astraflow.core.work.scheduler import (
     MemberCapacity,
@@ -41,42 +42,37 @@ def not_served(versions: Mapping[PolicyId, int]) -> Failure:
 _KEPT_COUNT = 256
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Evaluation:
-    """All evaluations of a run: those that somebody asked for, and those of the recipe."""
+    """All evaluations of a run: those that somebody asked for, and those of the recipe.
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        tasks: TaskTable,
-        ids: IdGenerator,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._suites = {suite.suite.suite: suite for suite in settings.suites}
-        self._grace = settings.last_version_grace
-        self._policies = policies
-        self._sessions = sessions
-        self._tasks = tasks
-        self._ids = ids
-        self._lifecycle = lifecycle
-        self._effects = effects
-        self._active: dict[EvalRunId, EvalWork] = {}
-        self._finished: dict[EvalRunId, EvalRun] = {}
-        self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
-        self._begun_suites: set[str] = set()
-        self._is_last_begun = False
-        self._has_pool = False
+    Attributes:
+        has_pool: Whether they have the whole pool: training is over.
+    """
 
-    def take_pool(self) -> None:
-        """Have the whole pool from now on: training is over."""
-        self._has_pool = True
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    tasks: TaskTable
+    ids: IdGenerator
+    lifecycle: RunLifecycle
+    effects: Effects
+    _active: dict[EvalRunId, EvalWork] = field(
+        init=False, default_factory=dict[EvalRunId, EvalWork]
+    )
+    _finished: dict[EvalRunId, EvalRun] = field(
+        init=False, default_factory=dict[EvalRunId, EvalRun]
+    )
+    _requests: dict[str, tuple[EvalRunId, EvalCreated]] = field(
+        init=False, default_factory=dict[str, tuple[EvalRunId, EvalCreated]]
+    )
+    _begun_suites: set[str] = field(init=False, default_factory=set[str])
+    _is_last_begun: bool = field(init=False, default=False)
+    has_pool: bool = field(init=False, default=False)
 
     def reopen(self) -> None:
         """Give the pool back to training; the end comes again."""
-        self._has_pool = self._is_last_begun = False
+        self.has_pool = self._is_last_begun = False
 
     @property
     def is_idle(self) -> bool:
@@ -89,10 +85,11 @@ class Evaluation:
         Raises:
             AstraflowError: EVAL_UNKNOWN.
         """
-        if name not in self._suites:
-            known = ", ".join(self._suites) or "none"
+        suites = {suite.suite.suite: suite for suite in self.settings.suites}
+        if name not in suites:
+            known = ", ".join(suites) or "none"
             raise AstraflowError(Reason.EVAL_UNKNOWN, f"there is no suite '{name}'; known: {known}")
-        return self._suites[name]
+        return suites[name]
 
     def view(self, eval_run_id: EvalRunId) -> EvalRun:
         """Return where an evaluation stands.
@@ -108,11 +105,11 @@ class Evaluation:
 
     def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
         """Start what the recipe has due once this version exists."""
-        if self._lifecycle.is_final:
+        if self.lifecycle.is_final:
             return
-        for suite in self._suites.values():
+        for suite in self.settings.suites:
             policy_ids = suite.suite.policy_ids
-            newest = newest_versions(self._policies, policy_ids)
+            newest = newest_versions(self.policies, policy_ids)
             if newest is None or policy_id not in policy_ids:
                 continue
             if suite.at_start and suite.suite.suite not in self._begun_suites:
@@ -127,10 +124,10 @@ class Evaluation:
         if self._is_last_begun:
             return
         self._is_last_begun = True
-        if self._lifecycle.stop is not None:
+        if self.lifecycle.stop is not None:
             return
-        for suite in self._suites.values():
-            newest = newest_versions(self._policies, suite.suite.policy_ids)
+        for suite in self.settings.suites:
+            newest = newest_versions(self.policies, suite.suite.policy_ids)
             if suite.at_end and newest is not None and not self._was_measured(suite, newest):
                 self._start(suite, newest, now)
 
@@ -155,10 +152,13 @@ class Evaluation:
             raise AstraflowError(
                 Reason.INVALID_FIELD, "an evaluation needs a request_id and a share of up to 1"
             )
-        if self._lifecycle.is_ending:
+        if self.lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
         pinned = self._pin(suite, event.versions)
-        self._must_be_servable(pinned)
+        is_served = any(may_serve_pinned(member, pinned) for member in self.sessions.pool)
+        if not is_served and not self._may_come(pinned):
+            failure = not_served(pinned)
+            raise AstraflowError(failure.reason, failure.message)
         work = self._start(suite, pinned, now, share=share)
         self._requests[event.request_id] = (work.eval_run_id, event)
         while len(self._requests) > _KEPT_COUNT:
@@ -175,14 +175,14 @@ class Evaluation:
     ) -> EvalWork:
         """Start an evaluation of pinned versions."""
         work = EvalWork(
-            EvalRunId(self._ids.next("eval")),
-            suite,
+            eval_run_id=EvalRunId(self.ids.next("eval")),
+            suite=suite,
             versions=versions,
             share=share or suite.pool_share,
-            now=now,
+            create_time=now,
         )
         self._active[work.eval_run_id] = work
-        self._effects.do(EvalChanged(eval_run=work.view()))
+        self.effects.do(EvalChanged(eval_run=work.view()))
         self._draw(work)
         return work
 
@@ -195,7 +195,7 @@ class Evaluation:
         policy_ids = suite.suite.policy_ids
         pinned: dict[PolicyId, int] = {}
         for policy_id in policy_ids:
-            ledger = find_policy(self._policies, policy_id).versions
+            ledger = find_policy(self.policies, policy_id).versions
             pinned[policy_id] = versions.get(policy_id, max(0, ledger.shown_version))
             ledger.get(pinned[policy_id])
         foreign = set(versions) - set(policy_ids)
@@ -208,23 +208,12 @@ class Evaluation:
 
     def _may_come(self, versions: Mapping[PolicyId, int]) -> bool:
         """Whether a RaaS may still load these versions: they are the newest."""
-        return newest_versions(self._policies, tuple(versions)) == dict(versions)
-
-    def _must_be_servable(self, versions: Mapping[PolicyId, int]) -> None:
-        """Refuse versions that nobody has and nobody will have.
-
-        Raises:
-            AstraflowError: VERSION_NOT_SERVED.
-        """
-        is_served = any(may_serve_pinned(member, versions) for member in self._sessions.pool)
-        if not is_served and not self._may_come(versions):
-            failure = not_served(versions)
-            raise AstraflowError(failure.reason, failure.message)
+        return newest_versions(self.policies, tuple(versions)) == dict(versions)
 
     def _draw(self, work: EvalWork) -> None:
         parts = work.suite.suite.data_sets
         data_sets = tuple(dict.fromkeys(part.data_set for part in parts))
-        self._effects.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
+        self.effects.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
 
     @property
     def is_reading(self) -> bool:
@@ -248,15 +237,11 @@ class Evaluation:
 
     def accept(self, group: EvalGroup, index: int, rollout: Rollout) -> None:
         """Take one rollout."""
-        group.finish(index)
-        self._forget_if_whole(group)
-        self._active[group.eval_run_id].score(group, rollout)
+        self._finish(group, index).score(group, rollout)
 
     def give_up(self, group: EvalGroup, index: int) -> None:
         """Count a sample that failed too often as missing."""
-        group.finish(index)
-        self._forget_if_whole(group)
-        self._active[group.eval_run_id].miss(group)
+        self._finish(group, index).miss(group)
 
     def queue(self, group: EvalGroup) -> None:
         """Have what is unissued of a group issued again."""
@@ -272,7 +257,7 @@ class Evaluation:
         work = self._active.get(eval_run_id)
         if work is not None:
             self._withdraw(work)
-            work.cancel(now)
+            work.end(EvalState.CANCELLED, now)
             self._retire(work)
         return self.view(eval_run_id)
 
@@ -285,23 +270,23 @@ class Evaluation:
         """Issue what there is room for; end what is answered or cannot be."""
         for work in list(self._active.values()):
             before = work.state
-            if not self._lifecycle.is_paused:
+            if not self.lifecycle.is_paused:
                 self._issue(work, now)
             if work.is_answered:
                 work.conclude(now)
                 self._retire(work)
             elif work.has_unissued and self._is_stuck(work, now):
                 self._withdraw(work)
-                work.fail(not_served(work.versions), now)
+                work.end(EvalState.FAILED, now, not_served(work.versions))
                 self._retire(work)
             elif work.state is not before or work.is_worth_showing():
-                self._effects.do(EvalChanged(eval_run=work.view()))
+                self.effects.do(EvalChanged(eval_run=work.view()))
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the first evaluation that nobody can serve is given up."""
         times = [work.stuck_time for work in self._active.values() if work.stuck_time is not None]
-        return min(times) + self._grace if times else None
+        return min(times) + self.settings.last_version_grace if times else None
 
     def _issue(self, work: EvalWork, now: datetime) -> None:
         while work.again:
@@ -317,21 +302,22 @@ class Evaluation:
             place = self._find_capacity(work, work.next_size, now)
             if place is None:
                 return
-            group = work.begin_group(self._ids)
-            self._tasks.open(group)
+            group = work.begin_group(self.ids)
+            self.tasks.open(group)
             self._send(work, group, place, now)
             if group.unissued:
                 self.queue(group)
                 return
 
     def _send(self, work: EvalWork, group: EvalGroup, place: MemberCapacity, now: datetime) -> None:
-        place.member.pin(work.versions)
+        place.member.pinned.update(work.versions.items())
         indexes = tuple(group.unissued[: place.free])
-        self._tasks.send(group, place.member, indexes=indexes, versions=work.ranges(), now=now)
+        pins = {p: VersionRange(min=version, max=version) for p, version in work.versions.items()}
+        self.tasks.send(group, place.member, indexes=indexes, versions=pins, now=now)
 
     def _find_capacity(self, work: EvalWork, count: int, now: datetime) -> MemberCapacity | None:
-        sessions = self._sessions
-        share = 1.0 if self._has_pool else work.share
+        sessions = self.sessions
+        share = 1.0 if self.has_pool else work.share
 
         def is_fit(member: LiveRaas) -> bool:
             return (
@@ -350,21 +336,19 @@ class Evaluation:
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""
-        pool = [member for member in self._sessions.pool if not member.is_draining]
+        pool = [member for member in self.sessions.pool if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
-            not self._has_pool and self._may_come(work.versions)
+            not self.has_pool and self._may_come(work.versions)
         ):
-            work.wait(None)
+            work.stuck_time = work.waits_for = None
             return False
-        if self._has_pool and pool and not self._may_come(work.versions):
+        if self.has_pool and pool and not self._may_come(work.versions):
             # Training is over: nobody goes back to an older version, and nobody else will come.
             return True
-        since = work.stuck_time
-        if since is None:
-            since = now
-            work.wait(since, not_served(work.versions))
-            self._effects.do(EvalChanged(eval_run=work.view()))
-        return now - since >= self._grace
+        if work.stuck_time is None:
+            work.stuck_time, work.waits_for = now, not_served(work.versions)
+            self.effects.do(EvalChanged(eval_run=work.view()))
+        return now - work.stuck_time >= self.settings.last_version_grace
 
     def _was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
         """Whether these versions were measured on a suite, or are just now."""
@@ -377,12 +361,14 @@ class Evaluation:
         )
 
     def _withdraw(self, work: EvalWork) -> None:
-        for group in work.open_groups:
-            self._tasks.withdraw_group(group, CancelReason.EVAL_CANCELLED)
+        for group in tuple(work.open_groups.values()):
+            self.tasks.withdraw_group(group, CancelReason.EVAL_CANCELLED)
 
-    def _forget_if_whole(self, group: EvalGroup) -> None:
+    def _finish(self, group: EvalGroup, index: int) -> EvalWork:
+        group.finish(index)
         if not group.open_count:
-            self._tasks.close(group)
+            self.tasks.close(group)
+        return self._active[group.eval_run_id]
 
     def _retire(self, work: EvalWork) -> None:
         run = work.view()
@@ -390,18 +376,18 @@ class Evaluation:
         self._finished[work.eval_run_id] = run
         while len(self._finished) > _KEPT_COUNT:
             del self._finished[next(iter(self._finished))]
-        for member in self._sessions.pool:
-            member.unpin(work.versions)
+        for member in self.sessions.pool:
+            member.pinned.difference_update(work.versions.items())
         for other in self._active.values():
             self._repin(other)
-        self._effects.do(EvalChanged(eval_run=run))
+        self.effects.do(EvalChanged(eval_run=run))
 
     def _repin(self, work: EvalWork) -> None:
         """Remember who still has tasks of an evaluation: its versions are kept there."""
-        for member in self._sessions.pool:
+        for member in self.sessions.pool:
             groups = (assignment.group for assignment in member.assignments.values())
             if any(
                 isinstance(group, EvalGroup) and group.eval_run_id == work.eval_run_id
                 for group in groups
             ):
-                member.pin(work.versions)
+                member.pinned.update(work.versions.items())

@@ -49,77 +49,56 @@ def is_late(rollout: Rollout, member_id: MemberId, group: SampleGroup | None) ->
     return rollout.sample_index in lost.open_indexes and rollout.outcome not in UNDONE
 
 
-def closed_ack(rollout: Rollout, assignment: Assignment) -> ItemAck:
+def _ack(item_id: str, disposition: Disposition, reason: Reason, message: str) -> ItemAck:
+    return ItemAck(item_id=item_id, disposition=disposition, reason=reason, message=message)
+
+
+def _refused(item_id: str, reason: Reason, message: str) -> ItemAck:
+    return _ack(item_id, Disposition.REJECTED, reason, message)
+
+
+def _accepted(item_id: str) -> ItemAck:
+    return ItemAck(item_id=item_id, disposition=Disposition.ACCEPTED)
+
+
+def _repeated(rollout_id: RolloutId) -> ItemAck:
+    return _ack(rollout_id, Disposition.DUPLICATE, Reason.DUPLICATE, "this sample is settled")
+
+
+def _closed(rollout: Rollout, assignment: Assignment) -> ItemAck:
     """Answer for a sample that is settled while its task is still open."""
     if not assignment.is_withdrawn:
-        return repeated_ack(rollout.rollout_id)
-    return ItemAck(
-        item_id=rollout.rollout_id,
-        disposition=Disposition.DROPPED,
-        reason=Reason.TASK_CANCELLED,
-        message="nobody waits for it any more",
-    )
-
-
-def repeated_ack(rollout_id: RolloutId) -> ItemAck:
-    """Answer for a sample that is settled."""
-    return ItemAck(
-        item_id=rollout_id,
-        disposition=Disposition.DUPLICATE,
-        reason=Reason.DUPLICATE,
-        message="this sample is settled",
-    )
-
-
-def refuse(item_id: str, reason: Reason, message: str) -> ItemAck:
-    """Answer for an item that is not taken."""
-    return ItemAck(
-        item_id=item_id, disposition=Disposition.REJECTED, reason=reason, message=message
-    )
+        return _repeated(rollout.rollout_id)
+    why = "nobody waits for it any more"
+    return _ack(rollout.rollout_id, Disposition.DROPPED, Reason.TASK_CANCELLED, why)
 
 
 # Handed back in good order: it does not count as a failed attempt.
 _ORDERLY = frozenset({Reason.MEMBER_DRAINING, Reason.TASK_CANCELLED})
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Intake:
     """Takes rollouts, results and tasks given back."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        tasks: TaskTable,
-        training: Training,
-        evaluation: Evaluation,
-        pacing: PolicyPacing,
-        measured: Measured,
-        records: RolloutRecords,
-        failures: FailureLog,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._settings = settings.rollouts
-        self._takes_payloads = settings.takes_payloads
-        self._policies = policies
-        self._sessions = sessions
-        self._tasks = tasks
-        self._training = training
-        self._evaluation = evaluation
-        self._pacing = pacing
-        self._measured = measured
-        self._records = records
-        self._failures = failures
-        self._lifecycle = lifecycle
-        self._effects = effects
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    tasks: TaskTable
+    training: Training
+    evaluation: Evaluation
+    pacing: PolicyPacing
+    measured: Measured
+    records: RolloutRecords
+    failures: FailureLog
+    lifecycle: RunLifecycle
+    effects: Effects
 
     def refusal(self, event: RolloutArrived) -> Refusal | None:
         """Return what a rollout comes to that is of no use; None: it has to be looked at whole."""
         rollout, member_id = event.rollout, event.member_id
-        assignment = self._tasks.assignments.get(rollout.task_id)
-        group = self._tasks.groups.get(rollout.group_id)
+        assignment = self.tasks.assignments.get(rollout.task_id)
+        group = self.tasks.groups.get(rollout.group_id)
         if assignment is None or assignment.member_id != member_id:
             if is_late(rollout, member_id, group):
                 return None
@@ -130,12 +109,12 @@ class Intake:
         index = rollout.sample_index
         if index in assignment.open_indexes or not (group is None or group.slots[index].is_done):
             return None
-        return self._refusal(event, closed_ack(rollout, assignment), group)
+        return self._refusal(event, _closed(rollout, assignment), group)
 
     def rollout(self, member: LiveRaas, rollout: Rollout, now: datetime) -> ItemAck:
         """Take a rollout, whole or not at all."""
-        assignment = self._tasks.assignments.get(rollout.task_id)
-        group = self._tasks.groups.get(rollout.group_id)
+        assignment = self.tasks.assignments.get(rollout.task_id)
+        group = self.tasks.groups.get(rollout.group_id)
         if assignment is None or assignment.member_id != member.member_id:
             taken = self._from_before(member, rollout, group, now)
             return taken or self._answer(rollout, self._unknown_ack(rollout, group), group)
@@ -145,18 +124,17 @@ class Intake:
         index = rollout.sample_index
         member.answer(assignment, index)
         if group is None or group.slots[index].is_done:
-            return self._answer(rollout, closed_ack(rollout, assignment), group)
-        failure = rollout.failure
+            return self._answer(rollout, _closed(rollout, assignment), group)
         if rollout.outcome in UNDONE:
-            failure = failure or Failure(reason=Reason.INTERNAL)
+            failure = rollout.failure or Failure(reason=Reason.INTERNAL)
             self._note(group, failure, now)
             is_counted = rollout.outcome is not Outcome.RETURNED
-            self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
-            return _accept(rollout.rollout_id)
-        self._note(group, failure, now)
-        self._measure(member, assignment, rollout, now)
-        self._keep(member, group, rollout, now)
-        return _accept(rollout.rollout_id)
+            self._fail(assignment, index, failure, now, is_counted=is_counted)
+        else:
+            self._note(group, rollout.failure, now)
+            self._measure(member, assignment, rollout, now)
+            self._keep(member, group, rollout, now)
+        return _accepted(rollout.rollout_id)
 
     def _from_before(
         self, member: LiveRaas, rollout: Rollout, group: SampleGroup | None, now: datetime
@@ -173,48 +151,44 @@ class Intake:
             return fault
         if group.slots[index].is_done:
             return None
-        holder = self._tasks.assignments.get(group.slots[index].holder or TaskId(""))
+        holder = self.tasks.assignments.get(group.slots[index].holder or TaskId(""))
         if holder is not None:
-            self._tasks.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
+            self.tasks.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
         self._keep(member, group, rollout, now)
-        return _accept(rollout.rollout_id)
+        return _accepted(rollout.rollout_id)
 
     def repeat(self, event: RolloutRepeated) -> ItemAck:
         """Count a rollout that is settled."""
         self._count_repeat(event.policy_ids)
-        return repeated_ack(event.rollout_id)
+        return _repeated(event.rollout_id)
 
     def result(self, member: LiveRaas, result: TaskResult, now: datetime) -> ItemAck:
         """Close a task; what it left unanswered is issued again."""
         assignment = member.assignments.get(result.task_id)
         if assignment is None:
-            if self._tasks.knew_task(result.task_id):
-                return ItemAck(
-                    item_id=result.task_id,
-                    disposition=Disposition.DUPLICATE,
-                    reason=Reason.DUPLICATE,
-                    message="the task ended before",
-                )
-            return refuse(result.task_id, Reason.TASK_UNKNOWN, "the run sent no such task")
+            if self.tasks.knew_task(result.task_id):
+                why = "the task ended before"
+                return _ack(result.task_id, Disposition.DUPLICATE, Reason.DUPLICATE, why)
+            return _refused(result.task_id, Reason.TASK_UNKNOWN, "the run sent no such task")
         failures = {failed.sample_index: failed.failure for failed in result.failures}
         unsent = Failure(
             reason=Reason.ROLLOUT_INVALID, message="no sound rollout came, and no failure"
         )
-        self._tasks.end(member, assignment)
+        self.tasks.end(member, assignment)
         for index in sorted(assignment.open_indexes):
             failure = failures.get(index, unsent)
             self._note(assignment.group, failure, now)
             is_counted = failure.reason not in _ORDERLY
-            self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
-        return _accept(result.task_id)
+            self._fail(assignment, index, failure, now, is_counted=is_counted)
+        return _accepted(result.task_id)
 
     def nack(self, member: LiveRaas, task_id: TaskId, failure: Failure, now: datetime) -> None:
         """Take a task back unstarted; one that is not held changes nothing."""
         assignment = member.assignments.get(task_id)
         if assignment is None:
             return
-        self._tasks.end(member, assignment)
-        self._failures.note(failure, now)
+        self.tasks.end(member, assignment)
+        self.failures.note(failure, now)
         is_counted = failure.reason not in _ORDERLY
         if failure.reason is Reason.VERSION_NOT_SERVED and assignment.is_eval:
             # Not asked again for these versions, so the attempt need not count.
@@ -222,30 +196,30 @@ class Intake:
             member.refuse(pinned)
             is_counted = False
         if failure.reason is Reason.MEMBER_DRAINING and not member.is_draining:
-            member.drain()
+            member.is_draining, member.drain_time = True, None
         self._reissue(assignment, failure, now, is_counted=is_counted)
 
     def lose(
         self, member: LiveRaas, assignment: Assignment, now: datetime, *, is_lost: bool
     ) -> None:
         """Issue again what a member held whose session ended, unless it may have ended it."""
-        self._tasks.end(member, assignment)
+        self.tasks.end(member, assignment)
         group = assignment.group
         if assignment.open_indexes:
             group.lose(assignment, is_lost=is_lost)
-            member.count_reissued()
+            member.reissued_count += 1
         failure = Failure(
             reason=Reason.MEMBER_LOST,
             message=f"the session of {member.name} ended",
             retryable=True,
         )
         self._reissue(assignment, failure, now, is_counted=False)
-        if is_lost and group.loss_count >= self._settings.max_lost:
+        if is_lost and group.loss_count >= self.settings.rollouts.max_lost:
             self._give_up(group, now)
 
     def _give_up(self, group: SampleGroup, now: datetime) -> None:
         """Issue no more of a prompt that member after member was lost with."""
-        if group.group_id not in self._tasks.groups:
+        if group.group_id not in self.tasks.groups:
             return
         failure = Failure(
             reason=Reason.PROMPT_POISONED,
@@ -257,26 +231,26 @@ class Intake:
 
     def expire(self, now: datetime) -> None:
         """Issue again what is out for too long; its RaaS keeps the credit until it answers."""
-        while (assignment := self._tasks.take_overdue(now)) is not None:
-            self._tasks.withdraw(assignment, CancelReason.DEADLINE)
+        while (assignment := self.tasks.take_overdue(now)) is not None:
+            self.tasks.withdraw(assignment, CancelReason.DEADLINE)
             failure = Failure(
                 reason=Reason.TASK_EXPIRED,
-                message=f"task {assignment.task_id} had no result after {self._tasks.ttl}",
+                message=f"task {assignment.task_id} had no result after {self.tasks.ttl}",
                 retryable=True,
             )
             self._reissue(assignment, failure, now, is_counted=True)
 
     def recall(self, policy: PolicyState, now: datetime) -> None:
         """Issue again what waits for a version of a policy that nobody can have any more."""
-        available = self._pacing.newest_available(policy)
+        available = self.pacing.newest_available(policy)
         failure = Failure(
             reason=Reason.VERSION_NOT_SERVED,
             message=f"nobody has the version of {policy.policy_id} that the task waits for",
             retryable=True,
         )
-        for assignment in list(self._tasks.assignments.values()):
-            if self._pacing.waits_in_vain(policy, assignment, available):
-                self._tasks.withdraw(assignment, CancelReason.VERSION_LOST)
+        for assignment in list(self.tasks.assignments.values()):
+            if self.pacing.waits_in_vain(policy, assignment, available):
+                self.tasks.withdraw(assignment, CancelReason.VERSION_LOST)
                 self._reissue(assignment, failure, now, is_counted=False)
 
     def _measure(
@@ -286,11 +260,11 @@ class Intake:
         count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
         if count:
             member.measure(seconds=seconds, token_count=count)
-            speeds = (other.speed for other in self._sessions.pool)
-            self._measured.note(count, speeds, is_eval=assignment.is_eval)
+            speeds = (other.speed for other in self.sessions.pool)
+            self.measured.note(count, speeds, is_eval=assignment.is_eval)
 
     def _keep(self, member: LiveRaas, group: SampleGroup, rollout: Rollout, now: datetime) -> None:
-        member.count_accepted()
+        member.accepted_count += 1
         if isinstance(group, TrainGroup):
             entry = AcceptedRollout(
                 rollout=rollout,
@@ -298,11 +272,11 @@ class Intake:
                 member_id=member.member_id,
                 placements={},
             )
-            self._records.add(entry)
-            self._training.accept(group, rollout.sample_index, entry, now)
+            self.records.add(entry)
+            self.training.accept(group, rollout.sample_index, entry, now)
         elif isinstance(group, EvalGroup):
-            self._evaluation.accept(group, rollout.sample_index, rollout)
-        self._effects.do(
+            self.evaluation.accept(group, rollout.sample_index, rollout)
+        self.effects.do(
             RecordRollout(
                 member_id=member.member_id,
                 rollout=rollout,
@@ -315,9 +289,9 @@ class Intake:
         self, assignment: Assignment, failure: Failure, now: datetime, *, is_counted: bool
     ) -> None:
         for index in sorted(assignment.open_indexes):
-            self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
+            self._fail(assignment, index, failure, now, is_counted=is_counted)
 
-    def _fail_if_held(
+    def _fail(
         self,
         assignment: Assignment,
         index: int,
@@ -326,22 +300,10 @@ class Intake:
         *,
         is_counted: bool,
     ) -> None:
-        group = self._tasks.groups.get(assignment.group.group_id)
-        if group is not None and not group.slots[index].is_done:
-            self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
-
-    def _fail(
-        self,
-        group: SampleGroup,
-        index: int,
-        failure: Failure,
-        now: datetime,
-        *,
-        is_counted: bool,
-        by: TaskId,
-    ) -> None:
         """Have a sample issued again, or give it up; one that is out elsewhere stays there."""
-        if group.slots[index].holder == by:
+        group = assignment.group
+        is_open = group.group_id in self.tasks.groups
+        if is_open and group.slots[index].holder == assignment.task_id:
             self._try_again(group, index, failure, now, is_counted=is_counted)
 
     def _try_again(
@@ -353,26 +315,26 @@ class Intake:
         *,
         is_counted: bool,
     ) -> None:
-        attempts = self._settings.max_attempts
+        attempts = self.settings.rollouts.max_attempts
         is_over = group.fail(index, failure, max_attempts=attempts, is_counted=is_counted)
         if isinstance(group, TrainGroup):
             if is_over:
-                self._training.give_up(group, index, failure.reason, now)
+                self.training.give_up(group, index, failure.reason, now)
             else:
-                self._training.queue(group)
+                self.training.queue(group)
         elif isinstance(group, EvalGroup):
             if is_over:
-                self._evaluation.give_up(group, index)
+                self.evaluation.give_up(group, index)
             else:
-                self._evaluation.queue(group)
+                self.evaluation.queue(group)
 
     def _note(self, group: SampleGroup, failure: Failure | None, now: datetime) -> None:
         """Count what came to an end; too many failures of training end the run."""
-        failures, lifecycle = self._failures, self._lifecycle
+        failures, lifecycle = self.failures, self.lifecycle
         if isinstance(group, TrainGroup):
             failures.finish(failure, now)
             if failure is not None and lifecycle.failure is None:
-                lifecycle.fail(failures.unbearable(self._settings.max_failed_share))
+                lifecycle.fail(failures.unbearable(self.settings.rollouts.max_failed_share))
         elif failure is not None:
             failures.note(failure, now)
 
@@ -395,16 +357,12 @@ class Intake:
     def _unknown_ack(self, rollout: Rollout, group: SampleGroup | None) -> ItemAck:
         """Answer for a task that the sender does not hold (any more)."""
         index = rollout.sample_index
-        if not self._tasks.knew_group(rollout.group_id):
-            return refuse(rollout.rollout_id, Reason.TASK_UNKNOWN, "the run sent no such task")
+        if not self.tasks.knew_group(rollout.group_id):
+            return _refused(rollout.rollout_id, Reason.TASK_UNKNOWN, "the run sent no such task")
         if group is None or (index < group.size and group.slots[index].is_done):
-            return repeated_ack(rollout.rollout_id)
-        return ItemAck(
-            item_id=rollout.rollout_id,
-            disposition=Disposition.DROPPED,
-            reason=Reason.TASK_UNKNOWN,
-            message=f"task {rollout.task_id} is not held; its samples are asked for elsewhere",
-        )
+            return _repeated(rollout.rollout_id)
+        why = f"task {rollout.task_id} is not held; its samples are asked for elsewhere"
+        return _ack(rollout.rollout_id, Disposition.DROPPED, Reason.TASK_UNKNOWN, why)
 
     def _fault_of(  # noqa: PLR0911 - a flat list of checks
         self, rollout: Rollout, assignment: Assignment
@@ -413,27 +371,27 @@ class Intake:
         task = assignment.task
         if rollout.group_id != task.group_id or rollout.sample_index not in task.sample_indexes:
             why = f"task {task.task_id} did not ask for this sample"
-            return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+            return _refused(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
         for trajectory in rollout.trajectories:
             if trajectory.sampling.is_reshaped and task.purpose is TaskPurpose.TRAIN:
                 knobs = ", ".join(trajectory.sampling.reshaped_by)
                 why = f"{knobs} reshaped what was sampled, which trainers cannot score"
-                return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
-            if trajectory.payload is not None and not self._takes_payloads:
+                return _refused(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+            if trajectory.payload is not None and not self.settings.takes_payloads:
                 why = "the run has no payload store"
-                return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+                return _refused(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
             for span in trajectory.version_spans:
                 policy_id = span.policy_id or trajectory.policy_id
                 bounds = task.versions.get(policy_id)
                 if bounds is None or trajectory.policy_id not in task.versions:
                     why = f"the workflow does not sample {policy_id}"
-                    return refuse(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
-                if span.version > self._policies[policy_id].versions.newest_version:
+                    return _refused(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
+                if span.version > self.policies[policy_id].versions.newest_version:
                     why = f"{policy_id} has no version {span.version}"
-                    return refuse(rollout.rollout_id, Reason.VERSION_UNKNOWN, why)
+                    return _refused(rollout.rollout_id, Reason.VERSION_UNKNOWN, why)
                 if bounds.max is not None and span.version not in bounds:
                     why = f"{policy_id} is pinned to {bounds.max}"
-                    return refuse(rollout.rollout_id, Reason.VERSION_NOT_SERVED, why)
+                    return _refused(rollout.rollout_id, Reason.VERSION_NOT_SERVED, why)
         return None
 
     def _repeaters(self, rollout: Rollout, group: SampleGroup | None) -> tuple[PolicyId, ...]:
@@ -443,12 +401,8 @@ class Intake:
         policies: Iterable[PolicyId] = {each.policy_id for each in rollout.trajectories}
         if isinstance(group, TrainGroup):
             policies = group.policies
-        return tuple(sorted(set(policies) & self._policies.keys()))
+        return tuple(sorted(set(policies) & self.policies.keys()))
 
     def _count_repeat(self, policy_ids: Iterable[PolicyId]) -> None:
         for policy_id in policy_ids:
-            self._policies[policy_id].samples.books.note(duplicates=1)
-
-
-def _accept(item_id: str) -> ItemAck:
-    return ItemAck(item_id=item_id, disposition=Disposition.ACCEPTED)
+            self.policies[policy_id].samples.books.note(duplicates=1)

@@ -10,6 +10,7 @@ Example:
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from astraflow.core.effects import AnnounceVersion, Effects, SendPublishOrder
@@ -26,34 +27,30 @@ from astraflow.core.work.barrier import Barrier, PolicyStanding
 from astraflow.core.work.task_table import TaskTable
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class PolicyPacing:
     """Keeps policies within the distance that the recipe allows."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        tasks: TaskTable,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._relation = settings.relation
-        self._policies = policies
-        self._trained = [policies[policy_id] for policy_id in settings.workflow.policy_ids]
-        self._sessions = sessions
-        self._tasks = tasks
-        self._lifecycle = lifecycle
-        self._effects = effects
-        self._barrier = Barrier(settings.relation)
-        self._is_free = settings.relation.max_lead is None
-        self._available: dict[PolicyId, int] = {}
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    tasks: TaskTable
+    lifecycle: RunLifecycle
+    effects: Effects
+    _trained: list[PolicyState] = field(init=False)
+    _barrier: Barrier = field(init=False)
+    _is_free: bool = field(init=False)
+    _available: dict[PolicyId, int] = field(init=False, default_factory=dict[PolicyId, int])
+
+    def __post_init__(self) -> None:
+        self._trained = [self.policies[each] for each in self.settings.workflow.policy_ids]
+        self._barrier = Barrier(self.settings.relation)
+        self._is_free = self.settings.relation.max_lead is None
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the next policy without a trainer is given up."""
-        return None if self._lifecycle.is_final else self._barrier.next_deadline
+        return None if self.lifecycle.is_final else self._barrier.next_deadline
 
     def deadline_of(self, policy_id: PolicyId) -> datetime | None:
         """Return when a policy is given up; None: nobody waits, or its trainer lives."""
@@ -93,10 +90,10 @@ class PolicyPacing:
     def newest_available(self, policy: PolicyState) -> int:
         """Return the newest version that all of the pool sample with or can pull; -1: none."""
         for info in reversed(policy.versions.listed):
-            if sources_of(self._sessions, info):
+            if sources_of(self.sessions, info):
                 return info.version
         return min(
-            (member.live.get(policy.policy_id, -1) for member in self._sessions.pool), default=-1
+            (member.live.get(policy.policy_id, -1) for member in self.sessions.pool), default=-1
         )
 
     def min_version(self, policy: PolicyState, *, is_open: bool) -> int:
@@ -116,7 +113,7 @@ class PolicyPacing:
         bounds = assignment.task.versions.get(policy.policy_id)
         if bounds is None or bounds.min is None or assignment.is_eval or assignment.is_withdrawn:
             return False
-        live = self._sessions.raas(assignment.member_id).live.get(policy.policy_id, -1)
+        live = self.sessions.raas(assignment.member_id).live.get(policy.policy_id, -1)
         return bounds.min > max(live, available)
 
     def advance(self, now: datetime) -> list[VersionInfo]:
@@ -125,12 +122,12 @@ class PolicyPacing:
         Returns:
             What is shown from now on.
         """
-        if len(self._policies) > 1 and not self._lifecycle.is_final:
-            missed = [p.policy_id for p in self._policies.values() if self._is_missed(p)]
+        if len(self.policies) > 1 and not self.lifecycle.is_final:
+            missed = [p.policy_id for p in self.policies.values() if self._is_missed(p)]
             late = self._barrier.advance(self._standings(), now, missed=missed)
-            if late and not self._is_free and self._relation.on_timeout is OnTimeout.STOP:
+            if late and not self._is_free and self.settings.relation.on_timeout is OnTimeout.STOP:
                 self._fail(late)
-        for policy in self._policies.values():
+        for policy in self.policies.values():
             self._order(policy)
         return self._show()
 
@@ -138,18 +135,18 @@ class PolicyPacing:
         """Return policies given up of which less can be had than before: work may wait in vain."""
         before = self._available
         self._available = {
-            policy_id: self.newest_available(self._policies[policy_id])
+            policy_id: self.newest_available(self.policies[policy_id])
             for policy_id in sorted(self._barrier.given_up)
         }
         return [
-            self._policies[policy_id]
+            self.policies[policy_id]
             for policy_id, newest in self._available.items()
             if policy_id not in before or newest < before[policy_id]
         ]
 
     def announce_again(self, info: VersionInfo) -> None:
         """Announce a version that gained patches, if it was shown."""
-        if info.version <= self._policies[info.policy_id].versions.shown_version:
+        if info.version <= self.policies[info.policy_id].versions.shown_version:
             self._announce(info)
 
     def request(self, policy: PolicyState) -> PublishAnswer:
@@ -158,7 +155,7 @@ class PolicyPacing:
         Raises:
             AstraflowError: NOT_READY without a trainer.
         """
-        trainer = self._sessions.trainer_of(policy.policy_id)
+        trainer = self.sessions.trainer_of(policy.policy_id)
         if trainer is None:
             raise AstraflowError(
                 Reason.NOT_READY,
@@ -167,7 +164,7 @@ class PolicyPacing:
             )
         newest = policy.versions.newest
         if policy.progress.has_more and policy.end is None and not policy.progress.is_requested:
-            policy.progress.request_version()
+            policy.progress.is_requested = True
             self._order(policy)
         return PublishAnswer(
             newest_version=None if newest is None else newest.version,
@@ -176,10 +173,10 @@ class PolicyPacing:
 
     def _order(self, policy: PolicyState) -> None:
         """Tell the trainer which version was asked for, once it may come."""
-        trainer = self._sessions.trainer_of(policy.policy_id)
+        trainer = self.sessions.trainer_of(policy.policy_id)
         if trainer is not None and policy.progress.can_order:
-            policy.progress.order_version()
-            self._effects.do(SendPublishOrder(member_id=trainer.member_id))
+            policy.progress.is_ordered = True
+            self.effects.do(SendPublishOrder(member_id=trainer.member_id))
 
     def _is_missed(self, policy: PolicyState) -> bool:
         """Whether work that others train on waits for a version that nobody can have."""
@@ -190,14 +187,14 @@ class PolicyPacing:
         available = self.newest_available(policy)
         return policy.samples.min_version(is_open=True) > available or any(
             self.waits_in_vain(policy, assignment, available)
-            for assignment in self._tasks.assignments.values()
+            for assignment in self.tasks.assignments.values()
         )
 
     def _has_trainer(self, policy: PolicyState) -> bool:
-        return self._sessions.trainer_of(policy.policy_id) is not None
+        return self.sessions.trainer_of(policy.policy_id) is not None
 
     def _has_partner(self, policy: PolicyState) -> bool:
-        others = (other for other in self._policies.values() if other is not policy)
+        others = (other for other in self.policies.values() if other is not policy)
         return any(other.end is None and self._has_trainer(other) for other in others)
 
     def _may_miss(self, full: PolicyState, starving: PolicyState) -> bool:
@@ -210,7 +207,7 @@ class PolicyPacing:
 
     def _show(self) -> list[VersionInfo]:
         shown: list[VersionInfo] = []
-        for policy in self._policies.values():
+        for policy in self.policies.values():
             if policy.versions.shown_version < policy.versions.newest_version:
                 shown += policy.versions.show(self._limit(policy))
         for info in shown:
@@ -224,11 +221,11 @@ class PolicyPacing:
         return self._barrier.shown_version(self._standing(policy), self._standings())
 
     def _announce(self, info: VersionInfo) -> None:
-        self._effects.do(AnnounceVersion(info=version_with_sources(self._sessions, info)))
+        self.effects.do(AnnounceVersion(info=version_with_sources(self.sessions, info)))
 
     def _standings(self) -> tuple[PolicyStanding, ...]:
         """Return where the policies stand that still train."""
-        policies = self._policies.values()
+        policies = self.policies.values()
         return tuple(self._standing(policy) for policy in policies if policy.end is None)
 
     def _standing(self, policy: PolicyState) -> PolicyStanding:
@@ -242,12 +239,13 @@ class PolicyPacing:
         )
 
     def _fail(self, late: tuple[PolicyId, ...]) -> None:
-        seconds = self._relation.timeout.total_seconds()
-        self._lifecycle.fail(
+        relation = self.settings.relation
+        seconds = relation.timeout.total_seconds()
+        self.lifecycle.fail(
             Failure(
                 reason=Reason.NOT_READY,
                 message=f"{', '.join(late)} had no trainer for {seconds:g} s and the relation of "
-                f"the policies is {self._relation.kind} with on_timeout stop; start its trainer "
-                "again, or choose on_timeout: go_on",
+                f"the policies is {relation.kind} with on_timeout stop; start its trainer again, "
+                "or choose on_timeout: go_on",
             )
         )

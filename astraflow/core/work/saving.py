@@ -8,6 +8,7 @@ checkpoint takes the books back to.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from astraflow.core.effects import Effects, RunSaved, SendSaveOrder
@@ -24,26 +25,20 @@ _NAME = re.compile(r"(?!step_\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _KEPT_COUNT = 64
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Saving:
     """Asks trainers for checkpoints, one at a time, and puts together what they wrote."""
 
-    def __init__(
-        self,
-        policies: Mapping[PolicyId, PolicyState],
-        *,
-        sessions: Sessions,
-        prompts: PromptQueue,
-        lifecycle: RunLifecycle,
-        effects: Effects,
-    ) -> None:
-        self._policies = policies
-        self._sessions = sessions
-        self._prompts = prompts
-        self._lifecycle = lifecycle
-        self._effects = effects
-        self._saved: dict[str, SavedRun] = {}
-        self._asked = ""
-        self._parts: dict[PolicyId, PolicyCheckpoint] = {}
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    prompts: PromptQueue
+    lifecycle: RunLifecycle
+    effects: Effects
+    _saved: dict[str, SavedRun] = field(init=False, default_factory=dict[str, SavedRun])
+    _asked: str = field(init=False, default="")
+    _parts: dict[PolicyId, PolicyCheckpoint] = field(
+        init=False, default_factory=dict[PolicyId, PolicyCheckpoint]
+    )
 
     def request(self, checkpoint_id: str) -> None:
         """Ask for a checkpoint; one that is asked for already is given up for it.
@@ -60,7 +55,7 @@ class Saving:
             )
         if checkpoint_id in self._saved:
             return
-        if self._lifecycle.is_ending:
+        if self.lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; its last weights are saved")
         is_asked = checkpoint_id == self._asked
         self._must_be_here(self._missing if is_asked else self._active)
@@ -87,9 +82,9 @@ class Saving:
 
     def order(self, policy: PolicyState) -> None:
         """Tell the trainer of a policy what it has yet to save."""
-        trainer = self._sessions.trainer_of(policy.policy_id)
+        trainer = self.sessions.trainer_of(policy.policy_id)
         if trainer is not None and self._asked and not self._has(policy):
-            self._effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
+            self.effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
 
     def note(self, policy: PolicyState, checkpoint_id: str) -> None:
         """Note that a trainer wrote a checkpoint."""
@@ -100,23 +95,23 @@ class Saving:
         """See whether every trainer has saved."""
         if not self._asked or self._missing:
             return
-        policies = self._policies.values()
+        policies = self.policies.values()
         saved = SavedRun(
             checkpoint_id=self._asked,
             policies=tuple(self._parts.get(each.policy_id) or _part(each) for each in policies),
-            drawn_counts=self._prompts.drawn_counts,
+            drawn_counts=self.prompts.drawn_counts,
             save_time=now,
         )
         self._saved[self._asked] = saved
         if len(self._saved) > _KEPT_COUNT:
             del self._saved[next(iter(self._saved))]
         self._asked, self._parts = "", {}
-        self._effects.do(RunSaved(saved=saved))
+        self.effects.do(RunSaved(saved=saved))
 
     @property
     def _active(self) -> list[PolicyState]:
         """Policies whose data goes on; the others wrote their last checkpoint."""
-        return [policy for policy in self._policies.values() if policy.end is None]
+        return [policy for policy in self.policies.values() if policy.end is None]
 
     @property
     def _missing(self) -> list[PolicyState]:
@@ -127,7 +122,7 @@ class Saving:
 
     def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:
-            if self._sessions.trainer_of(policy.policy_id) is None:
+            if self.sessions.trainer_of(policy.policy_id) is None:
                 raise AstraflowError(
                     Reason.NOT_READY,
                     f"{policy.policy_id} has no trainer that could save; ask again with the same "

@@ -6,7 +6,7 @@ engine reads their prompt once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import floor, inf
 from typing import Final
@@ -265,38 +265,33 @@ def may_serve_pinned(member: LiveRaas, versions: Mapping[PolicyId, int]) -> bool
     return True
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Scheduler:
     """Looks over the pool for training."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        measured: Measured,
-    ) -> None:
-        self._policies = policies
-        self._sessions = sessions
-        self._measured = measured
-        self._policy_ids = settings.workflow.policy_ids
-        self._unit = settings.rollouts.unit
-        self._max_lost = settings.rollouts.max_lost
-        self._passed_count = 0
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    measured: Measured
+    _passed_count: int = field(init=False, default=0)
+    _policy_ids: tuple[PolicyId, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._policy_ids = self.settings.workflow.policy_ids
 
     @property
     def has_credit(self) -> bool:
         """Whether anybody has credit for a group, or for some of it where nobody ever has more."""
-        index, count = self._sessions.capacity_index, self._unit
+        index, count = self.sessions.capacity_index, self.settings.rollouts.unit
         if index.has_credit(count):
             return True
         if not index.has_credit(1):
             return False
-        return not any(member.max_outstanding >= count for member in self._sessions.pool)
+        return not any(member.max_outstanding >= count for member in self.sessions.pool)
 
     def take_prompt(self, prompts: PromptQueue, member: LiveRaas) -> Prompt:
         """Take the next prompt for a RaaS; a slow one gets a short one of the next few."""
-        measured = self._measured
+        measured = self.measured
         may_pass = self._passed_count < _LOOK_AHEAD
         slow = may_pass and is_slow(member, measured.fastest_token_s)
         sizes = [size_of(prompt) for prompt in prompts.peek(_LOOK_AHEAD if slow else 1)]
@@ -310,7 +305,7 @@ class Scheduler:
 
         Several of them are never at one member: when that is lost, it tells which one did it.
         """
-        return 0 < group.loss_count >= self._max_lost - 1
+        return 0 < group.loss_count >= self.settings.rollouts.max_lost - 1
 
     def find(
         self,
@@ -332,8 +327,8 @@ class Scheduler:
             now: The time.
             is_suspect: Whether the next member that is lost with it gives the prompt up.
         """
-        sessions = self._sessions
-        newest = newest_versions(self._policies, self._policy_ids)
+        sessions = self.sessions
+        newest = newest_versions(self.policies, self._policy_ids)
         if newest is None:
             return None
         minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
@@ -363,9 +358,9 @@ class Scheduler:
         policies: Sequence[PolicyState],
         minimum: Mapping[PolicyId, int],
     ) -> PlacementRequest:
-        measured = self._measured
+        measured = self.measured
         return PlacementRequest(
-            count=min(count, self._unit),
+            count=min(count, self.settings.rollouts.unit),
             token_count=measured.expected_tokens(size_of(prompt)),
             fastest_token_s=measured.fastest_token_s,
             slack_s=_slacks(policies, minimum),

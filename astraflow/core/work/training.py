@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from astraflow.core.algorithms.points import GroupOutcome
@@ -13,7 +14,7 @@ from astraflow.core.policy.state import PolicyState
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.samples import AcceptedRollout
 from astraflow.core.settings import RunSettings
-from astraflow.core.status import DeadLetter
+from astraflow.core.status import DeadLetter, RolloutPlace
 from astraflow.core.tasks import CancelReason, TaskPurpose, VersionRange
 from astraflow.core.work.failures import DeadLetters, FailureLog
 from astraflow.core.work.pacing import PolicyPacing
@@ -22,72 +23,60 @@ from astraflow.core.work.scheduler import MemberCapacity, Scheduler
 from astraflow.core.work.task_table import TaskTable
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Training:
     """Issues training tasks and takes what comes of them."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        prompts: PromptQueue,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        scheduler: Scheduler,
-        tasks: TaskTable,
-        pacing: PolicyPacing,
-        failures: FailureLog,
-        dead_letters: DeadLetters,
-        ids: IdGenerator,
-        lifecycle: RunLifecycle,
-    ) -> None:
-        self._prompts = prompts
-        self._settings = settings.rollouts
-        self._workflow = settings.workflow
-        self._unit = settings.rollouts.unit
-        self._policies = policies
-        self._sessions = sessions
-        self._scheduler = scheduler
-        self._tasks = tasks
-        self._pacing = pacing
-        self._failures = failures
-        self._dead_letters = dead_letters
-        self._ids = ids
-        self._lifecycle = lifecycle
-        self._again: list[TrainGroup] = []
-        self._group_count = 0
-        self._failed_in_a_row = 0
+    settings: RunSettings
+    prompts: PromptQueue
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    scheduler: Scheduler
+    tasks: TaskTable
+    pacing: PolicyPacing
+    failures: FailureLog
+    dead_letters: DeadLetters
+    ids: IdGenerator
+    lifecycle: RunLifecycle
+    _again: list[TrainGroup] = field(init=False, default_factory=list[TrainGroup])
+    _group_count: int = field(init=False, default=0)
+    _failed_in_a_row: int = field(init=False, default=0)
+    _policy_ids: tuple[PolicyId, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._policy_ids = self.settings.workflow.policy_ids
 
     @property
     def is_through(self) -> bool:
         """Whether no group will be begun any more."""
-        return self._lifecycle.stop is not None or self._prompts.is_through
+        return self.lifecycle.stop is not None or self.prompts.is_through
 
     @property
     def has_prompts(self) -> bool:
         """Whether a prompt is left, were the run not stopped."""
-        return not self._prompts.is_through
+        return not self.prompts.is_through
 
     @property
     def needs_capacity(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
-        return bool((self._again or self._prompts.has_prompt) and self._pacing.target_policies)
+        return bool((self._again or self.prompts.has_prompt) and self.pacing.target_policies)
 
     def advance(self, now: datetime) -> None:
         """Issue what there is room for: first what was out before, then new groups."""
-        if self._lifecycle.is_paused or self._lifecycle.is_final:
+        if self.lifecycle.is_paused or self.lifecycle.is_final:
             return
-        if not self._issue_all_again(now) or self._lifecycle.stop is not None:
+        if not self._issue_all_again(now) or self.lifecycle.stop is not None:
             return
-        while self._pacing.target_policies and self._issue_new(now):
+        while self.pacing.target_policies and self._issue_new(now):
             pass
-        if self._pacing.live_policies and self._sessions.pool:
-            self._prompts.draw()
+        if self.pacing.live_policies and self.sessions.pool:
+            self.prompts.draw()
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout, now: datetime) -> None:
         """Take one rollout of a group."""
         rollout = entry.rollout
         for policy_id in group.policies:
-            policy = self._policies[policy_id]
+            policy = self.policies[policy_id]
             policy.samples.accept(group, index, entry)
             if rollout.reward is not None:
                 policy.window.add_reward(rollout.reward)
@@ -106,13 +95,13 @@ class Training:
         Raises:
             AstraflowError: PROMPT_UNKNOWN, RUN_ENDED.
         """
-        if self._lifecycle.is_ending:
+        if self.lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; no prompt is issued any more")
-        letter = self._dead_letters.take(prompt_id)
+        letter = self.dead_letters.take(prompt_id)
         if letter is not None:
-            self._prompts.put_first(letter.prompt)
-        elif not self._prompts.has_admitted(prompt_id) and not any(
-            group.prompt.prompt_id == prompt_id for group in self._tasks.groups.values()
+            self.prompts.put_first(letter.prompt)
+        elif not self.prompts.has_admitted(prompt_id) and not any(
+            group.prompt.prompt_id == prompt_id for group in self.tasks.groups.values()
         ):
             raise AstraflowError(
                 Reason.PROMPT_UNKNOWN,
@@ -122,17 +111,17 @@ class Training:
     def give_up(self, group: TrainGroup, index: int, reason: Reason, now: datetime) -> None:
         """Drop a sample that failed too often."""
         for policy_id in group.policies:
-            self._policies[policy_id].samples.give_up(reason)
+            self.policies[policy_id].samples.books.drop(RolloutPlace.IN_FLIGHT, reason)
         self._finish(group, index, now)
 
     def retire(self, policy: PolicyState) -> None:
         """Take a policy whose data ended out of all groups; cancel those that nobody wants."""
-        for group in list(self._tasks.groups.values()):
+        for group in list(self.tasks.groups.values()):
             if not isinstance(group, TrainGroup) or policy.policy_id not in group.policies:
                 continue
             policy.samples.withdraw(group, Reason.RUN_ENDED)
             if not group.policies:
-                self._tasks.withdraw_group(group, CancelReason.STOP)
+                self.tasks.withdraw_group(group, CancelReason.STOP)
         self._again = [group for group in self._again if group.policies]
 
     def take_back(self, policy: PolicyState) -> None:
@@ -142,35 +131,35 @@ class Training:
         trained on. A node that waited for a version which nobody has any more would else begin
         with the last ones once there is another.
         """
-        for group in list(self._tasks.groups.values()):
+        for group in list(self.tasks.groups.values()):
             if isinstance(group, TrainGroup) and group.policies == [policy.policy_id]:
                 policy.samples.lose(group)
-                self._tasks.withdraw_group(group, CancelReason.STALE)
-        self._again = [each for each in self._again if each.group_id in self._tasks.groups]
+                self.tasks.withdraw_group(group, CancelReason.STALE)
+        self._again = [each for each in self._again if each.group_id in self.tasks.groups]
 
     def _issue_new(self, now: datetime) -> bool:
-        size = self._settings.group_size
+        size = self.settings.rollouts.group_size
         # A prompt is chosen when there is room for it, by all that is known then.
-        first = self._prompts.peek(1) if self._scheduler.has_credit else ()
+        first = self.prompts.peek(1) if self.scheduler.has_credit else ()
         if not first:
             return False
-        policies = self._pacing.target_policies
+        policies = self.pacing.target_policies
         versions = self._versions(policies, is_open=False)
-        place = self._scheduler.find(first[0], size, policies, versions, now)
+        place = self.scheduler.find(first[0], size, policies, versions, now)
         if place is None:
             return False
-        prompt = self._scheduler.take_prompt(self._prompts, place.member)
+        prompt = self.scheduler.take_prompt(self.prompts, place.member)
         self._group_count += 1
         group = TrainGroup(
-            group_id=GroupId(self._ids.next("group")),
+            group_id=GroupId(self.ids.next("group")),
             prompt=prompt,
-            workflow_id=self._workflow.workflow_id,
+            workflow_id=self.settings.rollouts.workflow_id,
             purpose=TaskPurpose.TRAIN,
             slots=[SampleSlot() for _ in range(size)],
             number=self._group_count,
             policies=[policy.policy_id for policy in policies],
         )
-        self._tasks.open(group)
+        self.tasks.open(group)
         for policy in policies:
             policy.samples.admit(group)
         self._send(group, place, versions, now)
@@ -184,7 +173,7 @@ class Training:
         while self._again:
             group = self._again[0]
             if not self._issue_again(group, now):
-                if not self._scheduler.is_suspect(group):
+                if not self.scheduler.is_suspect(group):
                     break
                 apart.append(group)
             del self._again[0]
@@ -195,15 +184,15 @@ class Training:
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
         while group.unissued:
-            policies = [self._policies[policy_id] for policy_id in group.policies]
+            policies = [self.policies[policy_id] for policy_id in group.policies]
             versions = self._versions(policies, is_open=True)
-            place = self._scheduler.find(
+            place = self.scheduler.find(
                 group.prompt,
                 len(group.unissued),
                 policies,
                 versions,
                 now,
-                is_suspect=self._scheduler.is_suspect(group),
+                is_suspect=self.scheduler.is_suspect(group),
             )
             if place is None:
                 return False
@@ -218,17 +207,17 @@ class Training:
         versions: dict[PolicyId, VersionRange],
         now: datetime,
     ) -> None:
-        indexes = tuple(group.unissued[: min(place.free, self._unit)])
-        repeats = self._tasks.send(group, place.member, indexes=indexes, versions=versions, now=now)
+        indexes = tuple(group.unissued[: min(place.free, self.settings.rollouts.unit)])
+        repeats = self.tasks.send(group, place.member, indexes=indexes, versions=versions, now=now)
         for policy_id in group.policies:
-            self._policies[policy_id].samples.books.note(reissued=repeats)
+            self.policies[policy_id].samples.books.note(reissued=repeats)
 
     def _versions(
         self, policies: Iterable[PolicyState], *, is_open: bool
     ) -> dict[PolicyId, VersionRange]:
-        ranges = dict.fromkeys(self._workflow.policy_ids, VersionRange())
+        ranges = dict.fromkeys(self._policy_ids, VersionRange())
         for policy in policies:
-            oldest = self._pacing.min_version(policy, is_open=is_open)
+            oldest = self.pacing.min_version(policy, is_open=is_open)
             ranges[policy.policy_id] = VersionRange(min=oldest)
         return ranges
 
@@ -236,19 +225,19 @@ class Training:
         group.finish(index)
         if group.open_count:
             return
-        self._tasks.close(group)
-        self._prompts.curator.note(group.number, _outcome(group))
+        self.tasks.close(group)
+        self.prompts.curator.note(group.number, _outcome(group))
         for policy_id in group.policies:
-            self._policies[policy_id].samples.complete(group, now - self._lifecycle.start_time)
+            self.policies[policy_id].samples.complete(group, now - self.lifecycle.start_time)
         is_failed = bool(group.failures) and not group.has_reward
-        if is_failed or group.loss_count >= self._settings.max_lost:
+        if is_failed or group.loss_count >= self.settings.rollouts.max_lost:
             self._bury(group, now)
         self._count_failed(group, is_failed=is_failed)
         self._fail_when_filtered()
 
     def _bury(self, group: TrainGroup, now: datetime) -> None:
         """Give up a prompt of which every rollout failed, or that lost member after member."""
-        self._dead_letters.add(
+        self.dead_letters.add(
             DeadLetter(
                 prompt=group.prompt,
                 attempt_count=max(slot.issue_count for slot in group.slots),
@@ -260,25 +249,25 @@ class Training:
     def _count_failed(self, group: TrainGroup, *, is_failed: bool) -> None:
         """Let too many failed groups in a row end the run."""
         self._failed_in_a_row = self._failed_in_a_row + 1 if is_failed else 0
-        if self._failed_in_a_row >= self._settings.max_failed_groups:
+        if self._failed_in_a_row >= self.settings.rollouts.max_failed_groups:
             last = group.failures[-1]
-            self._lifecycle.fail(
+            self.lifecycle.fail(
                 Failure(
                     reason=last.reason,
                     message=f"all rollouts of {self._failed_in_a_row} groups in a row failed; "
                     f"the last one: {last.message}",
                     metadata=last.metadata,
                     cause=last.cause,
-                    traceback=last.traceback or self._failures.traceback_of(last.cause),
+                    traceback=last.traceback or self.failures.traceback_of(last.cause),
                 )
             )
 
     def _fail_when_filtered(self) -> None:
         """Let filters that leave nothing to anybody for too long end the run."""
-        live = [policy.samples.completion for policy in self._pacing.live_policies]
+        live = [policy.samples.completion for policy in self.pacing.live_policies]
         count = min((each.filtered_in_a_row for each in live), default=0)
-        if count >= self._settings.max_filtered_groups:
-            self._lifecycle.fail(
+        if count >= self.settings.rollouts.max_filtered_groups:
+            self.lifecycle.fail(
                 Failure(
                     reason=Reason.FILTERED,
                     message=f"filters left too little of the last {count} groups "
