@@ -43,7 +43,6 @@ class PolicyBalance:
     """One policy over a window, in rollouts.
 
     Attributes:
-        policy_id: Which.
         wait_fraction: Share of the time that its trainer waited for a batch, 0 to 1.
         produced_count: Accepted for it.
         entered_count: Kept after filters.
@@ -102,12 +101,7 @@ class PoolBalance:
 
 
 def target_of(balance: PoolBalance, present: int) -> tuple[int, str]:
-    """Return how many accelerators are wanted, and why.
-
-    Args:
-        balance: Of the window.
-        present: Accelerators that are live or joining.
-    """
+    """Return how many accelerators are wanted, and why."""
     finding = f"trainers waited {balance.wait_fraction:.0%} of {_seconds(balance.span)}"
     if balance.wait_fraction > WAIT_HIGH or _is_short(balance, present):
         return _grown(balance, present, finding)
@@ -210,7 +204,6 @@ class MemberBalance:
     """One node over a window.
 
     Attributes:
-        member_id: Which.
         name: As it joined.
         accelerator_count: Of it; one without any counts as 1.
         produced_count: Rollouts that were accepted of it.
@@ -237,9 +230,7 @@ class ScaleAdvice:
     Attributes:
         action: Which way to go.
         accelerator_count: Live or joining, without those that drain.
-        target_accelerator_count: Wanted.
         member_count: Nodes that are live or joining.
-        target_member_count: Wanted.
         balance: What it rests on.
         members: The nodes; who should go first comes first.
         retired: Those to be drained.
@@ -396,7 +387,6 @@ class Scaler:
 
     @property
     def starting(self) -> tuple[str, ...]:
-        """Names of the nodes on their way."""
         return tuple(self._deadlines)
 
     def forget(self, name: str) -> None:
@@ -404,7 +394,6 @@ class Scaler:
         self._deadlines.pop(name, None)
 
     def plan(self, advice: ScaleAdvice, now: datetime) -> ScalePlan:
-        """Return what to do about advice."""
         joined = {member.name for member in advice.members}
         self._deadlines = {
             name: deadline

@@ -26,7 +26,6 @@ class BatchGroup:
     """One group of a batch.
 
     Attributes:
-        group_id: Which.
         prompt_id: What it answers.
         data_set: Where the prompt comes from.
         epoch: Pass over the data set.
@@ -50,7 +49,6 @@ class IssuedPrompt:
         number: Of the group.
         data_set: Of the prompt.
         epoch: Pass over it.
-        prompt_id: Which.
     """
 
     number: int
@@ -60,7 +58,6 @@ class IssuedPrompt:
 
     @classmethod
     def of(cls, head: BatchGroup, number: int) -> Self:
-        """Return that of a group."""
         return cls(
             number=number, data_set=head.data_set, epoch=head.epoch, prompt_id=head.prompt_id
         )
@@ -145,12 +142,10 @@ class BatchPart:
 
     @property
     def row_count(self) -> int:
-        """Rows in this part."""
         return len(self.row_offsets) - 1
 
     @property
     def token_count(self) -> int:
-        """Tokens in this part."""
         return int(self.row_offsets[-1])
 
     def values(self, name: str) -> np.ndarray:
@@ -217,7 +212,6 @@ class EndOfData:
     """No batch will follow.
 
     Attributes:
-        cause: Why.
         batch_count: Batches that this trainer consumed over the whole run.
     """
 
@@ -257,7 +251,6 @@ class AckBatch:
 
     Attributes:
         member_id: The trainer; the hub knows it by the call's session.
-        batch_id: Which.
         rank: None: for all ranks.
         outcome: What became of it.
         step: Optimizer steps done, this batch included; 0: one more than before.

@@ -21,11 +21,9 @@ class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> datetime:
-        """Return the time of day, aware, in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return seconds that never go back, for spans."""
         return time.monotonic()
 
 
@@ -45,7 +43,6 @@ class SteadyClock:
         return self._start + timedelta(seconds=self._clock.monotonic() - self._began_s)
 
     def monotonic(self) -> float:
-        """Return seconds that never go back, for spans."""
         return self._clock.monotonic()
 
 
@@ -57,7 +54,6 @@ class ManualClock:
         self._now = start
 
     def now(self) -> datetime:
-        """Return the time that was last set."""
         return self._now
 
     def monotonic(self) -> float:
@@ -65,5 +61,4 @@ class ManualClock:
         return (self._now - self._start).total_seconds()
 
     def advance(self, seconds: float) -> None:
-        """Move on by `seconds`."""
         self._now += timedelta(seconds=seconds)

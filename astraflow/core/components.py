@@ -37,11 +37,6 @@ class Components:
     """What a run is made of; each part is given whom it calls, and they were made before it."""
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
-        """Make a run that begins.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         self.settings = settings
         self.ids = IdGenerator(settings.run_id)
         self.measured = Measured()

@@ -103,7 +103,6 @@ class CloseSession:
     """End the member's streams and refuse its token with SESSION_ENDED from now on.
 
     Attributes:
-        member_id: Who.
         is_lost: Whether it went silent or overstayed; False: it left by itself.
         is_fenced: Whether a newer incarnation took over; its token then answers
             SESSION_FENCED, and a new session of the same member_id is open already.
@@ -183,8 +182,6 @@ class RecordBatch:
     """A batch was consumed: write its line of metrics.
 
     Attributes:
-        policy_id: Whose.
-        batch_id: Which.
         step: Optimizer steps done, this one included.
         version: Newest version when the batch was drawn.
         metrics: Of the hub and of the trainer.
@@ -300,7 +297,6 @@ class Effects:
         self._effects: list[Effect] = []
 
     def do(self, effect: Effect) -> None:
-        """Ask for an effect."""
         self._effects.append(effect)
 
     def take(self) -> tuple[Effect, ...]:

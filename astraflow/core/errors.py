@@ -121,7 +121,6 @@ class Failure:
     traceback: str = ""
 
     def __str__(self) -> str:
-        """Return it for people, the traceback below."""
         return f"{self.reason}: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
 
 
@@ -161,7 +160,6 @@ class AstraflowError(Exception):
         return CONFIGURATION_EXIT if self.reason in _OF_CONFIGURATION else 1
 
     def to_failure(self) -> Failure:
-        """Return the same as a record."""
         return Failure(
             reason=self.reason,
             message=self.message,

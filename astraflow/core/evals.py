@@ -22,7 +22,6 @@ class EvalState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen."""
         return self in (EvalState.SUCCEEDED, EvalState.FAILED, EvalState.CANCELLED)
 
 
@@ -115,7 +114,6 @@ class EvalAccumulator:
     _metric_sums: dict[str, float] = field(default_factory=dict[str, float])
 
     def add(self, reward: float, metrics: Mapping[str, float]) -> None:
-        """Count one scored rollout."""
         self.scored_count += 1
         self._reward_sum += reward
         for name, value in metrics.items():
@@ -128,7 +126,6 @@ class EvalAccumulator:
             self.prompts.append((len(rewards), correct))
 
     def result(self) -> EvalResult:
-        """Return the result so far."""
         count = max(1, self.scored_count)
         return EvalResult(
             data_set=self.settings.data_set,
@@ -142,7 +139,6 @@ class EvalAccumulator:
         )
 
     def _pass_at(self, k: int) -> float:
-        """Mean over the prompts that have k scored rollouts."""
         return _mean([pass_at_k(scored=n, correct=c, k=k) for n, c in self.prompts if n >= k])
 
 

@@ -54,7 +54,6 @@ class EvalPromptsOffered:
     """The hub read the data sets of an evaluation, as DrawEvalPrompts asked. Answer: None.
 
     Attributes:
-        eval_run_id: Which.
         prompts: All rows, by data set.
     """
 
@@ -252,7 +251,6 @@ class MemberDrained:
     """An operator lets a member finish and leave. Answer: None.
 
     Attributes:
-        member_id: Who.
         grace: Then its session is ended; None: no limit.
 
     Raises:

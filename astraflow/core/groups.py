@@ -69,12 +69,10 @@ class SampleGroup:
 
     @property
     def size(self) -> int:
-        """Rollouts asked for."""
         return len(self.slots)
 
     @property
     def unissued(self) -> list[int]:
-        """Samples that wait to be issued."""
         return [
             index
             for index, slot in enumerate(self.slots)
@@ -97,7 +95,6 @@ class SampleGroup:
         return repeats
 
     def finish(self, index: int) -> None:
-        """Note that a sample is answered or given up."""
         slot = self.slots[index]
         slot.is_done, slot.holder = True, None
         self.open_count -= 1
@@ -108,16 +105,10 @@ class SampleGroup:
         return not was_queued
 
     def dequeue(self) -> None:
-        """Note that all of it is out."""
         self.is_queued = False
 
     def lose(self, assignment: "Assignment", *, is_lost: bool) -> None:
-        """Note that the session of who held some of it ended.
-
-        Args:
-            assignment: What was held; a late rollout of it still counts.
-            is_lost: Whether the member was lost, and did not leave.
-        """
+        """Note that the session of who held some of it ended."""
         self.lost[assignment.task_id] = assignment
         self.loss_count += is_lost
 
@@ -153,7 +144,6 @@ class TrainGroup(SampleGroup):
         self.samples.setdefault(policy_id, {})[index] = sample
 
     def note(self, rollout: Rollout) -> None:
-        """Note what came of one sample."""
         self.has_reward |= rollout.reward is not None
         if rollout.failure is not None:
             self.failures.append(rollout.failure)
@@ -165,7 +155,6 @@ class TrainGroup(SampleGroup):
 
     @property
     def head(self) -> BatchGroup:
-        """How a batch names it."""
         return BatchGroup(
             group_id=self.group_id,
             prompt_id=self.prompt.prompt_id,
@@ -180,7 +169,6 @@ class EvalGroup(SampleGroup):
     """The repeats of one prompt of an evaluation.
 
     Attributes:
-        eval_run_id: Which.
         data_set_index: Position in the suite.
         sampling: Fields of SamplingParams that differ from the policies'.
         rewards: Of the scored rollouts.
@@ -214,10 +202,8 @@ class Assignment:
 
     @property
     def task_id(self) -> TaskId:
-        """Which task."""
         return self.task.task_id
 
     @property
     def is_eval(self) -> bool:
-        """Whether it counts as evaluation."""
         return self.group.purpose is TaskPurpose.EVAL

@@ -39,7 +39,6 @@ class IdGenerator:
         self._counts = Counter[str]()
 
     def next(self, kind: str) -> str:
-        """Return a new id of a kind."""
         number = self._counts[kind]
         self._counts[kind] = number + 1
         return f"{kind}-{self._run_id}-{number}"

@@ -58,7 +58,6 @@ class RunLifecycle:
         self.final_time, self.is_final = now, True
 
     def reopen(self) -> None:
-        """Go on, whatever ended it."""
         self.stop = self.stop_time = self.failure = self.final_time = None
         self.is_final = self.is_closed = False
 

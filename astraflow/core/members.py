@@ -158,7 +158,6 @@ class ServedPolicy:
     """A policy that a RaaS has an engine for.
 
     Attributes:
-        policy_id: Which.
         version: What the engine holds; None: nothing of this run.
         identity: The model.
         max_context_token_count: Prompt and completion together.

@@ -137,7 +137,6 @@ class Share(Sequence[BatchPart]):
 
     @property
     def rollout_ids(self) -> list[RolloutId]:
-        """Of all rows, in order."""
         return [row.rollout.rollout_id for row in self._rows]
 
     def token_count(self, index: int) -> int:

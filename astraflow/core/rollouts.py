@@ -475,7 +475,6 @@ class TaskResult:
     """Closes a task: no more rollouts of it will come.
 
     Attributes:
-        task_id: Which.
         rollout_count: How many were sent.
         failures: Samples of which no rollout was sent.
     """

@@ -58,7 +58,6 @@ def run_status(run: Components, now: datetime) -> RunStatus:
 
 
 def policy_status(policy: PolicyState) -> PolicyStatus:
-    """Return the policy's column of the run's state."""
     newest, samples, window = policy.versions.newest, policy.samples, policy.window
     return PolicyStatus(
         policy_id=policy.policy_id,
@@ -115,7 +114,6 @@ class Run:
         return Decision(answer=answer, effects=run.effects.take())
 
     def _advance(self, now: datetime) -> None:
-        """Let every component do what it can now."""
         run = self._components
         run.lifecycle.fail(run.faults.first)
         for info in run.pacing.advance(now):
@@ -158,7 +156,6 @@ class Run:
         return run_status(self._components, now)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
-        """Return the books."""
         return tuple(
             policy.samples.books.account() for policy in self._components.policies.values()
         )
@@ -241,7 +238,6 @@ class Run:
         return frozenset(self._components.tasks.assignments)
 
     def suites(self) -> tuple[EvalSuiteInfo, ...]:
-        """Return the evaluations that can be asked for."""
         return tuple(suite.suite for suite in self._components.settings.suites)
 
     def eval_run(self, eval_run_id: EvalRunId) -> EvalRun:

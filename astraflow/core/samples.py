@@ -66,7 +66,6 @@ class RolloutRecords:
                 )
 
     def newest_first(self) -> list[RolloutRecord]:
-        """Return what is listed."""
         return [
             RolloutRecord(
                 rollout=entry.rollout,
@@ -128,7 +127,6 @@ class Sample:
 
     @property
     def is_masked(self) -> bool:
-        """Whether its rows have no loss."""
         return any(row.is_masked for row in self.rows)
 
 
@@ -150,7 +148,6 @@ class FreshGroup:
 
     @property
     def min_version(self) -> int:
-        """Oldest version in it."""
         return min(sample.min_version for sample in self.samples)
 
     @property

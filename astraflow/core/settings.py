@@ -176,7 +176,6 @@ class PolicySettings:
     """How one policy is trained.
 
     Attributes:
-        policy_id: Which.
         groups_per_batch: Groups (prompts) per batch.
         max_staleness: Versions between sampling and training, at most.
         steps_per_version: Optimizer steps between versions; None: one comes when it is asked for.
@@ -317,7 +316,6 @@ class RunSettings:
 
     @property
     def workflow(self) -> WorkflowSpec:
-        """The workflow of training."""
         return self.workflow_of(self.rollouts.workflow_id)
 
     def workflow_of(self, workflow_id: WorkflowId) -> WorkflowSpec:

@@ -17,7 +17,6 @@ class PolicyCheckpoint:
     """One policy in a checkpoint.
 
     Attributes:
-        policy_id: Which.
         step: Optimizer steps in it.
         version: Newest one then; None: none was published.
         fresh_group_count: Groups in its buffer when its trainer had saved.
@@ -59,7 +58,6 @@ class RunState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen."""
         return self in (RunState.DONE, RunState.FAILED)
 
 
@@ -192,7 +190,6 @@ class LedgerAccount:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether issued = live + trained + dropped."""
         live = self.in_flight_count + self.waiting_count + self.fresh_count + self.leased_count
         dropped = sum(drop.count for drop in self.drops)
         return self.issued_count == live + self.trained_count + dropped

@@ -278,7 +278,6 @@ class TaskCancellation:
     """Withdraws a task, or some samples of it; its result is still due.
 
     Attributes:
-        task_id: Which.
         reason: Why it is not wanted.
         sample_indexes: Empty: all.
     """

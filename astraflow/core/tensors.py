@@ -35,7 +35,6 @@ class Dtype(StrEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
         return _ITEMSIZES[self]
 
     @property
@@ -116,12 +115,10 @@ class TensorSpec:
 
     @property
     def element_count(self) -> int:
-        """Product of the shape."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Product of the shape times the element size."""
         return self.element_count * self.dtype.itemsize
 
 
@@ -156,7 +153,6 @@ class Layout:
 
     @cached_property
     def by_name(self) -> Mapping[str, TensorSpec]:
-        """The tensors by name."""
         return {spec.name: spec for spec in self.tensors}
 
     def view(self, flat: np.ndarray, name: str) -> np.ndarray:
@@ -210,7 +206,6 @@ class TensorUpdate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
         return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
 
@@ -232,7 +227,6 @@ class WeightUpdate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its arrays."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
 

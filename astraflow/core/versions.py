@@ -225,7 +225,6 @@ class VersionLedger:
 
     @property
     def newest(self) -> VersionInfo | None:
-        """The last publication."""
         return self._infos[self._next - 1] if self._next else None
 
     @property
@@ -357,7 +356,6 @@ class SourceRecord:
         self._stalled: dict[str, set[MemberId]] = {}
 
     def note(self, member_id: MemberId, region: str, reports: Iterable[SourceReport]) -> None:
-        """Take what one receiver says after an update."""
         for report in reports:
             seconds = report.duration.total_seconds()
             if report.nbytes >= _MEASURED_NBYTES and seconds > 0:

@@ -20,7 +20,6 @@ class LawCheck:
     """One law that a run has to keep.
 
     Attributes:
-        name: Which.
         faults: What breaks it; empty: it holds.
     """
 
@@ -29,7 +28,6 @@ class LawCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing breaks it."""
         return not self.faults
 
 
@@ -60,15 +58,12 @@ class Audit:
 
     @property
     def accepted(self) -> Set[RolloutId]:
-        """Rollouts that were accepted."""
         return self._accepted
 
     def trained(self, policy_id: PolicyId) -> Set[RolloutId]:
-        """Rollouts in the batches that count as trained."""
         return self._consumed[policy_id]
 
     def record(self, event: Event, decision: Decision) -> None:
-        """Take note of an event and what came of it."""
         self.counts["events"] += 1
         self._record_event(event, decision.answer)
         for effect in decision.effects:

@@ -30,8 +30,6 @@ class Decided:
     Attributes:
         event: As the journal has it.
         time: When it was decided.
-        answer: Of the run.
-        effects: Of the run.
         record: For the journal.
     """
 
@@ -57,13 +55,7 @@ class Commits:
         *,
         on_commit: Callable[[int, float], None] | None = None,
     ) -> None:
-        """Carry out in order; at once where there is no journal.
-
-        Args:
-            journal: Gets the records.
-            carry_out: Does what came of a decision.
-            on_commit: Told of each group: its records, and the seconds that they took.
-        """
+        """Carry out in order; at once where there is no journal."""
         self.nbytes = 0
         self.journal = journal
         self._carry_out = carry_out

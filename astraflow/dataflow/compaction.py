@@ -91,14 +91,6 @@ class Compaction:
     """Keeps the journal of a hub small."""
 
     def __init__(self, hub: Hub, journal: Journal, *, opened: RunOpened, run_dir: RunDir) -> None:
-        """Write and trim nothing yet.
-
-        Args:
-            hub: Whose state it is.
-            journal: Of the hub.
-            opened: Which run it is.
-            run_dir: Folder of the run; the recipe lies there.
-        """
         self._hub = hub
         self._journal = journal
         self._opened = opened

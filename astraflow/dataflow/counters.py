@@ -60,7 +60,6 @@ class HubCounters:
         self.evals: dict[str, EvalRun] = {}
 
     def committed(self, record_count: int, seconds: float) -> None:
-        """Count a group of records that the journal holds."""
         self.commit.observe(seconds)
         self.commit_size.observe(record_count)
 
@@ -112,7 +111,6 @@ def _seconds(held: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Hi
 
 
 def counter_families(counters: HubCounters) -> Iterator[Family]:
-    """Yield what the hub counted since it began."""
     yield from _work(counters)
     yield from _journal(counters)
     yield from _weights(counters)

@@ -78,7 +78,6 @@ class EffectExecutor:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def carry_out(self, effect: Effect, now: datetime) -> None:
-        """Do what one effect asks for."""
         if is_tracing():
             effect = self.traces.stamp(effect, now)
         self.directory.see(effect, now)

@@ -69,12 +69,6 @@ class DeadlineTimer:
     """Waits for the next deadline, which may come sooner meanwhile."""
 
     def __init__(self, next_deadline: Callable[[], datetime | None], clock: Clock) -> None:
-        """Wait for nothing before it runs.
-
-        Args:
-            next_deadline: Returns when something is due; None: nothing is.
-            clock: By which it is due.
-        """
         self._next_deadline = next_deadline
         self._clock = clock
         self._due: datetime | None = None
@@ -183,7 +177,6 @@ class Hub:
         self._deadline = DeadlineTimer(lambda: run.next_deadline, clock)
 
     def now(self) -> datetime:
-        """Return the run's time."""
         return self._clock.now()
 
     async def take(self, event: Event) -> Any:
@@ -326,7 +319,6 @@ class Hub:
         await self.executor.over.wait()
 
     async def join_pool(self, request: JoinPool, grant: Grant) -> PoolMembership:
-        """Admit a RaaS, by what its token grants."""
         secrets, resumes = self._secrets(grant), self._resumed(request.resume)
         event = RaasJoined(request=request, secrets=secrets, resumes=resumes)
         membership: PoolMembership = await self.take(event)
@@ -386,10 +378,6 @@ class Hub:
 
     async def save(self, checkpoint_id: str, *, within_s: float | None) -> tuple[SavedRun, Path]:
         """Have every trainer save; return what they did, and the file that says so.
-
-        Args:
-            checkpoint_id: Of all parts.
-            within_s: None: however long it takes.
 
         Raises:
             AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing, or has

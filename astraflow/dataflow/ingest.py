@@ -80,11 +80,6 @@ class Ingest:
     ) -> None:
         """Take what a node sends until it has sent everything, and acknowledge what is safe.
 
-        Args:
-            member_id: Who sends.
-            requests: In order.
-            write: Sends acks.
-
         Raises:
             AstraflowError: SESSION_ENDED.
         """

@@ -90,13 +90,11 @@ class MemberHistory:
         entry.leave_time, entry.left_because = None, ""
 
     def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
-        """Note the end of a session."""
         if member_id in self._entries:
             self._entries[member_id].leave_time = now
             self._entries[member_id].left_because = message
 
     def report(self, member_id: MemberId, load: Load | None) -> None:
-        """Note a report of load."""
         entry = self._entries.get(member_id)
         if load is None or entry is None:
             return
@@ -110,7 +108,6 @@ class MemberHistory:
         entry.load = load
 
     def accept(self, member_id: MemberId) -> None:
-        """Count a rollout taken from a member."""
         if member_id in self._entries:
             self._entries[member_id].accepted_count += 1
 
@@ -142,11 +139,7 @@ class MemberHistory:
         return "" if entry is None else entry.region
 
     def rows(self, live: tuple[MemberStatus, ...]) -> list[dict[str, Any]]:
-        """Return every member as JSON, in order of joining.
-
-        Args:
-            live: What the run says of those that are there.
-        """
+        """Return every member as JSON, in order of joining."""
         reissued: Mapping[MemberId, int] = {
             member.member_id: member.reissued_count for member in live
         }
@@ -206,13 +199,7 @@ class MemberDirectory:
                 pass
 
     def note(self, event: Event, answer: object, now: datetime) -> None:
-        """Take note of an event, after its effects.
-
-        Args:
-            event: A joining one carries the digest of its token.
-            answer: What the run said.
-            now: When it said so.
-        """
+        """Take note of an event, after its effects."""
         match event, answer:
             case RaasJoined(), PoolMembership():
                 self._admit(answer.session.member_id, event, now)

@@ -38,11 +38,6 @@ class PayloadCleaner:
     def __init__(self, store: PayloadStore, *, clock: Clock, unnamed_s: float = _UNNAMED_S) -> None:
         """Open the store.
 
-        Args:
-            store: Of this run alone.
-            clock: Tells how long an object was there.
-            unnamed_s: For so long one that nobody names is kept.
-
         Raises:
             AstraflowError: INVALID_FIELD, CAPABILITY_MISSING: see Bucket.
         """
@@ -68,11 +63,7 @@ class PayloadCleaner:
             self._released.put(name)
 
     async def run(self, named: Callable[[], Set[str]]) -> None:
-        """Remove what is released, and what nobody names for long; for ever.
-
-        Args:
-            named: Returns the payloads of accepted rollouts.
-        """
+        """Remove what is released, and what nobody names for long; for ever."""
         await together(self._remove_released(), self._sweep_on(named))
 
     async def sweep(self, named: Callable[[], Set[str]]) -> None:

@@ -25,11 +25,6 @@ class PromptSource:
     def __init__(self, reader: DataSetReader, *, name: str, epochs: int | None) -> None:
         """Start at the first row of the first pass.
 
-        Args:
-            reader: The data set.
-            name: Of the data set.
-            epochs: Passes; None: without end.
-
         Raises:
             AstraflowError: INVALID_FIELD when there is no row to draw.
         """
@@ -58,7 +53,6 @@ class DataSets:
         self._readers = readers
 
     def source(self, name: str, *, epochs: int | None) -> PromptSource:
-        """Return the prompts of a data set for training."""
         return PromptSource(self._readers[name], name=name, epochs=epochs)
 
     def find(self, issued: Sequence[IssuedPrompt]) -> tuple[Prompt, ...]:
@@ -90,7 +84,6 @@ class DataSets:
         return {name: tuple(self._readers[name].epoch(0)) for name in names}
 
     def size(self, name: str) -> int:
-        """Return the number of rows of a data set."""
         return len(self._readers[name])
 
 
@@ -99,10 +92,6 @@ log = structlog.get_logger(__name__)
 
 def open_data_sets(recipe: Recipe, *, root: Path | None = None) -> DataSets:
     """Open every data set; rows that are too long are left out and counted in the log.
-
-    Args:
-        recipe: Names and describes them.
-        root: Where relative paths start; None: the working directory.
 
     Raises:
         AstraflowError: INVALID_FIELD when one cannot be read.

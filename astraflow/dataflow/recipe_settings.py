@@ -33,11 +33,6 @@ def run_settings(
 ) -> RunSettings:
     """Translate a recipe.
 
-    Args:
-        recipe: Resolved.
-        run_id: Of this run.
-        size_of: Rows of a data set, by its name.
-
     Raises:
         AstraflowError: CODE_UNKNOWN when a workflow or scorer is not here; INVALID_FIELD for an
             algorithm that reads tokens beside a payload store.

@@ -53,8 +53,6 @@ class Replica:
     """Follows the records of one run.
 
     Attributes:
-        opened: Which run it is.
-        run: Its state.
         directory: What is known of its members.
         position: Of the next record.
         software: Release that wrote the records up to there.
@@ -74,10 +72,6 @@ class Replica:
     @classmethod
     def load(cls, snapshot: Snapshot, *, identity: bytes = b"") -> "Replica | None":
         """Return the replica of a snapshot; None: there is none.
-
-        Args:
-            snapshot: Of a run.
-            identity: Of the journal beside it; empty: of any.
 
         Raises:
             AstraflowError: JOURNAL_FAILED when it is damaged, or of another release or journal.
@@ -168,7 +162,6 @@ class Recovered:
     """A run to go on with.
 
     Attributes:
-        replica: Its state.
         journal: Open; None: the recipe wants none.
         is_restarted: Whether it began before this process.
         replay_s: CPU seconds that the journal took since its snapshot.
@@ -190,14 +183,6 @@ async def open_run(
     on_progress: OnProgress | None = None,
 ) -> Recovered:
     """Begin the run of a folder, or bring it back to where its journal ends.
-
-    Args:
-        recipe: Resolved.
-        run_dir: Folder of the run.
-        size_of: Rows of a data set, by its name.
-        clock: Tells when a run begins.
-        on_opened: Called with the journal once it is this process's, before it is replayed.
-        on_progress: Called now and then with the share of the journal that is replayed.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when the journal is damaged, held by another hub, of another
@@ -244,13 +229,6 @@ async def replay(
 ) -> Replica | None:
     """Return what a journal comes to; None: it is empty.
 
-    Args:
-        journal: What happened.
-        snapshot: What happened before it.
-        begin: Makes the run that the first record names.
-        observe: Called with every event.
-        on_progress: Called now and then with the share of the records that is replayed.
-
     Raises:
         AstraflowError: JOURNAL_FAILED; what `begin` raises.
     """
@@ -289,13 +267,6 @@ async def catch_up(
     on_progress: OnProgress | None = None,
 ) -> None:
     """Let happen what a journal says since.
-
-    Args:
-        replica: Goes on.
-        journal: What happened.
-        end: Position to stop at; None: the last record.
-        observe: Called with every event.
-        on_progress: Called now and then with the share of the records that is replayed.
 
     Raises:
         AstraflowError: JOURNAL_FAILED.

@@ -42,7 +42,6 @@ class OpenedHub:
 
     Attributes:
         hub: With the run as its journal has it.
-        opened: Which run it is.
         recorder: Of the run's folder.
         journal: Of the run; None: the recipe wants none.
     """
@@ -65,16 +64,6 @@ async def open_hub(
     on_progress: OnProgress | None = None,
 ) -> AsyncGenerator[OpenedHub]:
     """Open data sets, journal and recorder; what was opened is closed at the end.
-
-    Args:
-        recipe: Resolved.
-        run_dir: Folder of the run.
-        tokens: With which it is entered.
-        clock: Tells the time.
-        reopens: Whether a run that was stopped, failed or reached its end goes on, for as many
-            steps as the recipe says now.
-        on_opened: Called with the journal once it is this process's, before it is replayed.
-        on_progress: Called now and then with the share of the journal that is replayed.
 
     Raises:
         AstraflowError: INVALID_FIELD for a data set that cannot be read; JOURNAL_FAILED; RUN_ENDED

@@ -64,7 +64,6 @@ class StreamOutboxes:
             outbox.clear()
 
     def drop(self, member_id: MemberId) -> None:
-        """Forget a member."""
         self._tasks.pop(member_id, None)
         self._batches.pop(member_id, None)
 

@@ -26,7 +26,6 @@ class Topic:
 
     @property
     def revision(self) -> int:
-        """Changes so far."""
         return self._revision
 
     def touch(self) -> None:

@@ -67,7 +67,7 @@ async def test_an_eval_is_shown_at_each_change_until_it_is_final():
     seen = []
     async for run in watches.eval_run("e-1", look):
         seen.append(run.state)
-        watches.touch_evals()
+        watches.evals.touch()
         states[0] = EvalState.RUNNING if len(seen) == 1 else EvalState.SUCCEEDED
     assert seen == [EvalState.PENDING, EvalState.RUNNING, EvalState.SUCCEEDED]
 

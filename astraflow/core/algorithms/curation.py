@@ -57,7 +57,6 @@ class Mixing:
         return max(shares, key=lambda name: shares[name] * total - self._counts[name])
 
     def count(self, name: str) -> None:
-        """Note that a prompt of a data set was issued."""
         self._counts[name] += 1
 
     def metrics(self) -> dict[str, float]:
@@ -91,11 +90,6 @@ class Curator:
     """Asks all selectors of a recipe, and tells them what happened."""
 
     def __init__(self, specs: Sequence[PlugInSpec], *, seed: int, faults: Faults) -> None:
-        """Begin without a lesson.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         self._selectors: _Named = [(spec.name, selector(spec)) for spec in specs]
         self._before: _Named = [(spec.name, selector(spec)) for spec in specs]
         self._lessons = deque[_Lesson]()
@@ -108,22 +102,18 @@ class Curator:
         return bool(self._selectors)
 
     def admits(self, prompt: Prompt) -> bool:
-        """Whether every selector admits a prompt."""
         return all(
             self._faults.call(f"selector {name}", True, each.admits, prompt, self._dice)
             for name, each in self._selectors
         )
 
     def note(self, number: int, outcome: GroupOutcome) -> None:
-        """Learn from a group, by its number."""
         self._learn(_Lesson(number=number, outcome=outcome))
 
     def begin_version(self, version: int) -> None:
-        """Learn of a version."""
         self._learn(_Lesson(version=version))
 
     def end_warm_up(self) -> None:
-        """Learn that the warm-up is over."""
         self._learn(_Lesson())
 
     def forget(self, numbers: Collection[int]) -> None:
@@ -137,7 +127,6 @@ class Curator:
             self._teach(self._selectors, lesson)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the numbers of all selectors for the log."""
         found: dict[str, float] = {}
         for name, each in self._selectors:
             found |= self._faults.metrics(f"data/select/{name}", each)
@@ -174,8 +163,6 @@ class Drop:
     """Samples that are not trained on.
 
     Attributes:
-        samples: Which.
-        reason: Why.
         by: Name of the filter, with FILTERED.
     """
 
@@ -214,11 +201,6 @@ class GroupCompletion:
         advantages: AdvantageSettings,
         faults: Faults,
     ) -> None:
-        """Make the filters.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         self._policy_id = policy_id
         self._filters = [(spec.name, rollout_filter(spec)) for spec in filters]
         self._min_group_size = min_group_size
@@ -250,7 +232,6 @@ class GroupCompletion:
         return Completed(kept=kept, drops=tuple(drops))
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers for the log."""
         found: dict[str, float] = {}
         for name, each in self._filters:
             place, groups = f"data/filter/{name}", self._dropped_groups[name]
@@ -311,7 +292,6 @@ class GroupCompletion:
         *,
         default: bool,
     ) -> Sequence[bool]:
-        """Return what a filter says of each sample."""
         defaults = [default] * len(group.samples)
         found = self._faults.call(f"filter {name}", defaults, lambda: list(ask(group)))
         if len(found) != len(group.samples):
@@ -333,11 +313,6 @@ class BatchGuards:
     """The guards of one policy."""
 
     def __init__(self, specs: Sequence[PlugInSpec], *, max_refusals: int, faults: Faults) -> None:
-        """Make them.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         self._guards = [(spec.name, batch_guard(spec)) for spec in specs]
         self._max_refusals = max_refusals
         self._faults = faults
@@ -362,7 +337,6 @@ class BatchGuards:
         return None
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers for the log."""
         if not self._guards:
             return {}
         found = {"data/guard/forced": float(self._forced)}

@@ -28,7 +28,6 @@ class ZeroAdvantage(RolloutFilter):
     tolerance: float = 1e-6
 
     def keeps(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether the group as a whole is kept."""
         rows = (row for sample in group.samples for row in sample.rows)
         rewards = ([row.reward for row in same] for same in rows_by_agent(rows).values())
         differs = any(max(same) - min(same) > self.tolerance for same in rewards)
@@ -55,7 +54,6 @@ class RewardRange(RolloutFilter):
             raise ValueError("low is above high")
 
     def keeps(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether the group as a whole is kept."""
         mean = sum(group.rewards) / len(group.rewards)
         return [self.low <= mean <= self.high] * len(group.samples)
 
@@ -80,7 +78,6 @@ class Length(RolloutFilter):
             raise ValueError("max_tokens is below min_tokens")
 
     def keeps(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether its length is in range."""
         counts = [
             sum(row.trajectory.sampled_count for row in sample.rows) for sample in group.samples
         ]
@@ -110,14 +107,12 @@ class Truncated(RolloutFilter):
             raise ValueError("max_share must be in [0, 1]")
 
     def keeps(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether it came to its end, or is masked."""
         is_cut = _is_cut(group)
         if is_cut.count(True) / len(is_cut) > self.max_share:
             return [False] * len(is_cut)
         return [self.action == "mask" or not cut for cut in is_cut]
 
     def masks(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether it was cut."""
         return _is_cut(group)
 
 
@@ -148,7 +143,6 @@ class Rule:
     until_s: float | None = None
 
     def fits(self, group: WholeGroup) -> bool:
-        """Whether a group is what the rule asks for."""
         prompt, passed_s = group.prompt, group.run_time.total_seconds()
         mean = sum(group.rewards) / len(group.rewards)
         oldest = min(sample.min_version for sample in group.samples)
@@ -194,6 +188,5 @@ class Route(RolloutFilter):
         }
 
     def keeps(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether the policy is one that the group goes to."""
         rules = self.rules.get(group.policy_id)
         return [rules is None or any(rule.fits(group) for rule in rules)] * len(group.samples)

@@ -267,8 +267,6 @@ class Faults:
             return default
 
     def metrics(self, prefix: str, algorithm: PlugIn) -> dict[str, float]:
-        """Return the numbers of an algorithm under a prefix."""
-
         def read() -> dict[str, float]:
             found = algorithm.metrics().items()
             return {f"{prefix}/{name}": float(value) for name, value in found}
@@ -276,7 +274,6 @@ class Faults:
         return self.call(prefix, dict[str, float](), read)
 
     def note(self, where: str, what: str) -> None:
-        """Remember that an algorithm failed."""
         self.first = self.first or Failure(
             reason=Reason.INTERNAL,
             message=f"{where} failed ({what}); mend its code, or take it out of the recipe",

@@ -40,7 +40,6 @@ class Dice:
     """Chance that can be repeated: the k-th roll depends on the seed and k alone.
 
     Attributes:
-        seed: Of the run.
         salt: Tells the dice of one run apart.
         count: Rolls so far.
     """
@@ -65,7 +64,6 @@ class GroupOutcome:
     """What became of the rollouts of a prompt.
 
     Attributes:
-        prompt: Which.
         rewards: Of the rollouts that have one, in the order of their samples.
     """
 

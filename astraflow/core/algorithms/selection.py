@@ -37,12 +37,10 @@ class FilterSolved(PromptSelector):
             raise ValueError("decay must be in [0, 1), and prior in [0, threshold)")
 
     def admits(self, prompt: Prompt, dice: Dice) -> bool:
-        """Whether it is not solved yet."""
         del dice
         return self.rates.get(prompt.prompt_id, self.prior) < self.threshold
 
     def note(self, outcome: GroupOutcome) -> None:
-        """Move the average of a prompt."""
         if not outcome.rewards:
             return
         passed = sum(reward > 0 for reward in outcome.rewards) / len(outcome.rewards)
@@ -51,7 +49,6 @@ class FilterSolved(PromptSelector):
         self.rates[outcome.prompt.prompt_id] = after
 
     def metrics(self) -> Mapping[str, float]:
-        """Return how many prompts are solved."""
         solved = sum(rate >= self.threshold for rate in self.rates.values())
         return {"solved": float(solved), "known": float(len(self.rates))}
 
@@ -90,7 +87,6 @@ class Curriculum(PromptSelector):
         return max(self.floor, 1 - abs(rate - self.target) / self.width)
 
     def admits(self, prompt: Prompt, dice: Dice) -> bool:
-        """Whether the dice fall below its chance."""
         return dice.roll() < self.chance(prompt.prompt_id)
 
     def note(self, outcome: GroupOutcome) -> None:
@@ -102,7 +98,6 @@ class Curriculum(PromptSelector):
         self.rates[outcome.prompt.prompt_id] = self.decay * before + (1 - self.decay) * mean
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the mean rate over the prompts that were asked."""
         count = len(self.rates)
         return {"known": float(count), "mean_rate": sum(self.rates.values()) / max(1, count)}
 
@@ -172,12 +167,10 @@ class Greso(PromptSelector):
         return max(self.p_hard**streak, self.min_submit_hard)
 
     def admits(self, prompt: Prompt, dice: Dice) -> bool:
-        """Whether it has no streak, or the dice are with it."""
         chance = self.chance(prompt.prompt_id)
         return chance >= 1 or dice.roll() < chance
 
     def note(self, outcome: GroupOutcome) -> None:
-        """Lengthen or end the streak of a prompt."""
         if not outcome.rewards:
             return
         prompt_id = outcome.prompt.prompt_id
@@ -191,7 +184,6 @@ class Greso(PromptSelector):
         self.streaks[prompt_id] = (kind, streak + 1 if kind == before else 1)
 
     def begin_version(self, version: int) -> None:
-        """Move both probabilities by what was seen since the last version."""
         del version
         total = self.seen.get("all", 0)
         if total:
@@ -202,11 +194,9 @@ class Greso(PromptSelector):
         self.seen.clear()
 
     def end_warm_up(self) -> None:
-        """Let probabilities move from now on."""
         self.is_armed = True
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the probabilities and what was seen before the newest version."""
         return {
             "p_easy": self.p_easy,
             "p_hard": self.p_hard,

@@ -13,7 +13,6 @@ class Latest(ReplayOrder):
     """Picks the newest groups. Example: two of four are those at 2 and 3."""
 
     def pick(self, groups: Sequence[UsedGroup], count: int, dice: Dice) -> Sequence[int]:
-        """Return the last positions."""
         del dice
         return range(len(groups) - count, len(groups))
 
@@ -75,13 +74,11 @@ class Prioritised(ReplayOrder):
         return (size + self.offset) ** self.alpha * self.staleness_decay**used.staleness
 
     def pick(self, groups: Sequence[UsedGroup], count: int, dice: Dice) -> Sequence[int]:
-        """Return positions, likeliest first where all else is equal."""
         self.batch_count += 1
         keys = [log(1 - dice.roll()) / weight for weight in self._weights(groups)]
         return sorted(range(len(groups)), key=lambda index: -keys[index])[:count]
 
     def loss_weights(self, groups: Sequence[UsedGroup], picked: Sequence[int]) -> Sequence[float]:
-        """Return the importance weights of what was picked, of those of all groups."""
         if len(picked) == len(groups):
             return [1.0] * len(picked)
         weights = self._weights(groups)
@@ -105,7 +102,6 @@ class DistinctPrompts(BatchGuard):
     """Finds groups whose prompt is in the batch already. Example: of a, b, a the last one."""
 
     def unfit(self, groups: Sequence[FreshGroup]) -> Collection[int]:
-        """Return the positions of repeated prompts."""
         first: dict[str, int] = {}
         for index, group in enumerate(groups):
             first.setdefault(group.head.prompt_id, index)
@@ -130,7 +126,6 @@ class UsefulShare(BatchGuard):
             raise ValueError("min_share must be in [0, 1]")
 
     def unfit(self, groups: Sequence[FreshGroup]) -> Collection[int]:
-        """Return the positions of those of equal rewards that are too many, the last ones."""
         flat = [index for index, group in enumerate(groups) if _is_flat(group)]
         allowed = int((1 - self.min_share) * len(groups) + CLOSE)
         return flat[allowed:]

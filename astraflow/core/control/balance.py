@@ -57,9 +57,7 @@ class CounterSnapshot:
 
     Attributes:
         token_count: Sampled in all accepted rollouts.
-        rollout_count: These.
         eval_token_count: Of them, in rollouts of evaluations.
-        eval_rollout_count: These.
     """
 
     time: datetime
@@ -74,12 +72,10 @@ class CounterSnapshot:
 
     @property
     def train_token_count(self) -> int:
-        """Sampled in rollouts of training."""
         return self.token_count - self.eval_token_count
 
     @property
     def train_rollout_count(self) -> int:
-        """These."""
         return self.rollout_count - self.eval_rollout_count
 
 
@@ -105,7 +101,6 @@ def used_of(first: PolicyCounters, last: PolicyCounters) -> float:
 
 
 def balance_of(policy_id: PolicyId, first: PolicyCounters, last: PolicyCounters) -> PolicyBalance:
-    """Return what one policy did between two sums."""
     waited_s, trained_s = last.waited_s - first.waited_s, last.trained_s - first.trained_s
     seconds = waited_s + trained_s
     return PolicyBalance(

@@ -108,7 +108,6 @@ class RunEnding:
 
     @property
     def run_state(self) -> RunState:
-        """Where the run stands."""
         flow = self.lifecycle
         if flow.failure is not None:
             return RunState.FAILED
@@ -181,7 +180,6 @@ class RunEnding:
         self.evaluation.reopen()
 
     def advance(self, now: datetime) -> None:
-        """Take the run as far towards its end as it is."""
         flow = self.lifecycle
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:

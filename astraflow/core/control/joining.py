@@ -35,11 +35,7 @@ from astraflow.core.work.training import Training
 
 
 def check_contract(contract: Contract) -> None:
-    """Refuse a peer that speaks another contract.
-
-    Raises:
-        AstraflowError: CONTRACT_UNSUPPORTED.
-    """
+    """Refuse a peer that speaks another contract."""
     if contract.contract_version < 1:
         raise AstraflowError(
             Reason.CONTRACT_UNSUPPORTED,
@@ -49,11 +45,7 @@ def check_contract(contract: Contract) -> None:
 
 
 def check_routes(contract: Contract, policy_id: PolicyId) -> None:
-    """Refuse a peer that neither tells nor replays the experts of a policy that needs it.
-
-    Raises:
-        AstraflowError: CONTRACT_UNSUPPORTED.
-    """
+    """Refuse a peer that neither tells nor replays the experts of a policy that needs it."""
     if Capability.ROUTED_EXPERTS not in contract.capabilities:
         raise AstraflowError(
             Reason.CONTRACT_UNSUPPORTED,
@@ -64,11 +56,7 @@ def check_routes(contract: Contract, policy_id: PolicyId) -> None:
 
 
 def check_codes(workflow: WorkflowSpec, codes: Sequence[RegisteredCode]) -> None:
-    """Refuse a RaaS that lacks the code of a workflow, or has another release of it.
-
-    Raises:
-        AstraflowError: CODE_UNKNOWN, CODE_MISMATCH.
-    """
+    """Refuse a RaaS that lacks the code of a workflow, or has another release of it."""
     digests = {code.name: code.code_digest for code in codes}
     for wanted in (workflow.code, workflow.scorer):
         if wanted is None:
@@ -105,7 +93,6 @@ class Joining:
     effects: Effects
 
     def join_pool(self, event: RaasJoined, now: datetime) -> PoolMembership:
-        """Admit a RaaS, or let it go on."""
         request = event.request
         known = self._known(event.resumes, request.resume, MemberRole.RAAS)
         self._must_be_admissible(request, known)
@@ -121,7 +108,6 @@ class Joining:
         )
 
     def register(self, event: TrainerRegistered, now: datetime) -> TrainerRegistration:
-        """Admit a trainer, or let it go on."""
         request = event.request
         policy = find_policy(self.policies, request.policy_id)
         known = self._known(event.resumes, request.resume, MemberRole.TRAINER)
@@ -214,11 +200,7 @@ class Joining:
     def _known(
         self, member_id: MemberId | None, resume: SessionResume | None, role: MemberRole
     ) -> MemberId | None:
-        """Return whose session is continued.
-
-        Raises:
-            AstraflowError: ROLE_NOT_ALLOWED; SESSION_FENCED for an older incarnation.
-        """
+        """Return whose session is continued."""
         if member_id is None or resume is None:
             return None
         known = self._remembered(member_id)
@@ -291,7 +273,6 @@ class Joining:
         return member
 
     def _describe(self, member: LiveRaas, request: JoinPool, now: datetime) -> None:
-        """Take what a RaaS says of itself."""
         member.keep_alive(now)
         member.describe(request)
         for served in request.policies:

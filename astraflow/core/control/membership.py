@@ -42,11 +42,7 @@ class Membership:
     def keep_alive(
         self, member_id: MemberId, load: RaasLoad | TrainerLoad | None, now: datetime
     ) -> Renewal:
-        """Renew a session.
-
-        Raises:
-            AstraflowError: SESSION_ENDED.
-        """
+        """Renew a session."""
         member = self.sessions.get(member_id)
         member.keep_alive(now, load)
         return Renewal(
@@ -82,11 +78,7 @@ class Membership:
             self.close(member, now, is_lost=False, message=message)
 
     def drain(self, member_id: MemberId, grace: timedelta | None, now: datetime) -> None:
-        """Let a member finish and leave.
-
-        Raises:
-            AstraflowError: MEMBER_UNKNOWN.
-        """
+        """Let a member finish and leave."""
         member = self.sessions.find(member_id)
         if member is None:
             raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{member_id}'")
@@ -113,11 +105,7 @@ class Membership:
             member.keep_alive(now)
 
     def report(self, member: LiveRaas, report: VersionReport) -> None:
-        """Note where a version stands on a RaaS.
-
-        Raises:
-            AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN.
-        """
+        """Note where a version stands on a RaaS."""
         policy = find_policy(self.policies, report.policy_id)
         if not 0 <= report.version <= policy.versions.newest_version:
             policy.versions.get(report.version)

@@ -31,7 +31,6 @@ class Books:
         self._waiting = RolloutPlacement(policy_id=policy_id, place=RolloutPlace.WAITING)
 
     def issue(self, count: int) -> None:
-        """Enter samples as in flight."""
         self._issued += count
         self._places[RolloutPlace.IN_FLIGHT] += count
 
@@ -68,19 +67,16 @@ class Books:
         self._replayed += replayed
 
     def count(self, place: RolloutPlace) -> int:
-        """Return how many samples are in a place."""
         return self._places[place]
 
     @property
     def drops(self) -> tuple[DropCount, ...]:
-        """Samples dropped, by reason."""
         return tuple(
             DropCount(reason=reason, filter=by, count=count)
             for (reason, by), count in sorted(self._drops.items())
         )
 
     def account(self) -> LedgerAccount:
-        """Return the books at this instant."""
         return LedgerAccount(
             policy_id=self._policy_id,
             issued_count=self._issued,
@@ -114,7 +110,6 @@ class Books:
         self._note(samples, target)
 
     def lease(self, lease: Lease) -> None:
-        """Count the fresh samples of a batch as leased."""
         self.move(RolloutPlace.FRESH, RolloutPlace.LEASED, len(lease.samples))
         self._note(lease.samples, RolloutPlace.LEASED, batch_id=lease.batch_id)
 
@@ -127,7 +122,6 @@ class Books:
             self._note_drop(sample.entry, reason, by)
 
     def train(self, lease: Lease, *, step: int) -> None:
-        """Count the samples of a batch as trained in a step, fresh and replayed ones."""
         self.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
         self.note(replayed=len(lease.replayed_samples))
         for row in lease.rows:

@@ -84,13 +84,6 @@ class PolicyProgress:
     def __init__(
         self, settings: PolicySettings, lease_table: LeaseTable, *, kept_version_count: int
     ) -> None:
-        """Begin before the first version.
-
-        Args:
-            settings: Of the policy.
-            lease_table: Batches at the trainer; each makes a step.
-            kept_version_count: Versions that are remembered.
-        """
         self.versions = VersionLedger(settings.policy_id, kept_count=kept_version_count)
         self.step = 0
         self.consumed_count = 0

@@ -45,7 +45,6 @@ class FreshBuffer:
 
     @property
     def sample_count(self) -> int:
-        """Samples in all groups."""
         return self._sample_count
 
     @property
@@ -93,7 +92,6 @@ class FreshBuffer:
         return [entry[2] for entry in nsmallest(count, self._heap)]
 
     def take(self, count: int) -> tuple[FreshGroup, ...]:
-        """Return up to so many groups, in order."""
         groups = tuple(heappop(self._heap)[2] for _ in range(min(count, len(self._heap))))
         for group in groups:
             self._count(group, -1)
@@ -115,7 +113,6 @@ class FreshBuffer:
         return self.take(len(self._heap))
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for the log."""
         return {"buffer/size": float(self._sample_count), "buffer/nbytes": float(self._nbytes)}
 
     def _too_old(self, oldest: int) -> list[FreshGroup]:

@@ -27,7 +27,6 @@ class Lease:
     """One batch in the hands of a trainer.
 
     Attributes:
-        batch_id: Which.
         version: Newest version when it was drawn.
         train_version: Version that its rows are trained on, as `PolicyProgress.train_version`;
             staleness counts from it.
@@ -52,7 +51,6 @@ class Lease:
 
     @property
     def samples(self) -> list[Sample]:
-        """All fresh samples in it."""
         return [sample for group in self.groups for sample in group.samples]
 
     @property
@@ -62,7 +60,6 @@ class Lease:
 
     @property
     def min_version(self) -> int:
-        """Oldest version in it."""
         return min(group.min_version for group in (*self.groups, *self.replayed))
 
     @property
@@ -125,13 +122,7 @@ class Lease:
         return header, parts
 
     def consumed(self, now: datetime, *, wait_s: float, train_s: float) -> ConsumedBatch:
-        """Return what the window keeps of it once it was trained on.
-
-        Args:
-            now: When.
-            wait_s: From the previous ack to the header.
-            train_s: From the header to the ack.
-        """
+        """Return what the window keeps of it once it was trained on."""
         samples = self.samples + self.replayed_samples
         return ConsumedBatch(
             time=now,
@@ -213,15 +204,10 @@ class LeaseTable:
 
     @property
     def leased_groups(self) -> int:
-        """Fresh groups in the trainer's hands."""
         return sum(len(lease.groups) for lease in self.leases.values())
 
     def open_stream(self, rank: int, *, world_size: int, stream: RankStream) -> None:
-        """Let a rank listen, perhaps again.
-
-        Raises:
-            AstraflowError: INVALID_FIELD; REQUEST_CONFLICT when ranks differ in world_size.
-        """
+        """Let a rank listen, perhaps again."""
         if not 0 <= rank < world_size or stream.max_outstanding < 1 or stream.max_tokens < 0:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
@@ -250,11 +236,7 @@ class LeaseTable:
         self.lost.pop(lease.batch_id, None)
 
     def find(self, batch_id: BatchId) -> Lease:
-        """Return an unsettled batch, or one whose lease was lost.
-
-        Raises:
-            AstraflowError: BATCH_UNKNOWN.
-        """
+        """Return an unsettled batch, or one whose lease was lost."""
         lease = self.leases.get(batch_id) or self.lost.get(batch_id)
         if lease is None:
             raise AstraflowError(
@@ -267,11 +249,7 @@ class LeaseTable:
         return self._outcomes.get(batch_id)
 
     def check(self, lease: Lease, rank: int | None, outcome: BatchOutcome) -> None:
-        """Refuse an ack that contradicts an earlier one.
-
-        Raises:
-            AstraflowError: REQUEST_CONFLICT, INVALID_FIELD.
-        """
+        """Refuse an ack that contradicts an earlier one."""
         if rank is not None and not 0 <= rank < max(1, self.world_size):
             raise AstraflowError(Reason.INVALID_FIELD, f"there is no rank {rank}")
         if any(other is not outcome for other in lease.acks.values()):
@@ -288,7 +266,6 @@ class LeaseTable:
         return rank is None or len(lease.acks) >= max(1, self.world_size)
 
     def complete(self, lease: Lease, outcome: BatchOutcome) -> None:
-        """Take a batch out for good."""
         self.leases.pop(lease.batch_id, None)
         self.lost.pop(lease.batch_id, None)
         self._outcomes[lease.batch_id] = outcome

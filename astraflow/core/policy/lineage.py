@@ -26,7 +26,6 @@ class TrainedBatch:
     """One batch that counts as trained.
 
     Attributes:
-        batch_id: Which.
         step: Optimizer steps with it.
         sample_count: Fresh samples in it.
         replayed_count: Samples in it that were trained on before.
@@ -67,7 +66,6 @@ class Lineage:
         return self._batches[-1].batch_id if self._batches else None
 
     def add(self, lease: Lease, step: int) -> None:
-        """Note a batch."""
         self._batches.append(
             TrainedBatch(
                 batch_id=lease.batch_id,
@@ -106,9 +104,6 @@ class Lineage:
         Args:
             checkpoint_id: Where they come from; empty: they say only their steps.
             step: Optimizer steps behind them.
-
-        Raises:
-            AstraflowError: CHECKPOINT_UNKNOWN.
         """
         if not self._batches:
             return 0

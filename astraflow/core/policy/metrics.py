@@ -53,7 +53,6 @@ def replay_metrics(fresh: Sequence[FreshGroup], replayed: Sequence[FreshGroup]) 
 
 
 def drop_metrics(drops: Sequence[DropCount]) -> dict[str, float]:
-    """Return how many rollouts were dropped since the start, by reason."""
     found: defaultdict[str, float] = defaultdict(float)
     for drop in drops:
         found[f"buffer/dropped/{drop.reason.lower()}"] += drop.count
@@ -61,7 +60,6 @@ def drop_metrics(drops: Sequence[DropCount]) -> dict[str, float]:
 
 
 def time_metrics(token_count: int, *, wait_s: float, train_s: float) -> dict[str, float]:
-    """Return how the time from one ack to the next was spent."""
     seconds = wait_s + train_s
     return {
         "time/wait_batch_frac": wait_s / seconds if seconds > 0 else 0.0,
@@ -109,13 +107,11 @@ class Window:
         self._since = self._since or now
 
     def add(self, batch: ConsumedBatch) -> None:
-        """Note a batch."""
         if len(self._batches) == _BATCH_COUNT:
             self._since = self._batches[0].time
         self._batches.append(batch)
 
     def add_reward(self, reward: float) -> None:
-        """Note the reward of an accepted rollout."""
         self._rewards.append(reward)
 
     @property
@@ -139,7 +135,6 @@ class Window:
 
     @property
     def staleness_counts(self) -> dict[int, int]:
-        """Rollouts trained on, by staleness in versions."""
         total = Counter[int]()
         for batch in self._batches:
             total.update(batch.staleness_counts)
@@ -152,13 +147,11 @@ class Window:
 
     @property
     def span(self) -> timedelta:
-        """Time that the batches of the window took."""
         if not self._batches or self._since is None:
             return timedelta()
         return self._batches[-1].time - self._since
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens that were trained on."""
         seconds = self.span.total_seconds()
         return sum(batch.token_count for batch in self._batches) / seconds if seconds > 0 else 0.0

@@ -42,11 +42,6 @@ class ReplayBuffer:
     def __init__(
         self, settings: ReplaySettings, *, groups_per_batch: int, dice: Dice, faults: Faults
     ) -> None:
-        """Begin empty.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         self._settings = settings
         self._groups_per_batch = groups_per_batch
         self.is_on = settings.ratio > 0 and groups_per_batch > 1
@@ -61,7 +56,6 @@ class ReplayBuffer:
         self._use_count = self._evicted_count = 0
 
     def __iter__(self) -> Iterator[FreshGroup]:
-        """Return all groups that are kept."""
         return (kept.group for kept in self._kept.values())
 
     @property
@@ -72,12 +66,10 @@ class ReplayBuffer:
 
     @property
     def sample_count(self) -> int:
-        """Rollouts that are kept."""
         return sum(len(kept.group.samples) for kept in self._kept.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept."""
         return self._nbytes
 
     def available(self, train_version: int) -> int:
@@ -161,7 +153,6 @@ class ReplayBuffer:
         self._nbytes = 0
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers for the log."""
         if not self.is_on:
             return {}
         return {

@@ -49,19 +49,6 @@ class SampleFlow:
         lineage: Lineage,
         faults: Faults,
     ) -> None:
-        """Begin with no sample.
-
-        Args:
-            settings: Of the policy.
-            run: Of all policies.
-            progress: Of the policy: which version the next batch trains on.
-            lease_table: Batches at its trainer.
-            lineage: What its weights were trained on.
-            faults: Of data algorithms.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         self._policy_id = settings.policy_id
         self._settings = settings
         self._progress = progress
@@ -98,7 +85,6 @@ class SampleFlow:
 
     @property
     def fresh_count(self) -> int:
-        """Whole groups in the buffer."""
         return len(self.buffer)
 
     @property
@@ -111,7 +97,6 @@ class SampleFlow:
 
     @property
     def open_limit(self) -> int:
-        """Groups that may be open."""
         return open_limit(
             groups_per_batch=self.fresh_per_batch,
             max_staleness=self._settings.max_staleness,
@@ -121,7 +106,6 @@ class SampleFlow:
 
     @property
     def has_slot(self) -> bool:
-        """Whether another group may be opened."""
         return self.open_count < self.open_limit
 
     @property
@@ -139,13 +123,11 @@ class SampleFlow:
         return self._progress.min_version(batches_ahead=ahead // self.fresh_per_batch)
 
     def admit(self, group: TrainGroup) -> None:
-        """Enter the samples of a new group."""
         self._newest = group.number
         self.books.issue(group.size)
         self.open_count += 1
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout) -> None:
-        """Take what one rollout has for this policy."""
         sample = self.books.accept(entry)
         if sample is None:
             return
@@ -280,7 +262,6 @@ class SampleFlow:
         self.open_count -= lease.keep_only(without=lost, without_replayed=arrivals)
 
     def drop_leased(self, lease: Lease, reason: Reason) -> None:
-        """Drop the fresh groups of a batch."""
         self._drop(lease.groups, RolloutPlace.LEASED, reason)
 
     def discard(self, lease: Lease) -> None:
@@ -289,7 +270,6 @@ class SampleFlow:
         self.replay.forget(group.arrival for group in lease.replayed)
 
     def train(self, lease: Lease, step: int) -> None:
-        """Count the groups of a batch as trained in a step."""
         self._lineage.add(lease, step)
         self._lineage.release(self._progress.oldest_to_restore)
         self.open_count -= len(lease.groups)
@@ -325,7 +305,6 @@ class SampleFlow:
         self.replay.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for the log."""
         return {
             **drop_metrics(self.books.drops),
             **self.completion.metrics(),
@@ -352,7 +331,6 @@ class SampleFlow:
         return kept
 
     def _evict(self) -> None:
-        """Drop what the buffer has no room for."""
         self._drop(self.buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
 
     def _drop(

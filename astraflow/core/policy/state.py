@@ -29,7 +29,6 @@ class PolicyState:
         metrics: Of the last batch that was trained on.
         identity: Of its model, once a member named it.
         end: Why its data ended; None: it goes on.
-        end_time: When.
         load_failure: Why a RaaS could not load a version, the last one.
         departure_time: When its last trainer was last seen; None: it has one, or never had.
     """
@@ -64,7 +63,6 @@ class PolicyState:
         return self.end is None and self.samples.reclaim(lease)
 
     def put_back(self, lease: Lease) -> None:
-        """Return the groups of a batch to the buffer."""
         if self.end is None:
             self.samples.put_back(lease)
         else:
@@ -73,14 +71,7 @@ class PolicyState:
     def consume(
         self, lease: Lease, ack: AckBatch, now: datetime, *, metrics: Mapping[str, float]
     ) -> None:
-        """Count the groups of a batch as trained.
-
-        Args:
-            lease: Of the batch.
-            ack: Of the last rank.
-            now: When it came.
-            metrics: Of others, beside those of the batch.
-        """
+        """Count the groups of a batch as trained."""
         self.samples.train(lease, self.progress.note_batch(ack.step))
         consumed = lease.consumed(now, wait_s=ack.wait_s, train_s=ack.train_s)
         self.window.add(consumed)
@@ -96,10 +87,6 @@ class PolicyState:
 
         What is new enough goes back to the buffer as far as groups may be open; the rest is
         dropped. The next version is that of the weights which are left.
-
-        Args:
-            count: Batches.
-            step: Optimizer steps that are left.
 
         Returns:
             Those that were rolled back, newest first; none when the data has ended.

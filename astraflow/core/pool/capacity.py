@@ -33,7 +33,6 @@ class Speed:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was measured."""
         return self.token_s > 0
 
     @property
@@ -42,13 +41,7 @@ class Speed:
         return self.load / self.token_s if self.is_known else 0.0
 
     def note(self, *, seconds: float, token_count: int, outstanding: int) -> None:
-        """Count one accepted rollout.
-
-        Args:
-            seconds: From its issue to its acceptance.
-            token_count: Sampled tokens in it.
-            outstanding: Samples out at the member, this one included.
-        """
+        """Count one accepted rollout."""
         token_s = max(seconds, 1e-6) / max(1, token_count)
         load = float(max(1, outstanding))
         if not self.is_known:
@@ -117,13 +110,7 @@ class Measured:
         self._count = 0
 
     def note(self, token_count: int, speeds: Iterable[Speed], *, is_eval: bool = False) -> None:
-        """Count one accepted rollout.
-
-        Args:
-            token_count: Sampled tokens in it.
-            speeds: Of the pool.
-            is_eval: Whether it is of an evaluation.
-        """
+        """Count one accepted rollout."""
         self.token_count += token_count
         self.eval_token_count += token_count * is_eval
         self.eval_rollout_count += is_eval
@@ -141,7 +128,6 @@ class Measured:
         return self._count
 
     def note_prompt(self, size: int) -> None:
-        """Count one prompt that was issued."""
         weight = _WEIGHT if self.mean_size else 1.0
         self.mean_size += weight * (size - self.mean_size)
 

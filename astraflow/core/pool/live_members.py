@@ -109,7 +109,6 @@ class LiveRaas(LiveMember):
         return max(0, self.max_outstanding + self.max_eval_extra - self.outstanding)
 
     def serves(self, policy_ids: tuple[PolicyId, ...]) -> bool:
-        """Whether it has an engine for each."""
         return all(policy_id in self.policies for policy_id in policy_ids)
 
     def is_ready(self, policy_ids: tuple[PolicyId, ...]) -> bool:
@@ -144,7 +143,6 @@ class LiveRaas(LiveMember):
         self._enter_versions()
 
     def note_version(self, report: VersionReport) -> None:
-        """Note where one version stands on it."""
         policy_id, version = report.policy_id, report.version
         evicted = [each for each in self.evicted.get(policy_id, ()) if each != version]
         match report.state:
@@ -160,7 +158,6 @@ class LiveRaas(LiveMember):
         self.evicted[policy_id] = tuple(evicted[-_EVICTED_COUNT:])
 
     def refuse(self, versions: Set[tuple[PolicyId, int]]) -> None:
-        """Note that it cannot serve pinned versions."""
         self.refused |= versions
         self.pinned -= versions
 
@@ -248,12 +245,6 @@ class CapacityIndex:
     unit: int = 1
 
     def __init__(self, *, unit: int, is_eval: bool = False) -> None:
-        """Begin with nobody.
-
-        Args:
-            unit: Samples that are mostly placed at once.
-            is_eval: Whether credit is that for evaluations, else for training.
-        """
         self.unit = unit
         self._is_eval = is_eval
         self._places: dict[MemberId, tuple[_Bucket, _Place]] = {}
@@ -332,7 +323,6 @@ class VersionIndex:
         ] = {}
 
     def enter(self, member: LiveRaas) -> None:
-        """Enter a RaaS as it stands."""
         for policy_id in member.policies | member.live:
             regions = self._members.setdefault(_key(member, policy_id), {})
             groups = regions.setdefault(member.region, {})

@@ -50,13 +50,6 @@ class Sessions:
     eval_capacity_index: CapacityIndex | None = None
 
     def __init__(self, *, ttl: timedelta, unit: int = 1, has_evals: bool = False) -> None:
-        """Begin with nobody.
-
-        Args:
-            ttl: Of a session.
-            unit: Samples that are mostly placed at once.
-            has_evals: Whether there may be evaluations.
-        """
         self.ttl = ttl
         self.source_record = SourceRecord()
         self.capacity_index = CapacityIndex(unit=unit)
@@ -84,11 +77,9 @@ class Sessions:
         return self._pool.values()
 
     def trainer_of(self, policy_id: PolicyId) -> LiveTrainer | None:
-        """Return who trains a policy."""
         return self._trainers.get(policy_id)
 
     def find(self, member_id: MemberId) -> LiveRaas | LiveTrainer | None:
-        """Return a live session."""
         return self._members.get(member_id)
 
     def get(self, member_id: MemberId) -> LiveRaas | LiveTrainer:
@@ -127,11 +118,9 @@ class Sessions:
         return member
 
     def departed(self, member_id: MemberId) -> Departed | None:
-        """Return what is remembered of an ended session."""
         return self._departed.get(member_id)
 
     def open(self, member: LiveRaas | LiveTrainer) -> None:
-        """Enter a session."""
         self._members[member.member_id] = member
         self._departed.pop(member.member_id, None)
         if isinstance(member, LiveTrainer):
@@ -149,7 +138,6 @@ class Sessions:
         self._enter_end(member)
 
     def close(self, member_id: MemberId) -> None:
-        """Take a session out."""
         member = self._members.pop(member_id)
         if isinstance(member, LiveTrainer):
             self._trainers.pop(member.policy_id, None)
@@ -193,7 +181,6 @@ class Sessions:
         return None if end is None or end > now else self._ends[0][3]
 
     def status(self, member: LiveRaas | LiveTrainer, now: datetime) -> MemberStatus:
-        """Return a session as its operator sees it."""
         raas = member if isinstance(member, LiveRaas) else None
         return MemberStatus(
             member_id=member.member_id,

@@ -50,7 +50,6 @@ def sources_of(
 def version_with_sources(
     sessions: Sessions, info: VersionInfo, caller: MemberId | None = None
 ) -> VersionInfo:
-    """Return a version as those who pull it need it."""
     return replace(info, sources=sources_of(sessions, info, caller))
 
 

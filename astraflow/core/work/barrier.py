@@ -23,7 +23,6 @@ class PolicyStanding:
     """Where one policy stands that still trains.
 
     Attributes:
-        policy_id: Which.
         made_version: Newest version that its acknowledged steps make.
         next_version: What its next batch would make.
         published_version: Newest version that can be pulled; -1: none.
@@ -49,7 +48,6 @@ class Barrier:
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether versions are shown together."""
         return self._relation.kind is RelationKind.LOCKSTEP
 
     @property

@@ -40,11 +40,7 @@ class Batching:
     effects: Effects
 
     def open_stream(self, member: LiveTrainer, event: StreamBatches) -> None:
-        """Let a rank listen, and send it again what it has not settled.
-
-        Raises:
-            AstraflowError: INVALID_FIELD, REQUEST_CONFLICT.
-        """
+        """Let a rank listen, and send it again what it has not settled."""
         policy = self.policies[member.policy_id]
         most = event.max_outstanding
         if policy.settings.steps_per_version is None:
@@ -65,9 +61,6 @@ class Batching:
         """Settle a batch once every rank agrees; return whether it is settled.
 
         The ack of the newest batch may come again to name a checkpoint that was written since.
-
-        Raises:
-            AstraflowError: BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT, INVALID_FIELD.
         """
         policy = self.policies[member.policy_id]
         settled = policy.lease_table.outcome_of(event.batch_id)
@@ -163,11 +156,7 @@ class Batching:
         )
 
     def _regain(self, policy: PolicyState, lease: Lease, event: AckBatch) -> bool:
-        """Let a late ack count while nobody else holds a row; False: there is nothing to do.
-
-        Raises:
-            AstraflowError: LEASE_LOST.
-        """
+        """Let a late ack count while nobody else holds a row; False: there is nothing to do."""
         if event.outcome is not BatchOutcome.CONSUMED:
             return False
         if not policy.reclaim(lease):

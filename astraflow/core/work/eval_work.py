@@ -54,7 +54,6 @@ class EvalWork:
 
     @property
     def has_unissued(self) -> bool:
-        """Whether something is to be asked."""
         return bool(self._prompts or self.again)
 
     @property
@@ -92,7 +91,6 @@ class EvalWork:
         return self._accumulators[self._prompts[0][0]].settings.repeats
 
     def begin_group(self, ids: IdGenerator) -> EvalGroup:
-        """Turn the next prompt into a group."""
         index, prompt = self._prompts.popleft()
         settings = self._accumulators[index].settings
         group = EvalGroup(
@@ -122,7 +120,6 @@ class EvalWork:
         self._close_if_whole(group)
 
     def miss(self, group: EvalGroup) -> None:
-        """Count one rollout that was given up."""
         self._accumulators[group.data_set_index].missing_count += 1
         self._last_failure = group.failures[-1] if group.failures else self._last_failure
         self._close_if_whole(group)
@@ -136,7 +133,6 @@ class EvalWork:
         return True
 
     def conclude(self, now: datetime) -> None:
-        """End it with what was answered."""
         if self.scored_count or not self.rollout_count:
             self.end(EvalState.SUCCEEDED, now)
         else:
@@ -149,7 +145,6 @@ class EvalWork:
         self.open_groups.clear()
 
     def view(self) -> EvalRun:
-        """Return where it stands."""
         results = tuple(each.result() for each in self._accumulators if each.scored_count)
         return EvalRun(
             eval_run_id=self.eval_run_id,

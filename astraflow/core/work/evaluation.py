@@ -76,7 +76,6 @@ class Evaluation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every evaluation is final."""
         return not self._active
 
     def suite(self, name: str) -> SuiteSettings:
@@ -132,12 +131,7 @@ class Evaluation:
                 self._start(suite, newest, now)
 
     def request(self, event: EvalCreated, now: datetime) -> EvalRun:
-        """Start an evaluation that somebody asked for, or return the one of this request.
-
-        Raises:
-            AstraflowError: EVAL_UNKNOWN, REQUEST_CONFLICT, INVALID_FIELD, VERSION_UNKNOWN,
-                VERSION_EVICTED, VERSION_NOT_SERVED, RUN_ENDED.
-        """
+        """Start an evaluation that somebody asked for, or return the one of this request."""
         if event.request_id in self._requests:
             known_id, known = self._requests[event.request_id]
             if known != event:
@@ -173,7 +167,6 @@ class Evaluation:
         *,
         share: float | None = None,
     ) -> EvalWork:
-        """Start an evaluation of pinned versions."""
         work = EvalWork(
             eval_run_id=EvalRunId(self.ids.next("eval")),
             suite=suite,
@@ -187,11 +180,7 @@ class Evaluation:
         return work
 
     def _pin(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> dict[PolicyId, int]:
-        """Return one version for each policy of a suite; one that is left out: its newest.
-
-        Raises:
-            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, INVALID_FIELD for other policies.
-        """
+        """Return one version for each policy of a suite; one that is left out: its newest."""
         policy_ids = suite.suite.policy_ids
         pinned: dict[PolicyId, int] = {}
         for policy_id in policy_ids:
@@ -231,12 +220,10 @@ class Evaluation:
                 self._draw(work)
 
     def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
-        """Take the rows of an evaluation's data sets."""
         if eval_run_id in self._active:
             self._active[eval_run_id].offer(prompts)
 
     def accept(self, group: EvalGroup, index: int, rollout: Rollout) -> None:
-        """Take one rollout."""
         self._finish(group, index).score(group, rollout)
 
     def give_up(self, group: EvalGroup, index: int) -> None:
@@ -249,11 +236,7 @@ class Evaluation:
             self._active[group.eval_run_id].again.append(group)
 
     def cancel(self, eval_run_id: EvalRunId, now: datetime) -> EvalRun:
-        """Stop an evaluation; a final one stays as it is.
-
-        Raises:
-            AstraflowError: EVAL_UNKNOWN.
-        """
+        """Stop an evaluation; a final one stays as it is."""
         work = self._active.get(eval_run_id)
         if work is not None:
             self._withdraw(work)
@@ -262,7 +245,6 @@ class Evaluation:
         return self.view(eval_run_id)
 
     def cancel_all(self, now: datetime) -> None:
-        """Stop every evaluation."""
         for eval_run_id in list(self._active):
             self.cancel(eval_run_id, now)
 

@@ -73,7 +73,6 @@ class FailureLog:
         self._finished_count = self._failed_count = 0
 
     def note(self, failure: Failure, now: datetime) -> None:
-        """Count a failure under its cause."""
         if failure.reason in _OF_THE_POOL:
             return
         failure = _clipped(failure)
@@ -188,7 +187,6 @@ class DeadLetters:
         return prompt_id in self._letters
 
     def add(self, letter: DeadLetter) -> None:
-        """Give a prompt up."""
         self.count += 1
         self._letters.pop(letter.prompt.prompt_id, None)
         self._letters[letter.prompt.prompt_id] = letter

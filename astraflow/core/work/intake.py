@@ -158,7 +158,6 @@ class Intake:
         return _accepted(rollout.rollout_id)
 
     def repeat(self, event: RolloutRepeated) -> ItemAck:
-        """Count a rollout that is settled."""
         self._count_repeat(event.policy_ids)
         return _repeated(event.rollout_id)
 
@@ -339,7 +338,6 @@ class Intake:
             failures.note(failure, now)
 
     def _answer(self, rollout: Rollout, ack: ItemAck, group: SampleGroup | None) -> ItemAck:
-        """Count a repetition."""
         if ack.disposition is Disposition.DUPLICATE:
             self._count_repeat(self._repeaters(rollout, group))
         return ack

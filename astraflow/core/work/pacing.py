@@ -150,11 +150,7 @@ class PolicyPacing:
             self._announce(info)
 
     def request(self, policy: PolicyState) -> PublishAnswer:
-        """Ask the trainer of a policy for a version, once, unless the newest has all steps.
-
-        Raises:
-            AstraflowError: NOT_READY without a trainer.
-        """
+        """Ask the trainer of a policy for a version, once, unless the newest has all steps."""
         trainer = self.sessions.trainer_of(policy.policy_id)
         if trainer is None:
             raise AstraflowError(

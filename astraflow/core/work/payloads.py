@@ -42,7 +42,6 @@ class PayloadLedger:
     _due: int = field(init=False, default=_LEAST_COUNT)
 
     def note(self, rollout: Rollout) -> None:
-        """Know the payloads of an accepted rollout."""
         for trajectory in rollout.trajectories:
             if trajectory.payload is not None:
                 self.known.add(trajectory.payload.name)

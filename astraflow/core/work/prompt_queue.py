@@ -58,11 +58,6 @@ class PromptQueue:
         lifecycle: RunLifecycle,
         effects: Effects,
     ) -> None:
-        """Begin with the first rows.
-
-        Raises:
-            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
-        """
         rollouts = settings.rollouts
         self._row_count, self._max_skips = rollouts.row_count, rollouts.max_skips
         self._dead_letters = dead_letters
@@ -86,19 +81,16 @@ class PromptQueue:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether one is here."""
         read = any(data_set.prompts for data_set in self._data_sets.values())
         return not self._lost and (bool(self._again or self._admitted) or read)
 
     @property
     def is_through(self) -> bool:
-        """Whether no prompt will come any more."""
         has_more = any(data_set.has_more for data_set in self._data_sets.values())
         return not (self._admitted or self._lost or self._again or has_more)
 
     @property
     def drawn_counts(self) -> dict[str, int]:
-        """Prompts read so far, by data set."""
         return {name: data_set.drawn_count for name, data_set in self._data_sets.items()}
 
     def offer(self, prompts: tuple[Prompt, ...], *, data_set: str, is_last: bool) -> None:
@@ -196,7 +188,6 @@ class PromptQueue:
             self._ask_again()
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers for the log."""
         if not self.curator.is_there and len(self._data_sets) == 1:
             return {}
         seen, admitted = self._seen_count, self._asked_count

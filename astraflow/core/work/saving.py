@@ -41,11 +41,7 @@ class Saving:
     )
 
     def request(self, checkpoint_id: str) -> None:
-        """Ask for a checkpoint; one that is asked for already is given up for it.
-
-        Raises:
-            AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing.
-        """
+        """Ask for a checkpoint; one that is asked for already is given up for it."""
         if not _NAME.fullmatch(checkpoint_id):
             raise AstraflowError(
                 Reason.INVALID_FIELD,
@@ -87,7 +83,6 @@ class Saving:
             self.effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
 
     def note(self, policy: PolicyState, checkpoint_id: str) -> None:
-        """Note that a trainer wrote a checkpoint."""
         if checkpoint_id and checkpoint_id == self._asked and not self._has(policy):
             self._parts[policy.policy_id] = _part(policy)
 

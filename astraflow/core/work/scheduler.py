@@ -30,7 +30,6 @@ class MemberCapacity:
     """What one RaaS could take.
 
     Attributes:
-        member: Who.
         free: Samples at once, now.
         most: Samples at once, when it has nothing else.
     """
@@ -70,7 +69,6 @@ class PlacementRequest:
         return pace_s * self.token_count * min(1.0, self.count / unit)
 
     def is_in_time(self, member: LiveRaas, *, outstanding: int | None = None) -> bool:
-        """Whether a member is done before they are too old."""
         out = member.outstanding if outstanding is None else outstanding
         slack_s = self.slack_s(member)
         return slack_s is None or self._finish_s(member, out) <= slack_s
@@ -110,10 +108,6 @@ def choose(view: PoolView, request: PlacementRequest) -> MemberCapacity | None:
     Of those who are done in time the first one to be done; then most free credit, the least
     loaded, and who joined first. Samples stay together when some RaaS could ever take all of them;
     None: wait for it.
-
-    Args:
-        view: The pool.
-        request: What is to be placed.
 
     Example:
         8 samples, two RaaS of credit 16 with 5 and 7 free: None. Of credit 4 with 3 and 4
@@ -212,7 +206,6 @@ def _rank(room: MemberCapacity, request: PlacementRequest) -> tuple[float, int, 
 
 
 def training_capacity(member: LiveRaas) -> MemberCapacity:
-    """Return what a RaaS could take of training."""
     return MemberCapacity(member, member.free_count, member.max_outstanding)
 
 
@@ -317,16 +310,7 @@ class Scheduler:
         *,
         is_suspect: bool = False,
     ) -> MemberCapacity | None:
-        """Return where samples of a prompt go; None: they wait.
-
-        Args:
-            prompt: What they start from.
-            count: Samples.
-            policies: Those that train on them.
-            versions: What they may be sampled with.
-            now: The time.
-            is_suspect: Whether the next member that is lost with it gives the prompt up.
-        """
+        """Return where samples of a prompt go; None: they wait."""
         sessions = self.sessions
         newest = newest_versions(self.policies, self._policy_ids)
         if newest is None:

@@ -52,7 +52,6 @@ class TaskTable:
         }
 
     def open(self, group: SampleGroup) -> None:
-        """Enter a group."""
         self._groups[group.group_id] = group
 
     def close(self, group: SampleGroup) -> None:

@@ -73,7 +73,6 @@ class Training:
             self.prompts.draw()
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout, now: datetime) -> None:
-        """Take one rollout of a group."""
         rollout = entry.rollout
         for policy_id in group.policies:
             policy = self.policies[policy_id]
@@ -90,11 +89,7 @@ class Training:
             insort(self._again, group, key=lambda other: other.number)
 
     def requeue(self, prompt_id: PromptId) -> None:
-        """Issue a dead letter again.
-
-        Raises:
-            AstraflowError: PROMPT_UNKNOWN, RUN_ENDED.
-        """
+        """Issue a dead letter again."""
         if self.lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; no prompt is issued any more")
         letter = self.dead_letters.take(prompt_id)
@@ -109,7 +104,6 @@ class Training:
             )
 
     def give_up(self, group: TrainGroup, index: int, reason: Reason, now: datetime) -> None:
-        """Drop a sample that failed too often."""
         for policy_id in group.policies:
             self.policies[policy_id].samples.books.drop(RolloutPlace.IN_FLIGHT, reason)
         self._finish(group, index, now)

@@ -39,7 +39,6 @@ class Recovery:
         return [Servicer(add=add, methods=self) for add in _ADD]
 
     def note(self, share: float) -> None:
-        """Note the share of the journal that is replayed."""
         self._share = share
 
     def __getattr__(self, name: str) -> Callable[[object, object], Awaitable[None]]:

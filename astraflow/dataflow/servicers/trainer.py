@@ -32,13 +32,6 @@ class TrainerServicer:
     """Convert, one call, convert."""
 
     def __init__(self, hub: Hub, access: Access, *, wait_interval_s: float = INTERVAL_S) -> None:
-        """Serve a hub.
-
-        Args:
-            hub: Answers.
-            access: Who may call.
-            wait_interval_s: After so long without a batch a trainer is told why.
-        """
         self._hub = hub
         self._access = access
         self._wait_interval_s = wait_interval_s
