@@ -20,6 +20,7 @@ from astraflow.transport.frames import (
     plan_nbytes,
     read_failure,
     read_plan,
+    source_late,
 )
 from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, Waiting
 from astraflow.wire.weights import SentChunk
@@ -252,11 +253,8 @@ class FrameInbox:
                     await self._news.wait()
             except TimeoutError:
                 if self._activity == before:
-                    raise AstraflowError(
-                        Reason.SOURCE_TIMEOUT,
-                        f"the source has sent nothing for {self._stall_timeout_s:g} s",
-                        retryable=True,
-                    ) from None
+                    why = f"the source has sent nothing for {self._stall_timeout_s:g} s"
+                    raise source_late(why) from None
             else:
                 return
 
@@ -325,7 +323,3 @@ class FrameInbox:
 
 def _key(frame: Frame) -> _Key:
     return frame.patch_index, -1 if frame.header is None else frame.header.index
-
-
-def source_lost(why: str) -> AstraflowError:
-    return AstraflowError(Reason.SOURCE_UNREACHABLE, why, retryable=True)

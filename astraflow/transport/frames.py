@@ -123,6 +123,14 @@ def bad_frame(why: str) -> AstraflowError:
     return AstraflowError(Reason.CHUNK_INVALID, f"a frame of the transfer is not sound: {why}")
 
 
+def source_lost(why: str) -> AstraflowError:
+    return AstraflowError(Reason.SOURCE_UNREACHABLE, why, retryable=True)
+
+
+def source_late(why: str) -> AstraflowError:
+    return AstraflowError(Reason.SOURCE_TIMEOUT, why, retryable=True)
+
+
 def chunk_frames(sent: SentChunk, segment_nbytes: int) -> Iterator[tuple[Frame, memoryview]]:
     """Yield a chunk as frames with at most so many bytes each, so that connections share it."""
     payload = memoryview(sent.chunk.payload).cast("B")

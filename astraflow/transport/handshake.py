@@ -202,10 +202,6 @@ class _Share:
         return both[:32], both[32:]
 
 
-def new_group() -> bytes:
-    return secrets.token_bytes(GROUP_NBYTES)
-
-
 def _hello_proof(secret: bytes, lane: LaneKind, greeting: bytes, hello: bytes) -> bytes:
     return _mac(secret, b"puller" + lane.value.encode() + greeting + hello, _HELLO_PROOF_NBYTES)
 

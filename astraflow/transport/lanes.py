@@ -24,7 +24,7 @@ from astraflow.transport.frames import SourceError
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.hosts import is_encrypted
 from astraflow.transport.shm import is_same_host, open_shm
-from astraflow.transport.stream_session import SocketSession
+from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.tcp import (
     FAR_CONNECTION_COUNT,
     connection_count,
@@ -32,7 +32,7 @@ from astraflow.transport.tcp import (
     is_this_machine,
     tcp_dial,
 )
-from astraflow.transport.ucx import UcxSession, ucx_dial
+from astraflow.transport.ucx import ucx_dial
 from astraflow.wire.transfers import (
     ChunkSet,
     LaneEndpoint,
@@ -135,10 +135,10 @@ class SourceConnections:
         is_passed_over: Whether the newest session took the place of shared memory, for once.
     """
 
-    sessions: list[SocketSession] = field(default_factory=list[SocketSession])
+    sessions: list[StreamSession] = field(default_factory=list[StreamSession])
     plain_until: float = 0.0
     is_known: bool = False
-    ready: tuple[TransferSpec, SocketSession] | None = None
+    ready: tuple[TransferSpec, StreamSession] | None = None
     is_passed_over: bool = False
 
 
@@ -339,7 +339,7 @@ class Lanes:
 
     async def _introduced(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
-    ) -> SocketSession | None:
+    ) -> StreamSession | None:
         """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
         if LaneKind.TCP not in self._lanes or source.is_known:
             return None
@@ -365,7 +365,7 @@ class Lanes:
 
     async def _open(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
-    ) -> SocketSession | None:
+    ) -> StreamSession | None:
         """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
         if not self._lanes or time.monotonic() < source.plain_until:
             return None
@@ -412,7 +412,7 @@ class Lanes:
 
     async def _connect(
         self, place: LaneEndpoint, plan: TransferPlan, plan_s: float, bound: TransferBound | None
-    ) -> SocketSession:
+    ) -> StreamSession:
         match place.lane:
             case LaneKind.SHM:
                 return await open_shm(
@@ -434,9 +434,8 @@ class Lanes:
         await session.open(plan.token, dial, count=count)
         return session
 
-    def _session(self, lane: LaneKind) -> SocketSession:
-        kind = UcxSession if lane is LaneKind.UCX else SocketSession
-        return kind(lane, stall_timeout_s=self._stall_timeout_s, must_seal=self._must_seal)
+    def _session(self, lane: LaneKind) -> StreamSession:
+        return StreamSession(lane, stall_timeout_s=self._stall_timeout_s, must_seal=self._must_seal)
 
 
 def _is_broken(error: AstraflowError) -> bool:

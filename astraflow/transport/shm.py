@@ -18,11 +18,11 @@ from typing import Final, cast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena, ArenaPool, aligned, arena_nbytes
-from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack
+from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack, source_lost
 from astraflow.transport.groups import Connection, Part
-from astraflow.transport.sockets import SocketConnection, kept, readable, tune
+from astraflow.transport.sockets import SocketConnection, connect, readable
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.stream_session import SocketSession
+from astraflow.transport.stream_session import PullerConnection, StreamSession
 from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import SentChunk
@@ -55,25 +55,27 @@ async def open_shm(
     bound: TransferBound | None,
     pool: ArenaPool,
     stall_timeout_s: float,
-) -> SocketSession:
+) -> StreamSession:
     """Connect to a source on this host and begin its transfer.
 
     Raises:
         AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE when there is no shared memory.
     """
+    connected: list[socket.socket] = []
 
-    async def dial() -> socket.socket:
-        with kept(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
-            tune(sock)
-            await asyncio.get_running_loop().sock_connect(sock, str(Path(address) / SOCKET_NAME))
-        return sock
+    async def dial(connection: PullerConnection) -> None:
+        place = str(Path(address) / SOCKET_NAME)
+        connected.append(await connect(connection, socket.AF_UNIX, place))
 
-    def arena_for(session: SocketSession, known: TransferPlan) -> Arena:
+    def arena_for(known: TransferPlan) -> Arena:
         lent = pool.take(arena_nbytes(known))
-        session.send_descriptor(arena(lent.nbytes), lent.descriptor)
+        try:
+            socket.send_fds(connected[0], [arena(lent.nbytes)], [lent.descriptor])
+        except OSError as error:
+            raise source_lost(f"the source is gone: {error}") from error
         return lent
 
-    session = SocketSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
+    session = StreamSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
     session.begin(bound)
     # A source hands a transfer over once: without memory another lane must still find it.
     if bound is None or plan.payload_nbytes <= bound.payload_nbytes:

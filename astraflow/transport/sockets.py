@@ -66,6 +66,18 @@ def kept(sock: socket.socket) -> Generator[socket.socket]:
         undo.pop_all()
 
 
+async def connect(
+    protocol: asyncio.BaseProtocol, family: int, place: "tuple[Any, ...] | str"
+) -> socket.socket:
+    """Connect a protocol over a tuned socket, and return that."""
+    loop = asyncio.get_running_loop()
+    with kept(socket.socket(family, socket.SOCK_STREAM)) as sock:
+        tune(sock)
+        await loop.sock_connect(sock, place)
+        await loop.create_connection(lambda: protocol, sock=sock)
+    return sock
+
+
 def tune(sock: socket.socket) -> None:
     """Send at once; find out about a dead peer within half a minute."""
     sock.setblocking(False)

@@ -1,58 +1,43 @@
 """StreamSession: a puller's connections to one source, kept warm from version to version."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from secrets import token_bytes
+from typing import Any, Final
 
 import numpy as np
 
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena
-from astraflow.transport.assembly import FrameInbox, source_lost
-from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, request, unpack
+from astraflow.transport.assembly import FrameInbox
+from astraflow.transport.frames import (
+    HEADER_NBYTES,
+    Frame,
+    bad_frame,
+    request,
+    source_late,
+    source_lost,
+    unpack,
+)
 from astraflow.transport.handshake import (
     GREETING_NBYTES,
+    GROUP_NBYTES,
     WELCOME_NBYTES,
     Channel,
     PullerHandshake,
-    new_group,
 )
 from astraflow.transport.sockets import Tasks
 from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 
-Dial = Callable[[], Awaitable[Any]]
-"""Returns a connected socket, or UCX endpoint; raises OSError."""
+Dial = Callable[["PullerConnection"], Awaitable[object]]
+"""Connects it to a source, over a socket or UCX; raises OSError."""
 
 
-class PullerConnection(Protocol):
-    """One connection to a source, over which can be asked.
-
-    Attributes:
-        closed: Set once it is.
-    """
-
-    closed: asyncio.Event
-
-    @property
-    def channel(self) -> Channel: ...
-
-    def send(self, frame: Sequence[bytes]) -> None:
-        """Send header and body; what fails shows in what is received."""
-        ...
-
-    def hold(self, is_pressed: bool) -> None:
-        """Receive nothing more until this is called with False."""
-        ...
-
-    def abort(self) -> None: ...
-
-
-class SocketSession:
+class StreamSession:
     """Receives one transfer after the other over its connections.
 
     Whatever goes wrong ends the session: the connections are closed, and the transfer under way
@@ -60,6 +45,7 @@ class SocketSession:
 
     Attributes:
         lane: That it is of.
+        inbox: Of the transfer under way; None: there is none.
     """
 
     def __init__(
@@ -68,9 +54,10 @@ class SocketSession:
         *,
         stall_timeout_s: float,
         must_seal: bool = False,
-        arena_for: Callable[["SocketSession", TransferPlan], Arena | None] = lambda _, __: None,
+        arena_for: Callable[[TransferPlan], Arena | None] = lambda _: None,
     ) -> None:
         self.lane = lane
+        self.inbox: FrameInbox | None = None
         self._stall_timeout_s = stall_timeout_s
         self._must_seal = must_seal
         self._arena_for = arena_for
@@ -78,12 +65,11 @@ class SocketSession:
         self._tasks = Tasks()
         self._connected = asyncio.Event()
         self._left = 0
-        self._inbox: FrameInbox | None = None
         self._ending: AstraflowError | None = None
 
     @property
     def is_idle(self) -> bool:
-        return self._ending is None and bool(self._connections) and self._inbox is None
+        return self._ending is None and bool(self._connections) and self.inbox is None
 
     @property
     def is_ended(self) -> bool:
@@ -92,7 +78,7 @@ class SocketSession:
     @property
     def since_s(self) -> float | None:
         """When the first bytes of the transfer came, by the monotonic clock; None: none have."""
-        return None if self._inbox is None else self._inbox.since_s
+        return None if self.inbox is None else self.inbox.since_s
 
     async def open(
         self,
@@ -104,7 +90,7 @@ class SocketSession:
     ) -> None:
         """Connect, at once and in parallel; return when the first connection stands."""
         self._left = count
-        group = new_group()
+        group = token_bytes(GROUP_NBYTES)
         for _ in range(count):
             handshake = PullerHandshake(self.lane, group, secret, must_seal=self._must_seal)
             self._tasks.start(self._connect(dial, handshake, timeout_s))
@@ -120,33 +106,31 @@ class SocketSession:
 
     def begin(self, bound: TransferBound | None, plan: TransferPlan | None = None) -> None:
         """Expect a transfer; without a plan it comes in a frame, or through `take_plan`."""
-        self._inbox = FrameInbox(
+        self.inbox = FrameInbox(
             bound=bound,
             stall_timeout_s=self._stall_timeout_s,
             on_pressure=self._hold,
-            on_plan=lambda known: self._arena_for(self, known),
+            on_plan=self._arena_for,
         )
         if self._ending is not None:
-            self._inbox.fail(self._ending)
+            self.inbox.fail(self._ending)
         if plan is not None:
-            self._inbox.take_plan(plan)
+            self.inbox.take_plan(plan)
 
     def take_plan(self, plan: TransferPlan) -> None:
-        if self._inbox is not None:
-            self._inbox.take_plan(plan)
+        if self.inbox is not None:
+            self.inbox.take_plan(plan)
 
     async def wait_plan(self, timeout_s: float) -> None:
         """Return once the plan has come, or the source waits for it itself."""
-        if self._inbox is None:
+        if self.inbox is None:
             return
         try:
             async with asyncio.timeout(timeout_s):
-                await self._inbox.planned()
+                await self.inbox.planned()
         except TimeoutError:
             await self.close()
-            raise AstraflowError(
-                Reason.SOURCE_TIMEOUT, "no plan has come over the lane", retryable=True
-            ) from None
+            raise source_late("no plan has come over the lane") from None
         except AstraflowError:
             await self.close()
             raise
@@ -155,16 +139,8 @@ class SocketSession:
         first = self._connections[0]
         first.send(request(spec, partial(first.channel.prove, secret)))
 
-    def send_descriptor(self, frame: bytes, descriptor: int) -> None:
-        """Send a frame with a file descriptor, to a peer on this host."""
-        try:
-            first = cast("_Connection", self._connections[0])
-            socket.send_fds(first.sock, [frame], [descriptor])
-        except OSError as error:
-            self.end(source_lost(f"the source is gone: {error}"))
-
     async def items(self) -> AsyncGenerator[SentItem]:
-        inbox = self._inbox
+        inbox = self.inbox
         if inbox is None:
             raise source_lost("no transfer has begun")
         try:
@@ -172,15 +148,15 @@ class SocketSession:
                 yield item
         finally:
             if inbox.is_over:
-                self._inbox = None
+                self.inbox = None
             else:
                 await self.close()
 
     def end(self, error: AstraflowError) -> None:
         if self._ending is None:
             self._ending = error
-            if self._inbox is not None:
-                self._inbox.fail(error)
+            if self.inbox is not None:
+                self.inbox.fail(error)
             for connection in self._connections:
                 connection.abort()
 
@@ -190,7 +166,7 @@ class SocketSession:
         for connection in self._connections:
             await connection.closed.wait()
 
-    def drop(self, connection: PullerConnection) -> None:
+    def drop(self, connection: "PullerConnection") -> None:
         """Go on without a connection that the source has not welcomed: nothing came over it.
 
         The first one carries requests, so that without it there is no session.
@@ -200,68 +176,45 @@ class SocketSession:
         elif connection in self._connections:
             self.end(source_lost("the source did not welcome the first connection of the lane"))
 
-    def place(self, frame: Frame) -> memoryview:
-        if self._inbox is None:
-            raise bad_frame("it belongs to no transfer")
-        return self._inbox.place(frame)
-
-    def filled(self, frame: Frame, body: memoryview) -> None:
-        if self._inbox is not None:
-            self._inbox.filled(frame, body)
-
-    def touch(self) -> None:
-        if self._inbox is not None:
-            self._inbox.touch()
-
     def _hold(self, is_pressed: bool) -> None:
         for connection in self._connections:
             connection.hold(is_pressed)
 
     async def _connect(self, dial: Dial, handshake: PullerHandshake, timeout_s: float) -> None:
+        connection = PullerConnection(self, handshake)
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._greeted(await dial(), handshake)
+                await dial(connection)
+                await connection.greeted
             if self._ending is None and not connection.closed.is_set():
                 self._connections.append(connection)
                 self._connected.set()
-            else:
-                connection.abort()
         except (OSError, TimeoutError):
             # Fewer connections are slower, and still right.
             pass
         except AstraflowError as error:
             self.end(error)
         finally:
+            if connection not in self._connections:
+                connection.abort()
             self._left -= 1
             if not self._left:
                 self._connected.set()
-
-    async def _greeted(self, dialled: Any, handshake: PullerHandshake) -> PullerConnection:
-        connection = _Connection(self, dialled, handshake)
-        await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialled)
-        try:
-            await connection.greeted
-        except BaseException:
-            connection.abort()
-            raise
-        return connection
 
 
 # A buffer for records of this size is kept from one to the next.
 _SCRATCH_NBYTES: Final = 128 << 10
 
 
-class _Connection(asyncio.BufferedProtocol):
-    """One connection: headers into one place, bodies straight to where they belong.
+class PullerConnection(asyncio.BufferedProtocol):
+    """One connection to a source: headers into one place, bodies straight to where they belong.
 
     Attributes:
+        closed: Set once it is.
         greeted: Done once the source's greeting was answered; fails with what came instead.
     """
 
-    def __init__(
-        self, session: SocketSession, sock: socket.socket, handshake: PullerHandshake
-    ) -> None:
-        self.sock = sock
+    def __init__(self, session: StreamSession, handshake: PullerHandshake) -> None:
         self.closed = asyncio.Event()
         self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._session = session
@@ -291,17 +244,22 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
-        self._session.touch()
+        if self._session.inbox is not None:
+            self._session.inbox.touch()
         try:
             while self._filled == len(self._target):
                 self._filled = 0
                 self._advance()
         except AstraflowError as error:
-            if self.greeted.done():
-                self._session.end(error)
-            else:
-                self.greeted.set_exception(error)
-            self.abort()
+            self.fail(error)
+
+    def fail(self, error: AstraflowError) -> None:
+        """End it, and the session once it is greeted: what came cannot be."""
+        if self.greeted.done():
+            self._session.end(error)
+        else:
+            self.greeted.set_exception(error)
+        self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session: what was under way here is lost."""
@@ -314,10 +272,12 @@ class _Connection(asyncio.BufferedProtocol):
             self._session.end(source_lost(f"a connection of the lane was lost ({exc or 'ended'})"))
 
     def send(self, frame: Sequence[bytes]) -> None:
+        """Send header and body; what fails shows in what is received."""
         for record in self.channel.sealed(frame):
             self._transport.write(record)
 
     def hold(self, is_pressed: bool) -> None:
+        """Receive nothing more until this is called with False."""
         if is_pressed:
             self._transport.pause_reading()
         else:
@@ -340,14 +300,17 @@ class _Connection(asyncio.BufferedProtocol):
             self._target = self._header = memoryview(bytearray(header_nbytes))
         elif self._frame is None:
             self._frame = unpack(self._channel.opened(bytes(self._header)))
-            self._place = self._session.place(self._frame)
+            if self._session.inbox is None:
+                raise bad_frame("it belongs to no transfer")
+            self._place = self._session.inbox.place(self._frame)
             self._target = self._body_target()
         else:
             frame, body, self._frame = self._frame, self._place, None
             if self._target is not body:
                 self._channel.open_into(self._target, body)
             self._target, self._place = self._header, memoryview(b"")
-            self._session.filled(frame, body)
+            if self._session.inbox is not None:
+                self._session.inbox.filled(frame, body)
 
     def _body_target(self) -> memoryview:
         """Return where a body is received: its place, or room for its record."""

@@ -9,9 +9,9 @@ from typing import Final
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address
-from astraflow.transport.assembly import source_lost
+from astraflow.transport.frames import source_lost
 from astraflow.transport.groups import InlineCarrier
-from astraflow.transport.sockets import kept, tune
+from astraflow.transport.sockets import connect, kept
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial
 from astraflow.transport.transfers import Transfers
@@ -68,14 +68,7 @@ async def tcp_dial(host: str, port: int) -> Dial:
     except OSError as error:
         raise source_lost(f"{host} is not known: {error.strerror}") from error
     family, _, _, _, place = places[0]
-
-    async def dial() -> socket.socket:
-        with kept(socket.socket(family, socket.SOCK_STREAM)) as sock:
-            tune(sock)
-            await loop.sock_connect(sock, place)
-        return sock
-
-    return dial
+    return lambda connection: connect(connection, family, place)
 
 
 class TcpHost(StreamHost):

@@ -19,17 +19,10 @@ from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address, split_address
-from astraflow.transport.assembly import source_lost
-from astraflow.transport.frames import HEADER_NBYTES, bad_frame, unpack
+from astraflow.transport.frames import bad_frame
 from astraflow.transport.groups import Carrier, InlineCarrier
-from astraflow.transport.handshake import (
-    GREETING_NBYTES,
-    WELCOME_NBYTES,
-    Channel,
-    PullerHandshake,
-)
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.stream_session import Dial, PullerConnection, SocketSession
+from astraflow.transport.stream_session import Dial, PullerConnection
 from astraflow.transport.transfers import Transfers
 
 Result = TypeVar("Result")
@@ -37,6 +30,7 @@ Result = TypeVar("Result")
 _MODULES: Final = ("ucxx", "ucp")
 _TRUNCATED: Final = "Truncated"
 _PIPELINE_COUNT: Final = 4
+_BRIEF_NBYTES: Final = 128
 
 
 class UcxThread:
@@ -105,7 +99,6 @@ class UcxConnection:
         return record.tobytes()
 
     async def receive_into(self, array: np.ndarray) -> None:
-        """Receive a message into u8[n]; see `receive`."""
         await _translated(self._thread.start(self._endpoint.recv(array)))
 
     def end(self) -> None:
@@ -126,80 +119,58 @@ async def _translated(work: "asyncio.Future[Any]") -> None:
         raise ConnectionError(f"the UCX endpoint failed: {why}") from error
 
 
-class UcxSession(SocketSession):
-    """Receives over one UCX endpoint."""
+class _UcxTransport(asyncio.Transport):
+    """Receives and sends for a puller over an endpoint, as asyncio's transports do over sockets."""
 
-    async def _greeted(self, dialled: Any, handshake: PullerHandshake) -> PullerConnection:
-        connection = UcxConnection(dialled)
-        try:
-            greeting = await connection.receive(GREETING_NBYTES)
-            await connection.send([handshake.hello(greeting)])
-            handshake.check(await connection.receive(WELCOME_NBYTES))
-        except BaseException:
-            connection.end()
-            raise
-        return _UcxReader(self, connection, handshake.channel())
-
-
-class _UcxReader:
-    """Receives frame after frame for a session; see `stream_session.PullerConnection`."""
-
-    def __init__(self, session: SocketSession, connection: UcxConnection, channel: Channel) -> None:
-        self.closed = asyncio.Event()
-        self.channel = channel
-        self._session = session
+    def __init__(self, endpoint: UcxConnection, connection: PullerConnection) -> None:
+        super().__init__()
+        self._endpoint = endpoint
         self._connection = connection
         self._may_read = asyncio.Event()
         self._may_read.set()
+        connection.connection_made(self)
         self._reading = asyncio.create_task(self._read())
 
-    def send(self, frame: Sequence[bytes]) -> None:
-        self._connection.post(self.channel.sealed(frame))
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._endpoint.post([memoryview(data)])
 
-    def hold(self, is_pressed: bool) -> None:
-        if is_pressed:
-            self._may_read.clear()
-        else:
-            self._may_read.set()
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
 
     def abort(self) -> None:
         self._reading.cancel()
-        self._connection.end()
-        self.closed.set()
+        self._endpoint.end()
+        self._connection.connection_lost(None)
 
     async def _read(self) -> None:
         try:
             while True:
                 await self._may_read.wait()
-                await self._receive()
+                target = self._connection.get_buffer(-1)
+                if len(target) <= _BRIEF_NBYTES:
+                    # A message may be shorter: then it ends in zeros.
+                    target[:] = bytes(len(target))
+                await self._endpoint.receive_into(np.frombuffer(target, np.uint8))
+                self._connection.buffer_updated(len(target))
         except AstraflowError as error:
-            self._session.end(error)
+            self._connection.fail(error)
         except ConnectionError as error:
-            self._session.end(source_lost(str(error)))
-
-    async def _receive(self) -> None:
-        """Receive one frame, its body straight to where it belongs."""
-        nbytes = self.channel.record_nbytes(HEADER_NBYTES)
-        frame = unpack(self.channel.opened(await self._connection.receive(nbytes)))
-        body = self._session.place(frame)
-        if self.channel.is_sealed and len(body):
-            record = await self._connection.receive(self.channel.record_nbytes(len(body)))
-            self.channel.open_into(memoryview(record), body)
-        elif len(body):
-            await self._connection.receive_into(np.frombuffer(body, np.uint8))
-        self._session.touch()
-        self._session.filled(frame, body)
+            self._connection.connection_lost(error)
 
 
 def ucx_dial(address: str) -> Dial:
     """Return what connects to host:port; LANE_UNAVAILABLE without UCX."""
     thread, (host, port) = ucx_thread(), split_address(address)
 
-    async def dial() -> Any:
+    async def dial(connection: PullerConnection) -> None:
         try:
-            return await thread.start(thread.ucx.create_endpoint(host, port))
+            endpoint = await thread.start(thread.ucx.create_endpoint(host, port))
         except Exception as error:  # its classes differ between the two modules
             raise ConnectionError(f"no UCX endpoint at {address}") from error
+        _UcxTransport(UcxConnection(endpoint), connection)
 
     return dial
 

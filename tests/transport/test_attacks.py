@@ -27,10 +27,10 @@ from astraflow.transport.frames import (
 )
 from astraflow.transport.handshake import (
     GREETING_NBYTES,
+    GROUP_NBYTES,
     WELCOME_NBYTES,
     PullerHandshake,
     SourceHandshake,
-    new_group,
 )
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import PatchIndex, SentChunk
@@ -159,6 +159,7 @@ def test_two_payloads_of_an_arena_never_share_memory():
 
 
 SECRET = b"secret of the run"
+GROUP = bytes(range(GROUP_NBYTES))
 
 
 def shaken(source, puller):
@@ -172,7 +173,7 @@ def shaken(source, puller):
 @pytest.fixture(params=[False, True], ids=["clear", "sealed"])
 def ends(request):
     source = SourceHandshake(LaneKind.TCP, seals=request.param)
-    return source, PullerHandshake(LaneKind.TCP, new_group(), SECRET, must_seal=request.param)
+    return source, PullerHandshake(LaneKind.TCP, GROUP, SECRET, must_seal=request.param)
 
 
 def test_a_proof_holds_for_its_secret_lane_and_connection_only(ends):
@@ -187,7 +188,7 @@ def test_a_proof_holds_for_its_secret_lane_and_connection_only(ends):
         changed = bytearray(hello)
         changed[at] ^= 1
         assert not source.is_proven(bytes(changed), SECRET)
-    elsewhere = PullerHandshake(LaneKind.UCX, new_group(), SECRET, must_seal=False)
+    elsewhere = PullerHandshake(LaneKind.UCX, GROUP, SECRET, must_seal=False)
     assert not source.is_proven(elsewhere.hello(source.greeting), SECRET)
 
 
@@ -203,7 +204,7 @@ def test_a_source_that_does_not_know_the_secret_is_left(ends):
 
 def test_who_must_seal_answers_nobody_who_does_not():
     source = SourceHandshake(LaneKind.TCP, seals=False)
-    puller = PullerHandshake(LaneKind.TCP, new_group(), SECRET, must_seal=True)
+    puller = PullerHandshake(LaneKind.TCP, GROUP, SECRET, must_seal=True)
     with pytest.raises(AstraflowError) as caught:
         puller.hello(source.greeting)
     assert caught.value.reason is Reason.LANE_UNAVAILABLE
@@ -228,7 +229,7 @@ def test_a_request_is_proven_once_and_on_its_connection_alone(ends):
 
 def test_records_that_were_changed_repeated_or_left_out_are_refused():
     source = SourceHandshake(LaneKind.TCP, seals=True)
-    puller = PullerHandshake(LaneKind.TCP, new_group(), SECRET, must_seal=True)
+    puller = PullerHandshake(LaneKind.TCP, GROUP, SECRET, must_seal=True)
     _, here, there = shaken(source, puller)
     frames = [[bytes([n]) * HEADER_NBYTES, b"weights"] for n in range(4)]
     sent = [here.sealed(frame) for frame in frames]
@@ -260,7 +261,7 @@ class Raw:
         return data
 
     def shake(self, secret=SECRET):
-        puller = PullerHandshake(LaneKind.TCP, new_group(), secret, must_seal=False)
+        puller = PullerHandshake(LaneKind.TCP, GROUP, secret, must_seal=False)
         hello = puller.hello(self.receive(GREETING_NBYTES))
         self.sock.sendall(hello)
         return hello, puller, self.receive(WELCOME_NBYTES)
