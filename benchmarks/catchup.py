@@ -28,7 +28,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.patch import Patch, make_patch, make_whole
+from astraflow.weights.patches.patch import Patch, make_patch
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.publish.publisher import WeightPublisher
@@ -83,7 +83,7 @@ def measured(made: Sequence[corpus.Version]) -> list[dict[str, Any]]:
         publish_s.append(time.thread_time() - started)
     digests = {info.version: info.content_digest for info in infos}
     newest = len(made) - 1
-    whole = make_whole(publisher.history, newest, profile=CodecProfile.COMPACT)
+    whole = make_patch(publisher.history, None, newest, profile=CodecProfile.COMPACT)
     base_row = {
         "raw_nbytes": layout.nbytes,
         "whole_nbytes": sent_nbytes(publisher.store, whole),
@@ -138,14 +138,17 @@ def check(
     info = patch.info
     chunks = tuple(store.chunk(info, index) for index in range(info.chunk_count))
     held = held_of(store.frame, made[info.base_version or 0], info.base_version or 0)
-    state = stage(store.frame, held, [(patch.index, chunks)], digests).commit()
+    complete = Patch(patch.index, dict(enumerate(chunks)))
+    state = stage(store.frame, held, [complete], digests).commit()
     for name, bits in made[info.version].items():
         if not np.array_equal(store.frame.layout.view(state.flat, name), bits):
             raise AssertionError(f"{name} differs after {info.base_version} -> {info.version}")
 
 
 def held_of(frame: LayoutFrame, tensors: corpus.Version, version: int) -> HeldState:
-    flat = frame.flatten(tensors).copy()
+    flat = np.zeros(frame.layout.nbytes, np.uint8)
+    for name, bits in tensors.items():
+        frame.layout.view(flat, name)[...] = bits
     digest = StateDigest.of(frame.layout, flat)
     return HeldState(frame=frame, version=version, flat=flat, digest=digest)
 

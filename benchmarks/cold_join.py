@@ -39,7 +39,7 @@ from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.weights.serve.server import WeightServer
@@ -142,7 +142,7 @@ def serve(given: argparse.Namespace) -> None:
         server.set_transfer_token(TOKEN)
         info = publisher.publish(0, weights(layout))
         if given.profile is CodecProfile.COMPACT:
-            whole = make_whole(publisher.history, 0, profile=CodecProfile.COMPACT)
+            whole = make_patch(publisher.history, None, 0, profile=CodecProfile.COMPACT)
             publisher.store.offer([whole])
             info = replace(info, patches=(whole.info,))
         message = base64.b64encode(encode_version_info(info).SerializeToString()).decode()

@@ -73,6 +73,10 @@ class ChunkHeader:
     def element_count(self) -> int:
         return self.nbytes // self.dtype.itemsize
 
+    @property
+    def range(self) -> "ChunkRange":
+        return ChunkRange(offset=self.offset, nbytes=self.nbytes, dtype=self.dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:

@@ -14,6 +14,7 @@ from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import TransferServicer
 from astraflow.wire.transfers import decode_transfer_spec
@@ -80,6 +81,17 @@ class Training:
         """All chunks of a stored patch, made again where they are not kept."""
         count = patch.info.chunk_count
         return tuple(self.store.chunk(patch.info, index) for index in range(count))
+
+    def complete(self, patch):
+        """A stored patch with all its chunks."""
+        return Patch(patch.index, dict(enumerate(self.chunks_of(patch))))
+
+    def flat(self):
+        """The newest version as one flat state."""
+        flat = np.zeros(self.layout.nbytes, np.uint8)
+        for name, bits in self.tensors.items():
+            self.layout.view(flat, name)[...] = bits
+        return flat
 
     def is_live(self, tensors):
         return tensors.keys() == self.tensors.keys() and all(

@@ -216,7 +216,7 @@ def test_readers_up_to_sixteen_behind_need_at_most_four_patches_and_never_a_whol
         if state is not None:
             hops.setdefault(version - base, len(way))
             assert way[0].info.base_version == base
-        patches = [(patch.index, training.chunks_of(patch)) for patch in way]
+        patches = [training.complete(patch) for patch in way]
         held[version] = stage(training.store.frame, copied(state), patches, digests).commit()
 
     assert max(hops.values()) <= 4

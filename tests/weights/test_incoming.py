@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.patches.patch import make_patch
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import SentChunk, decode_sent_chunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import patch_pb2
@@ -52,7 +52,7 @@ def test_chunks_may_come_in_any_order_and_twice(training, chain, incoming):
         incoming.take(each, training.store.frame)
     incoming.require_complete()
 
-    assert [index.patch for index, _ in incoming.patches()] == [patch.info for patch in chain]
+    assert [each.info for each in incoming.planned] == [patch.info for patch in chain]
     assert incoming.nbytes == plan_of(chain).payload_nbytes
     assert incoming.chunk_count == len(sent_of(training, chain))
 
@@ -130,7 +130,7 @@ def test_roots_are_trusted_from_the_run_alone(training, chain):
 def test_chunks_of_patches_that_left_the_plan_are_let_go(training, chain, incoming):
     for each in sent_of(training, chain):
         incoming.take(each, training.store.frame)
-    training.add(make_whole(training.publisher.history, 2))
+    training.add(make_patch(training.publisher.history, None, 2))
     later = IncomingVersion(
         training.infos[2], training.infos, base_version=None, leftover=incoming.chunks
     )

@@ -27,7 +27,7 @@ def pulled(training):
     frame = LayoutFrame(training.layout)
     whole, patch = training.store.plan(0, None)[0], training.store.plan(1, 0)[0]
     digests = {v: info.content_digest for v, info in training.infos.items()}
-    base = stage(frame, None, [(whole.index, _chunks(training, whole))], digests).commit()
+    base = stage(frame, None, [training.complete(whole)], digests).commit()
     incoming = IncomingVersion(training.infos[1], training.infos, base_version=0)
     return base, patch, incoming, frame, digests
 
@@ -54,9 +54,9 @@ def test_what_was_decoded_early_makes_the_same_state(training, pulled, decoder):
         incoming.take(SentChunk(patch_index=0, chunk=chunk), frame)
         decoder.note()
 
-    early = stage(frame, base, incoming.patches(), digests, decoder.decode)
+    early = stage(frame, base, incoming.planned, digests, decoder.decode)
 
-    late = stage(frame, base, incoming.patches(), digests)
+    late = stage(frame, base, incoming.planned, digests)
     assert early.state.digest == late.state.digest
     for a, b in zip(early.tensor_updates(), late.tensor_updates(), strict=True):
         assert np.array_equal(a.indices, b.indices)
@@ -74,7 +74,7 @@ def test_a_base_that_is_another_makes_no_state(training, pulled, decoder):
     decoder.note()
 
     with pytest.raises(AstraflowError) as caught:
-        stage(frame, base, incoming.patches(), digests, decoder.decode)
+        stage(frame, base, incoming.planned, digests, decoder.decode)
 
     assert caught.value.reason in (Reason.DIGEST_MISMATCH, Reason.CHUNK_INVALID)
 

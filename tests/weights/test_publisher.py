@@ -26,9 +26,8 @@ def test_the_first_version_leads_from_nothing_and_the_next_from_it(training):
 def test_the_state_digest_that_is_kept_current_is_that_of_the_state(training):
     for share in (0.02, 0, 1, 0.3):
         info = training.publish(share=share, is_noise=share == 1)
-        flat = training.store.frame.flatten(training.tensors)
 
-        assert info.content_digest == StateDigest.of(training.layout, flat).to_bytes()
+        assert info.content_digest == StateDigest.of(training.layout, training.flat()).to_bytes()
 
 
 def test_a_patch_that_saves_nothing_is_left_out(training):

@@ -12,7 +12,7 @@ from astraflow.core.versions import CodecProfile
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
-from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.patches.patch import make_patch
 from astraflow.wire.weights import encode_patch_index
 
 # More changes per version than are written at once.
@@ -199,7 +199,7 @@ class TestFaults:
         source = await serve(training.store)
         training.endpoints = [source.address]
         training.publish()
-        packed = make_whole(training.publisher.history, 0, profile=CodecProfile.COMPACT)
+        packed = make_patch(training.publisher.history, None, 0, profile=CodecProfile.COMPACT)
         info = replace(training.add(packed), patches=(packed.info,))
         training.infos[0] = info
         source.cuts = [1] + [0] * 9
@@ -473,7 +473,7 @@ class TestGainedPatches:
         """What is known is as old as the last event: the source may have a better way since."""
         await serve()
         info, listed = training.publish(), []
-        whole = make_whole(training.publisher.history, 0, profile=CodecProfile.COMPACT)
+        whole = make_patch(training.publisher.history, None, 0, profile=CodecProfile.COMPACT)
         newer = training.add(whole)
 
         async def ask():
@@ -489,7 +489,7 @@ class TestGainedPatches:
     async def test_what_the_run_does_not_know_either_is_refused(self, training, serve, puller):
         await serve()
         info = training.publish()
-        training.add(make_whole(training.publisher.history, 0, profile=CodecProfile.COMPACT))
+        training.add(make_patch(training.publisher.history, None, 0, profile=CodecProfile.COMPACT))
 
         async def ask():
             return [info]

@@ -12,7 +12,7 @@ from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
-from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.serve import relay as relay_module
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import TransferSpec
@@ -191,7 +191,7 @@ async def test_a_relay_that_waits_itself_is_not_left(training, relayed, make_pul
 async def test_a_cold_receiver_gets_the_whole_from_what_a_relay_holds(training, relayed, tools):
     await relayed.pull(relayed.first, training.publish())
     training.publish()
-    info = training.add(make_whole(training.publisher.history, 1))
+    info = training.add(make_patch(training.publisher.history, None, 1))
     await relayed.pull(relayed.first, info)
     asked = len(relayed.origin.requests)
     target = via(info, relayed.source.address, state=SourceState.LIVE)

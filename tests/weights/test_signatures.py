@@ -10,7 +10,7 @@ from astraflow.launch.weights import verify_stored
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.object_lane import stored_version
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
-from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined
@@ -73,7 +73,7 @@ def test_every_patch_of_a_version_is_signed_by_the_key_of_the_run(training):
     training.publish()
     info = training.publish()
     assert info.signing_key == PatchSigner(SEED).public_key
-    whole = make_whole(training.publisher.history, 1).info
+    whole = make_patch(training.publisher.history, None, 1).info
     for patch in (*info.patches, whole):
         require_signed(info, patch)
 
@@ -254,7 +254,7 @@ async def test_a_copy_that_nobody_signed_is_not_built_on(training, serve, tmp_pa
         training.publish()
         await node.pull(range(version + 1))
     training.publish()
-    training.add(make_whole(training.publisher.history, 2))
+    training.add(make_patch(training.publisher.history, None, 2))
     others = PatchSigner(OTHER).public_key
     training.infos[2] = replace(training.infos[2], signing_key=others)
     node = await node.replaced()

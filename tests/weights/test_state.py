@@ -9,15 +9,14 @@ from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Encoding
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
+from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.patches.state import Overlay, stage
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 
 
 def way(training, version, base):
-    return [
-        (patch.index, training.chunks_of(patch)) for patch in training.store.plan(version, base)
-    ]
+    return [training.complete(patch) for patch in training.store.plan(version, base)]
 
 
 def digests(training):
@@ -157,12 +156,14 @@ class TestShards:
         training.publish()
         infos = [rank.publish(version, training.tensors) for rank in ranks]
         patches = [rank.store.plan(version, version - 1 if version else None)[0] for rank in ranks]
-        chunks = [
-            tuple(rank.store.chunk(patch.info, n) for n in range(patch.info.chunk_count))
+        complete = [
+            Patch(
+                patch.index,
+                {n: rank.store.chunk(patch.info, n) for n in range(patch.info.chunk_count)},
+            )
             for rank, patch in zip(ranks, patches, strict=True)
         ]
-        indexes = [patch.index for patch in patches]
-        return [*zip(indexes, chunks, strict=True)], combined(infos).content_digest
+        return complete, combined(infos).content_digest
 
     def test_they_are_staged_together(self, ranks, training):
         frame, held = training.store.frame, None
@@ -170,8 +171,7 @@ class TestShards:
             step, digest = self.step(ranks, training, version)
             held = stage(frame, held, step, {version: digest}).commit()
 
-            expected = frame.flatten(training.tensors)
-            assert (held.flat == expected).all()
+            assert (held.flat == training.flat()).all()
 
     def test_a_shard_that_is_missing_or_comes_twice_is_found(self, ranks, training):
         frame = training.store.frame

@@ -7,7 +7,7 @@ import pytest
 from astraflow.codec.rates import DecodeRate
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.patches.patch import Patch, make_patch, make_whole
+from astraflow.weights.patches.patch import Patch, make_patch
 from astraflow.weights.patches.routes import Link
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import digest_of
@@ -48,14 +48,14 @@ class TestPlan:
         store = published(training, 3)
 
         assert route(store.plan(2, None)) == [(None, 0), (0, 1), (1, 2)]
-        training.add(make_whole(training.publisher.history, 2))
+        training.add(make_patch(training.publisher.history, None, 2))
         assert route(store.plan(2, None)) == [(None, 2)]
 
     def test_from_nothing_it_builds_on_what_the_reader_has_already(self, training):
         store = published(training, 3)
         (whole,) = store.plan(0, None)
         have = {whole.root: ChunkSet.of(whole.root, range(whole.info.chunk_count - 1))}
-        training.add(make_whole(training.publisher.history, 2))
+        training.add(make_patch(training.publisher.history, None, 2))
 
         assert route(store.plan(2, None)) == [(None, 2)]
         assert route(store.plan(2, None, have)) == [(None, 0), (0, 1), (1, 2)]
@@ -221,7 +221,11 @@ class TestChunks:
     def test_those_that_are_made_again_have_the_digests_that_were_registered(self, training):
         store = published(training, 6)
         history = training.publisher.history
-        for patch in (make_patch(history, 1, 4), make_whole(history, 3), make_patch(history, 0, 5)):
+        for patch in (
+            make_patch(history, 1, 4),
+            make_patch(history, None, 3),
+            make_patch(history, 0, 5),
+        ):
             store.offer([patch])
             training.publish()
             again = training.chunks_of(patch)

@@ -9,7 +9,7 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks
-from astraflow.weights.patches.patch import make_whole
+from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 
@@ -80,6 +80,6 @@ def _with_whole(publisher: WeightPublisher, info: VersionInfo) -> VersionInfo:
     """
     if any(patch.base_version is None for patch in info.patches):
         return info
-    patch = make_whole(publisher.history, info.version)
+    patch = make_patch(publisher.history, None, info.version)
     publisher.store.offer([patch])
     return replace(info, patches=(*info.patches, patch.info))

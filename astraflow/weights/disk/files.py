@@ -30,7 +30,7 @@ from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.patches.state import CompletePatch, HeldState, stage
+from astraflow.weights.patches.state import HeldState, stage
 from astraflow.wire.weights import (
     PatchIndex,
     decode_chunk_header,
@@ -316,7 +316,7 @@ def _state(
             patches = [_complete(folder, root) for root in step.roots]
             held = _after(frame, held, step, patches)
             done = (*done, step)
-            infos = (*infos, *(index.patch for index, _ in patches))
+            infos = (*infos, *(patch.info for patch in patches))
     except _DAMAGE as error:
         if held is None:
             _cold(folder, error)
@@ -348,21 +348,21 @@ def _after(
     frame: LayoutFrame,
     held: HeldState | None,
     step: RecordStep,
-    patches: Sequence[CompletePatch],
+    patches: Sequence[Patch],
 ) -> HeldState:
-    for index, chunks in patches:
-        for chunk in chunks:
+    for patch in patches:
+        for chunk in patch.chunks.values():
             frame.runs.check(chunk.header)
-        if index.patch.version != step.version:
+        if patch.info.version != step.version:
             raise AstraflowError(Reason.CHUNK_INVALID, "a patch leads to another version")
     return stage(frame, held, patches, {step.version: step.digest}).commit()
 
 
-def _complete(folder: Path, root: bytes) -> CompletePatch:
+def _complete(folder: Path, root: bytes) -> Patch:
     found = read_patch(folder / patch_file(root))
     if found is None or not found[0].is_complete:
         raise AstraflowError(Reason.DIGEST_MISMATCH, f"patch {root.hex()} is not there whole")
-    return found[0].index, found[0].in_order()
+    return found[0]
 
 
 def _cold(folder: Path, error: Exception) -> None:

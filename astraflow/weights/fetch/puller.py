@@ -337,7 +337,7 @@ class WeightPuller:
             holding.leftover = {}
             digests = {version: info.content_digest for version, info in known.items()}
             growing, self._decoder.growing = self._decoder.growing, None
-            staging = partial(stage, frame, base, incoming.patches(), digests, growing=growing)
+            staging = partial(stage, frame, base, incoming.planned, digests, growing=growing)
             staged = await _to_the_end(asyncio.to_thread(staging, self._decoder.decode))
             decoded = time.monotonic()
         except BaseException:

@@ -49,10 +49,9 @@ class History:
     entered; what it changes is written later, range by range.
 
     Attributes:
-        part: What of the layout it is.
         newest: The version that was entered last; None: none.
         oldest: The oldest version that can be read; None: none.
-        sign: Returns a patch with its signature, where the publisher has a key.
+        sign: Signs, where the publisher has a key.
     """
 
     def __init__(self, shard_layout: ShardLayout) -> None:
@@ -200,12 +199,12 @@ class History:
             if staged is None:
                 self._late[chunk.header.offset] = chunk
             else:
-                self._view(_range_of(chunk))[:] = staged
+                self._view(chunk.header.range)[:] = staged
             self._steps[chunk.header.offset].append(step)
         self._sizes[version] += step.nbytes
 
     def _replace(self, version: int, chunk: Chunk) -> None:
-        where, new = _range_of(chunk), decode_whole(chunk)
+        where, new = chunk.header.range, decode_whole(chunk)
         bits = self._view(where)
         packer = zstandard.ZstdCompressor(level=1, write_content_size=True)
         step = _Step(version=version, undo=packer.compress((bits ^ new).data))
@@ -219,8 +218,7 @@ class History:
         chunk = self._late.pop(offset, None)
         if chunk is None:
             return
-        where = _range_of(chunk)
-        bits = self._view(where)
+        bits = self._view(chunk.header.range)
         change = decode_change(chunk, bits)
         if change is not None:
             bits[change.indices] = change.values
@@ -244,8 +242,3 @@ class History:
                 undo = zstandard.ZstdDecompressor().decompress(step.undo)
                 bits ^= np.frombuffer(undo, bits.dtype)
         return bits
-
-
-def _range_of(chunk: Chunk) -> ChunkRange:
-    header = chunk.header
-    return ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)

@@ -5,7 +5,7 @@ decoded counts only once the state that all of it makes is verified; see `state.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby, islice
@@ -19,10 +19,11 @@ from astraflow.codec.decode import decode_change
 from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import is_readable, registered_bound, steps
-from astraflow.weights.patches.state import CompletePatch, GrowingState, HeldState, bits_in
+from astraflow.weights.patches.state import GrowingState, HeldState, bits_in
 from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
@@ -172,17 +173,10 @@ class IncomingVersion:
         for patch in self.planned:
             missing = patch.info.chunk_count - len(patch.chunks)
             if missing:
-                raise AstraflowError(
-                    Reason.SOURCE_UNREACHABLE,
+                raise source_lost(
                     f"the source ended {missing} chunks before the end of version"
-                    f" {patch.info.version}",
-                    retryable=True,
+                    f" {patch.info.version}"
                 )
-
-    def patches(self) -> Iterator[CompletePatch]:
-        """Yield the patches in the order in which they are applied, chunks by index."""
-        for patch in self.planned:
-            yield patch.index, patch.in_order()
 
     def _take_plan(self, plan: TransferPlan, *, is_stored: bool) -> None:
         if self.planned:
@@ -375,10 +369,7 @@ class PipelinedDecoder:
             return
         tables = b"" if index is None else index.shared_tables
         old = bits_in(held.flat, chunk.header)
-        self._decoded[id(chunk)] = (
-            chunk,
-            self._threads.submit(decode_change, chunk, old, tables),
-        )
+        self._decoded[id(chunk)] = chunk, self._threads.submit(decode_change, chunk, old, tables)
 
     def decode(self, chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
         found = self._decoded.get(id(chunk))

@@ -1,9 +1,9 @@
 """Frames: a layout with all that is derived from it, and the flat states that fit into it.
 
-Changes and chunks that do not fit are CHUNK_INVALID, tensors LAYOUT_MISMATCH.
+Changes and chunks that do not fit are CHUNK_INVALID.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,26 +38,6 @@ class LayoutFrame:
         self.digest = layout_digest(layout)
         self.runs = Runs(layout)
         self._columns = {dtype: _column(layout, dtype) for dtype in Dtype}
-
-    def flatten(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Copy tensors into a flat state: u8[nbytes], read-only."""
-        if tensors.keys() != self.layout.by_name.keys():
-            names = sorted(tensors.keys() ^ self.layout.by_name.keys())
-            raise AstraflowError(
-                Reason.LAYOUT_MISMATCH, f"tensors and layout differ in {', '.join(names[:5])}"
-            )
-        flat = np.zeros(self.layout.nbytes, np.uint8)
-        for name, bits in tensors.items():
-            spec = self.layout.by_name[name]
-            if bits.shape != spec.shape or bits.dtype != spec.dtype.bits:
-                raise AstraflowError(
-                    Reason.LAYOUT_MISMATCH,
-                    f"tensor {name} is {bits.dtype}{list(bits.shape)}, the layout has"
-                    f" {spec.dtype.bits}{list(spec.shape)}",
-                )
-            self.layout.view(flat, name)[...] = bits
-        flat.flags.writeable = False
-        return flat
 
     def split(self, change: Change) -> Iterator[tuple[TensorSpec, slice]]:
         """Yield the tensors that a change touches, each with its part of the change."""

@@ -13,7 +13,7 @@ from typing import Final, Self
 from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader
 from astraflow.codec.encode import encode_chunk, encode_patch
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History, Sign
 from astraflow.weights.patches.routes import PatchStep, cheapest_way
@@ -147,20 +147,21 @@ class Patch:
         self._notify()
 
     async def ended(self) -> None:
-        with self.reading() as news:
-            while not self.is_over:
-                await news.wait()
-                news.clear()
+        await self._until(lambda: self.is_over)
 
     async def chunk(self, index: int) -> Chunk:
-        if self.failure is None and index not in self.chunks:
-            with self.reading() as news:
-                while self.failure is None and index not in self.chunks:
-                    await news.wait()
-                    news.clear()
+        await self._until(lambda: self.failure is not None or index in self.chunks)
         if self.failure is not None:
             raise self.failure
         return self.chunks[index]
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        if is_so():
+            return
+        with self.reading() as news:
+            while not is_so():
+                await news.wait()
+                news.clear()
 
     @contextmanager
     def reading(self) -> Generator[asyncio.Event]:
@@ -263,56 +264,37 @@ _UNUSED: Final = StateDigest()
 
 def make_patch(
     history: History,
-    base: int,
+    base: int | None,
     version: int,
     *,
     profile: CodecProfile = CodecProfile.FAST,
     is_kept: bool = False,
 ) -> Patch:
-    """Return ONE patch over several versions.
+    """Return ONE patch over several versions, or from nothing, range by range.
 
-    An element that changed twice is in it once, and one that changed back is not.
-
-    Args:
-        history: Reaches both versions.
-        base: The older one.
-        version: The newer one.
-        profile: How it is coded.
-        is_kept: Whether its payloads are kept; else they are made again when they are asked for.
+    An element that changed twice is in it once, and one that changed back is not. Payloads that are
+    not kept are made again when they are asked for.
 
     Raises:
-        AstraflowError: VERSION_EVICTED when the history no longer reaches the base.
+        AstraflowError: VERSION_EVICTED when the history no longer reaches one of the versions.
     """
-    encoded = encode_patch(
-        history.shard_layout,
-        history.bits_of(version),
-        history.bits_of(base),
-        _UNUSED,
-        profile=profile,
+    part, bits, tables = history.shard_layout, history.bits_of(version), b""
+    if base is None:
+        chunks = _whole_chunks(history, version, profile)
+    else:
+        encoded = encode_patch(part, bits, history.bits_of(base), _UNUSED, profile=profile)
+        chunks, tables = encoded.chunks, encoded.shared_tables
+    name = PatchName(version=version, base_version=base, profile=profile, shard=part.shard)
+    return Patch.of(name, chunks, tables=tables, is_kept=is_kept, sign=history.sign)
+
+
+def evicted(version: int, base_version: int | None, why: str) -> AstraflowError:
+    start = "nothing" if base_version is None else f"version {base_version}"
+    return AstraflowError(
+        Reason.VERSION_EVICTED,
+        f"what leads from {start} to version {version} {why}",
+        metadata={"version": str(version), "base_version": str(base_version)},
     )
-    shard = history.shard_layout.shard
-    name = PatchName(version=version, base_version=base, profile=profile, shard=shard)
-    return Patch.of(
-        name,
-        encoded.chunks,
-        tables=encoded.shared_tables,
-        is_kept=is_kept,
-        sign=history.sign,
-    )
-
-
-def make_whole(
-    history: History, version: int, *, profile: CodecProfile = CodecProfile.FAST
-) -> Patch:
-    """Return the patch from nothing to a version, range by range; its payloads are not kept.
-
-    Raises:
-        AstraflowError: VERSION_EVICTED when the history no longer reaches the version.
-    """
-    shard = history.shard_layout.shard
-    name = PatchName(version=version, base_version=None, profile=profile, shard=shard)
-    chunks = _whole_chunks(history, version, profile)
-    return Patch.of(name, chunks, is_kept=False, sign=history.sign)
 
 
 def _whole_chunks(history: History, version: int, profile: CodecProfile) -> Iterator[Chunk]:

@@ -17,6 +17,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout, TensorUpdate
 from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.patch import Patch
 from astraflow.wire.weights import PatchIndex
 
 
@@ -65,13 +66,10 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Touched:
     return Touched(indices=np.unique(indices), values=None)
 
 
-CompletePatch = tuple[PatchIndex, tuple[Chunk, ...]]
-"""A patch whose chunks, by index, were verified."""
-
 Decode = Callable[[Chunk, np.ndarray, bytes], Change | None]
 """`decode_change`, or what knows some of its results."""
 
-_Step = Sequence[CompletePatch]
+_Step = Sequence[Patch]
 """What leads from one version to another: one patch, or the patches of all shards."""
 
 
@@ -172,7 +170,7 @@ class GrowingState:
 def stage(
     frame: LayoutFrame,
     held: HeldState | None,
-    patches: Iterable[CompletePatch],
+    patches: Iterable[Patch],
     content_digests: Mapping[int, bytes],
     decode: Decode = decode_change,
     *,
@@ -183,7 +181,7 @@ def stage(
     Args:
         frame: Of the target's layout.
         held: The base; None: the first patch is from nothing.
-        patches: In order; those of the shards of a version one behind the other.
+        patches: Verified, complete, in order; those of the shards of a version side by side.
         content_digests: By version, as the run registered them.
         decode: Returns what a chunk changes.
         growing: Has chunks of the patch from nothing already, and becomes the state.
@@ -191,7 +189,7 @@ def stage(
     Raises:
         AstraflowError: CHUNK_INVALID; DIGEST_MISMATCH when a state is not the registered one.
     """
-    steps = [[*step] for _, step in groupby(patches, key=lambda each: each[0].patch.version)]
+    steps = [[*step] for _, step in groupby(patches, key=lambda each: each.info.version)]
     base = held
     if base is None:
         base = _whole(frame, steps.pop(0), growing or GrowingState(frame))
@@ -205,7 +203,7 @@ def stage(
         layer = [change for change in decoded if change is not None]
         for change in layer:
             digest = digest.after(change)
-        version = step[0][0].patch.version
+        version = step[0].info.version
         _require(digest, version, content_digests)
         overlay.add(layer)
     changes = overlay.changes
@@ -260,17 +258,16 @@ def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
 
 
 def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:
-    version = step[0][0].patch.version
     for chunk, index in _covering(frame, step):
         growing.fill(index, chunk)
     frame.check_padding(growing.flat)
-    digest = StateDigest.of(frame.layout, growing.flat)
+    digest, version = StateDigest.of(frame.layout, growing.flat), step[0].info.version
     return HeldState(frame=frame, version=version, flat=growing.flat, digest=digest)
 
 
 def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, PatchIndex]]:
     """Return the chunks of a step by offset, with their patches: together they cover the layout."""
-    found = [(chunk, index) for index, chunks in step for chunk in chunks]
+    found = [(chunk, patch.index) for patch in step for chunk in patch.in_order()]
     if len(step) > 1:
         # Shards lie between each other; the padding between tensors belongs to none of them.
         found.sort(key=lambda each: each[0].header.offset)

@@ -12,18 +12,20 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final
 
-from astraflow.codec.chunks import Chunk, ChunkRange, Encoding
+from astraflow.codec.chunks import Chunk, Encoding
 from astraflow.codec.encode import encode_chunk
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
+from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches
+from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches, evicted
 from astraflow.weights.patches.routes import Compact, Link
 from astraflow.wire.transfers import ChunkSet
 
 SPARE_NBYTES: Final = 64 << 20
 _LINK_COUNT: Final = 16
+_NEWEST: Final = "is no longer kept; pull the newest"
 
 
 class PatchStore:
@@ -97,14 +99,10 @@ class PatchStore:
         if self.next[0] != version:
             self.next = (version, Patch())
         patch, following = self.next[1], version
-        error = AstraflowError(
-            Reason.SOURCE_UNREACHABLE,
-            f"version {version} failed and is made anew; ask for it again",
-            retryable=True,
-        )
+        error = source_lost(f"version {version} failed and is made anew; ask for it again")
         try:
             yield patch
-            following, error = version + 1, _evicted(version, version - 1)
+            following, error = version + 1, evicted(version, version - 1, _NEWEST)
         finally:
             self._is_sparse = patch.is_finished or not patch.chunks
             if patch.is_finished:
@@ -172,7 +170,7 @@ class PatchStore:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN, f"no way is coded {' or '.join(told.profiles)} here"
             )
-        raise _evicted(version, base_version)
+        raise evicted(version, base_version, _NEWEST)
 
     def patch(self, root_digest: bytes) -> Patch | None:
         return next((each for each in self.patches if each.root == root_digest), None)
@@ -181,7 +179,7 @@ class PatchStore:
         with self._lock:
             patch = self._patches.get(name)
         if patch is None:
-            raise _evicted(name.version, name.base_version)
+            raise evicted(name.version, name.base_version, _NEWEST)
         return patch
 
     def chunk(self, info: PatchInfo, index: int) -> Chunk:
@@ -191,10 +189,7 @@ class PatchStore:
 
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
-        """Keep versions while patches between them are read: a lease, which the caller ends.
-
-        What is kept for readers is bounded: at most as much again as without them.
-        """
+        """Keep versions while patches between them are read: at most as much as without readers."""
         oldest = [i.version if i.base_version is None else i.base_version for i in infos]
         with self.history.reading(oldest):
             yield
@@ -203,8 +198,9 @@ class PatchStore:
         header, info = patch.headers[index], patch.info
         if header.encoding is Encoding.UNCHANGED:
             return Chunk(header=header)
-        where = ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
-        base = None if info.base_version is None else self.history.bits_of(info.base_version)(where)
+        where, base = header.range, None
+        if info.base_version is not None:
+            base = self.history.bits_of(info.base_version)(where)
         chunk = encode_chunk(
             where,
             self.history.bits_of(info.version)(where),
@@ -236,12 +232,3 @@ class PatchStore:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN, f"no patch leads back from {base_version} to {version}"
             )
-
-
-def _evicted(version: int, base_version: int | None) -> AstraflowError:
-    start = "nothing" if base_version is None else f"version {base_version}"
-    return AstraflowError(
-        Reason.VERSION_EVICTED,
-        f"what leads from {start} to version {version} is no longer kept; pull the newest",
-        metadata={"version": str(version), "base_version": str(base_version)},
-    )

@@ -27,7 +27,6 @@ from astraflow.weights.patches.patch import (
     PatchName,
     cheapest_patches,
     make_patch,
-    make_whole,
 )
 from astraflow.weights.patches.routes import PROFILES
 from astraflow.weights.publish.publisher import WeightPublisher
@@ -262,7 +261,7 @@ def candidate_patches(
             yield lambda b=base: _composite(publisher, b, version, worth_nbytes)
     for profile in PROFILES:
         if _is_due(publisher, version, profile):
-            yield lambda p=profile: make_whole(history, version, profile=p)
+            yield lambda p=profile: make_patch(history, None, version, profile=p)
 
 
 def _composite(

@@ -18,7 +18,7 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.patch import Patch, PatchName, index_of, make_patch, make_whole
+from astraflow.weights.patches.patch import Patch, PatchName, index_of, make_patch
 from astraflow.weights.patches.routes import Compact
 from astraflow.weights.patches.shard_layout import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
@@ -254,7 +254,7 @@ class WeightPublisher:
             stages.end("upload")
         self.store.offer(patches)
         if not self.store.is_reachable(version):
-            patches.append(make_whole(self.history, version))
+            patches.append(make_patch(self.history, None, version))
             self.store.offer(patches)
             stages.end("whole")
         log.info(

@@ -9,11 +9,11 @@ from typing import Final
 
 from astraflow.codec.chunks import Chunk
 from astraflow.codec.encode import encode_whole, flat_bits
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
+from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.patch import Patch
+from astraflow.weights.patches.patch import Patch, evicted
 from astraflow.weights.patches.routes import Link, cheapest_way, steps
 from astraflow.weights.patches.state import HeldState
 from astraflow.wire.transfers import ChunkSet, TransferSpec
@@ -31,6 +31,7 @@ def whole_patch(held: HeldState, info: PatchInfo) -> Patch | None:
 
 _KEPT_NBYTES: Final = 64 << 20
 _KEPT_COUNT: Final = 64
+_ELSEWHERE: Final = "is not here; ask another source"
 
 
 class WeightRelay:
@@ -79,7 +80,7 @@ class WeightRelay:
         if self._incoming is not None:
             target = self._incoming.target
             self._failed_version = target.version
-            self._incoming.fail(_unavailable(target.version, self._incoming.base_version))
+            self._incoming.fail(evicted(target.version, self._incoming.base_version, _ELSEWHERE))
         self._incoming = None
         self._patches = {root: p for root, p in self._patches.items() if p.failure is None}
         self._wake()
@@ -92,7 +93,7 @@ class WeightRelay:
     def release(self, *, is_written: bool = True) -> None:
         """Stop to serve the version that is held; and, if it is written to, what lies in it."""
         if self._whole is not None:
-            self._whole.fail(_unavailable(self._whole.info.version, None))
+            self._whole.fail(evicted(self._whole.info.version, None, _ELSEWHERE))
         self._held = self._whole = self._whole_info = None
         if is_written:
             kept = self._patches.items()
@@ -115,11 +116,7 @@ class WeightRelay:
                 while self._is_to_come(spec):
                     await self._changed.wait()
         except TimeoutError:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE,
-                f"version {spec.version} has not begun to arrive here",
-                retryable=True,
-            ) from None
+            raise source_lost(f"version {spec.version} has not begun to arrive here") from None
 
     def plan(
         self,
@@ -133,7 +130,7 @@ class WeightRelay:
         del have, link
         way = self._way(version, base_version)
         if not way:
-            raise _unavailable(version, base_version)
+            raise evicted(version, base_version, _ELSEWHERE)
         return way
 
     def patch(self, root_digest: bytes) -> Patch | None:
@@ -206,12 +203,3 @@ class WeightRelay:
 
 def _is_whole(patch: Patch) -> bool:
     return patch.info.base_version is None
-
-
-def _unavailable(version: int, base_version: int | None) -> AstraflowError:
-    start = "nothing" if base_version is None else f"version {base_version}"
-    return AstraflowError(
-        Reason.VERSION_EVICTED,
-        f"what leads from {start} to version {version} is not here; ask another source",
-        metadata={"version": str(version), "base_version": str(base_version)},
-    )
