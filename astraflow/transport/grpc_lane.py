@@ -15,7 +15,7 @@ from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import MAX_MESSAGE_NBYTES, dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
-from astraflow.transport.frames import MAX_PLAN_NBYTES, plan_nbytes
+from astraflow.transport.frames import MAX_PLAN_NBYTES, plan_nbytes, source_late
 from astraflow.wire.transfers import (
     SentItem,
     TransferPlan,
@@ -39,12 +39,6 @@ class GrpcLane:
     """Pulls from any number of sources, each over a channel that is kept."""
 
     def __init__(self, *, tls: Tls | None = None, stall_timeout_s: float = 30.0) -> None:
-        """Start without a connection.
-
-        Args:
-            tls: None: plain text.
-            stall_timeout_s: A source that sends nothing for so long is given up.
-        """
         self._tls = tls
         self._stall_timeout_s = stall_timeout_s
         # By endpoint, and by what a message has at most.
@@ -77,11 +71,8 @@ class GrpcLane:
         except AioRpcError as error:
             raise _failure(endpoint, error) from error
         except TimeoutError:
-            raise AstraflowError(
-                Reason.SOURCE_TIMEOUT,
-                f"{endpoint} has sent nothing for {self._stall_timeout_s:g} s",
-                retryable=True,
-            ) from None
+            why = f"{endpoint} has sent nothing for {self._stall_timeout_s:g} s"
+            raise source_late(why) from None
         finally:
             call.cancel()
 

@@ -54,11 +54,7 @@ def received(lane: str, item: SentItem) -> SentItem:
 
 
 class TransferProgress:
-    """Notes plan and chunks of a transfer.
-
-    Attributes:
-        spec: What was wanted at first.
-    """
+    """Notes plan and chunks of a transfer, so that another lane brings the rest."""
 
     def __init__(self, spec: TransferSpec) -> None:
         self.spec = spec
@@ -217,17 +213,7 @@ class Lanes:
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks, as they arrive; Waiting between them.
-
-        Args:
-            endpoint: host:port of a TransferService.
-            spec: What is wanted.
-            transfer_token: Of the run.
-
-        Raises:
-            AstraflowError: What the source answered; SOURCE_UNREACHABLE, SOURCE_TIMEOUT when it
-                did not, or not to the end, over any lane; CHUNK_INVALID for what cannot be.
-        """
+        """Yield the plan, then its chunks, as they arrive, over any lane; see `GrpcLane.pull`."""
         progress = TransferProgress(spec)
         try:
             async with aclosing(self._over_lanes(endpoint, progress, transfer_token)) as items:

@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import structlog
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.transport.frames import source_late
 from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
 from astraflow.wire.weights import SentChunk
 
@@ -41,12 +42,11 @@ class _Arrivals(Generic[Item]):
 
     def __init__(self, items: AsyncGenerator[Item]) -> None:
         self._items = items
-        self._coming: asyncio.Task[Item] | None = None
+        self._coming: asyncio.Future[Item] | None = None
 
     async def next(self, limit_s: float | None) -> Item | None:
         """Return the next item; None: it has not come. Raises StopAsyncIteration at the end."""
-        coming = self._coming or asyncio.create_task(_next(self._items))
-        self._coming = coming
+        coming = self._coming = self._coming or asyncio.ensure_future(anext(self._items))
         done, _ = await asyncio.wait([coming], timeout=limit_s)
         if not done:
             return None
@@ -194,11 +194,9 @@ class StallWatch:
             self._chunk_nbytes = sum(info.payload_nbytes for info in infos) / max(1, count)
 
     def stalled(self) -> AstraflowError:
-        return AstraflowError(
-            Reason.SOURCE_TIMEOUT,
+        return source_late(
             f"{self._address} has stalled: no sign for {self._signless_s:.2f} s, no chunk for"
-            f" {self._chunkless_s:.2f} s",
-            retryable=True,
+            f" {self._chunkless_s:.2f} s"
         )
 
     @property
@@ -207,7 +205,3 @@ class StallWatch:
             return self._timeouts.first_s
         chunk_s = _CHUNKS * self._chunk_nbytes / self._goodput
         return max(self._timeouts.silent_s, _ANSWERS * self.answer_s + chunk_s)
-
-
-async def _next(items: AsyncGenerator[Any]) -> Any:
-    return await anext(items)

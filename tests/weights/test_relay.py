@@ -181,7 +181,7 @@ async def test_a_relay_that_waits_itself_is_not_left(training, relayed, make_pul
             await relayed.source.signed.wait()
             relayed.source.signed.clear()
         assert not waiting.done()
-        assert relayed.source.address not in hasty._memory._silent_until
+        assert not any(each.link.silent_until_s for each in hasty._memory.ordered(info))
         relayed.origin.stalls = False
         cut.cancel()
         pulled = await waiting

@@ -10,6 +10,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, LaneKind, SourceInfo, VersionInfo
 from astraflow.rpc.tls import Tls
+from astraflow.transport.frames import source_lost
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.patches.incoming import IncomingVersion
@@ -141,7 +142,7 @@ async def _begun(items: AsyncGenerator[SentItem]) -> _Stream:
     async for item in items:
         if isinstance(item, TransferPlan):
             return _Stream(items, item)
-    raise AstraflowError(Reason.SOURCE_UNREACHABLE, "a rank ended without a plan", retryable=True)
+    raise source_lost("a rank ended without a plan")
 
 
 async def _chunks(streams: Sequence[_Stream]) -> AsyncGenerator[SentChunk]:

@@ -19,6 +19,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.storage.buckets import Bucket
+from astraflow.transport.frames import source_late, source_lost
 from astraflow.weights.patches.routes import cheapest_way, is_readable, steps
 from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
@@ -43,11 +44,8 @@ class _Block:
     """Neighbouring chunks of one patch.
 
     Attributes:
-        patch_index: Of the patch in the plan.
-        name: Of its object, from the policy's folder.
+        name: Of the patch's object, from the policy's folder.
         first: Byte of the object that it begins with.
-        patch: What the object is.
-        indexes: Of the chunks.
     """
 
     patch_index: int
@@ -171,9 +169,7 @@ class ObjectLane:
                 Reason.VERSION_EVICTED, f"{bucket.url}/{block.name} is no longer there"
             ) from None
         if len(content) != block.end - block.first:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"{bucket.url}/{block.name} is cut off", retryable=True
-            )
+            raise source_lost(f"{bucket.url}/{block.name} is cut off")
         return [*_cut(block, memoryview(content))]
 
     async def _patiently(self, read: Callable[[], Result]) -> Result:
@@ -181,11 +177,8 @@ class ObjectLane:
             async with asyncio.timeout(self._stall_timeout_s):
                 return await asyncio.to_thread(read)
         except TimeoutError:
-            raise AstraflowError(
-                Reason.SOURCE_TIMEOUT,
-                f"the object store has not answered for {self._stall_timeout_s:g} s",
-                retryable=True,
-            ) from None
+            why = f"the object store has not answered for {self._stall_timeout_s:g} s"
+            raise source_late(why) from None
 
     def _opened(self, uri: str) -> tuple[Bucket, str]:
         """Return the bucket of a policy and the version that a URI names."""

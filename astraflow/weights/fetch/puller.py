@@ -33,7 +33,7 @@ from astraflow.weights.fetch.lanes import (
     ListVersions,
     PullListener,
 )
-from astraflow.weights.fetch.sources import Fetch, FetchSettings, MeasuredLink, SourceMemory
+from astraflow.weights.fetch.sources import Fetch, FetchSettings, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import payload_nbytes, steps
@@ -84,12 +84,6 @@ class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as Astr
     """
 
     def __init__(self, cause: AstraflowError, reports: tuple[SourceReport, ...]) -> None:
-        """Say why.
-
-        Args:
-            cause: The failure of the last source, or of the last verification.
-            reports: One per source tried.
-        """
         others = [f"{each.address}: {each.failure.message}" for each in reports if each.failure]
         message = "; ".join(dict.fromkeys([cause.message, *others]))
         super().__init__(cause.reason, message, retryable=cause.retryable, metadata=cause.metadata)
@@ -132,15 +126,14 @@ class WeightPuller:
 
         Args:
             policy_id: Whose weights.
-            tls: Of the sources; None: plain text.
+            tls: Of the sources; as `stall_timeout_s` where no lane is given.
             stall_timeout_s: A source that sends nothing for so long is given up.
-            lane: Over which chunks travel, closed with the puller; None: the best that a source
-                has.
-            relay: Passes on what is pulled; None: nobody does.
+            lane: Over which chunks travel, closed with the puller; None: the best that there is.
+            relay: Passes on what is pulled.
             settings: Of how sources are asked.
             kinds: Of the sources that are asked; None: all.
-            copy: Keeps on disk what is held, and is closed with the puller; None: nobody does.
-            progress: Is told what comes; None: nobody is.
+            copy: Keeps on disk what is held, and is closed with the puller.
+            progress: Is told what comes.
         """
         self._progress = progress
         self._copy = copy
@@ -218,7 +211,6 @@ class WeightPuller:
             self._lane,
             self._memory.ordered(target),
             transfer_token,
-            links=self._memory.links,
             listeners=[each for each in listeners if each is not None],
             settings=self._settings,
             listed=listed,
@@ -258,17 +250,16 @@ class WeightPuller:
         """
         if not isinstance(self._lane, Lanes):
             return
-        address = fetch.origin
-        link = self._memory.links.get(address or "", MeasuredLink())
+        origin = fetch.origin
         spec = IncomingVersion(
             replace(target, version=target.version + 1), {}, base_version=target.version
-        ).spec(goodput_bytes_per_s=link.goodput_bytes_per_s)
+        ).spec(goodput_bytes_per_s=origin.link.goodput_bytes_per_s if origin else 0.0)
         bound = _speculative_bound(known, self._holding.frame)
         spec = replace(spec, max_memory_nbytes=bound.payload_nbytes, bound=bound)
-        if address is None or max(known, default=0) > target.version:
+        if origin is None or max(known, default=0) > target.version:
             await self._lane.forget_ready(spec)
         else:
-            await self._lane.stand_ready(address, spec, transfer_token)
+            await self._lane.stand_ready(origin.address, spec, transfer_token)
 
     async def _update(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], fetch: Fetch

@@ -6,15 +6,15 @@ the next.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import SourceInfo, SourceKind, SourceReport, SourceState, VersionInfo
-from astraflow.transport.frames import SourceError
+from astraflow.transport.frames import SourceError, source_lost
 from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener, joined
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
 from astraflow.weights.patches.incoming import IncomingVersion
@@ -26,26 +26,26 @@ from astraflow.wire.weights import SentChunk
 _MEASURED_NBYTES: Final = 64 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class MeasuredLink:
-    """The way to one source.
+    """The way to one source, as it was measured last.
 
     Attributes:
         goodput_bytes_per_s: 0: never measured.
         answer_s: From a request to its first sign; 0: never asked.
+        silent_until_s: Nothing came from it of late; by the monotonic clock.
     """
 
     goodput_bytes_per_s: float = 0.0
     answer_s: float = 0.0
+    silent_until_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SourceStats:
-    """Counts what comes from a source.
+    """Counts what comes from a source in one pull.
 
     Attributes:
-        source: Which one.
-        link: Measured last.
         nbytes: Payload received and verified.
         duration_s: Time in which it was asked.
         bad_chunk_count: Chunks, or lists of their digests, that were refused.
@@ -54,7 +54,7 @@ class SourceStats:
     """
 
     source: SourceInfo
-    link: MeasuredLink = field(default_factory=MeasuredLink)
+    link: MeasuredLink
     nbytes: int = 0
     duration_s: float = 0.0
     bad_chunk_count: int = 0
@@ -87,15 +87,12 @@ class SourceStats:
             is_only=is_only,
         )
 
-    def learn(self, watch: StallWatch) -> None:
-        self.link, self.since_s = replace(self.link, answer_s=watch.answer_s), watch.since_s
-
     def spend(self, started_s: float, nbytes: int) -> None:
         """Count the time since a transfer began, in which so much came, and measure."""
         duration_s = time.monotonic() - (self.since_s or started_s)
         self.duration_s += duration_s
         if nbytes >= _MEASURED_NBYTES and duration_s > 0:
-            self.link = replace(self.link, goodput_bytes_per_s=nbytes / duration_s)
+            self.link.goodput_bytes_per_s = nbytes / duration_s
 
     def report(self) -> SourceReport:
         return SourceReport(
@@ -107,10 +104,8 @@ class SourceStats:
         )
 
 
-# A second source is worth its round trip from here on.
-_SHARED_NBYTES: Final = 8 << 20
+_RELAY_TIMEOUTS: Final = StallTimeouts()
 _ORIGIN_TIMEOUTS: Final = StallTimeouts(silent_s=5.0, first_s=5.0)
-
 # An object store sends nothing until it has read a large block; its lane notices when it hangs.
 _STORE_TIMEOUTS: Final = StallTimeouts(silent_s=60.0, first_s=60.0, idle_s=60.0)
 
@@ -122,13 +117,13 @@ class FetchSettings:
     Attributes:
         relay_timeouts: Of a relay, if there is another source; else it is only said that it stalls.
         origin_timeouts: Of an origin, which sends no heartbeats while it makes a chunk again.
-        shared_nbytes: Payload from which on several sources are asked at once.
+        shared_nbytes: Payload from which on a second source is worth its round trip.
         avoided_s: A source from which nothing came comes after the others for so long.
     """
 
-    relay_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
-    origin_timeouts: StallTimeouts = field(default_factory=lambda: _ORIGIN_TIMEOUTS)
-    shared_nbytes: int = _SHARED_NBYTES
+    relay_timeouts: StallTimeouts = _RELAY_TIMEOUTS
+    origin_timeouts: StallTimeouts = _ORIGIN_TIMEOUTS
+    shared_nbytes: int = 8 << 20
     avoided_s: float = 60.0
 
     def timeouts_of(self, kind: SourceKind) -> StallTimeouts:
@@ -146,8 +141,6 @@ class _Shared:
     """What is shared among the sources of one way.
 
     Attributes:
-        incoming: Where the chunks go.
-        frame: Of the layout.
         claimed: Asked of a helper: root and index.
         first: The transfer in order; ended once others have brought the rest, as it may stall.
     """
@@ -163,9 +156,6 @@ class _Shared:
         self.claimed.update(left[-count:])
         return left[-count:]
 
-    def unclaim(self, wanted: Sequence[tuple[bytes, int]]) -> None:
-        self.claimed.difference_update(wanted)
-
 
 class Fetch:
     """Asks sources, best first. One that lied is not asked again; a cut is resumed elsewhere.
@@ -174,47 +164,39 @@ class Fetch:
     over a bad line ends, and one that gets nowhere ends too. The first source sends everything in
     order. Others as near as it, which have the version whole, meanwhile send blocks from the end,
     as many as their goodput allows; whatever is last on its way from either is taken.
+
+    Attributes:
+        tried: What came from those that were asked, the first one first.
     """
 
     def __init__(
         self,
         lane: ChunkLane,
-        sources: Sequence[SourceInfo],
+        sources: Sequence[SourceStats],
         transfer_token: bytes,
         *,
-        links: Mapping[str, MeasuredLink] | None = None,
-        listeners: Sequence[PullListener] = (),
-        settings: FetchSettings | None = None,
-        listed: ListVersions | None = None,
+        listeners: Sequence[PullListener],
+        settings: FetchSettings,
+        listed: ListVersions | None,
     ) -> None:
+        self.tried: list[SourceStats] = []
         self._listed = listed
         self._lane = lane
         self._token = transfer_token
-        known = links or {}
-        first = {each.address: each for each in reversed(sources)}
-        self._stats = [
-            SourceStats(source=first[address], link=known.get(address, MeasuredLink()))
-            for address in dict.fromkeys(each.address for each in sources)
-        ]
-        self._tried: list[SourceStats] = []
+        self._stats = sources
         self._listeners = listeners
-        self._settings = settings or FetchSettings()
-        self._failure = AstraflowError(
-            Reason.SOURCE_UNREACHABLE, "the version has no source yet", retryable=True
-        )
+        self._settings = settings
+        self._failure = source_lost("the version has no source yet")
 
     def reports(self) -> tuple[SourceReport, ...]:
-        return tuple(stats.report() for stats in self._tried)
+        return tuple(stats.report() for stats in self.tried)
 
     @property
-    def origin(self) -> str | None:
-        """Address of the first source, if it is an origin that gave the version; else None."""
-        first = self._tried[0] if self._tried else None
+    def origin(self) -> SourceStats | None:
+        """The first source, if it is an origin that gave the version; else None."""
+        first = next(iter(self.tried), None)
         is_origin = first is not None and first.source.kind is SourceKind.ORIGIN
-        return first.address if first and is_origin and first.failure is None else None
-
-    def links(self) -> dict[str, MeasuredLink]:
-        return {each.address: each.link for each in self._tried}
+        return first if first and is_origin and first.failure is None else None
 
     async def layout(self, digest: bytes) -> LayoutFrame:
         for stats in self._honest():
@@ -314,7 +296,7 @@ class Fetch:
             try:
                 await self._take_block(stats, wanted, shared)
             except AstraflowError as error:
-                shared.unclaim(wanted)
+                shared.claimed.difference_update(wanted)
                 self._note(stats, error)
                 return
             finally:
@@ -341,9 +323,7 @@ class Fetch:
                         Reason.PATCH_UNKNOWN, f"{stats.address} would go another way"
                     )
         if any(shared.incoming.is_missing(*each) for each in wanted):
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"{stats.address} ended before the end", retryable=True
-            )
+            raise source_lost(f"{stats.address} ended before the end")
 
     def _take(self, stats: SourceStats, item: TransferPlan | SentChunk, shared: _Shared) -> None:
         incoming = shared.incoming
@@ -374,7 +354,7 @@ class Fetch:
                 stats.bad_chunk_count += 1
             raise
         finally:
-            stats.learn(watch)
+            stats.link.answer_s, stats.since_s = watch.answer_s, watch.since_s
 
     def _note(self, stats: SourceStats, failure: AstraflowError | None) -> None:
         stats.failure = failure
@@ -382,8 +362,8 @@ class Fetch:
         self._ask(stats)
 
     def _ask(self, stats: SourceStats) -> None:
-        if stats not in self._tried:
-            self._tried.append(stats)
+        if stats not in self.tried:
+            self.tried.append(stats)
 
 
 _SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
@@ -391,33 +371,29 @@ _KEPT_LINKS: Final = 64
 
 
 class SourceMemory:
-    """Orders sources by who answered of late, and keeps what was measured of them.
-
-    Attributes:
-        links: Measured, by address; of the sources asked last.
-    """
+    """Orders sources by who answered of late, and keeps what was measured of those asked last."""
 
     def __init__(self, kinds: Collection[SourceKind] | None, *, avoided_s: float) -> None:
-        self.links: dict[str, MeasuredLink] = {}
+        self._links: dict[str, MeasuredLink] = {}
         self._kinds = frozenset(SourceKind if kinds is None else kinds)
         self._avoided_s = avoided_s
-        self._silent_until: dict[str, float] = {}
 
-    def ordered(self, target: VersionInfo) -> list[SourceInfo]:
+    def ordered(self, target: VersionInfo) -> list[SourceStats]:
         """Return who is asked for a version; those that could not be reached of late come last."""
-        now = time.monotonic()
         asked = joined(each for each in target.sources if each.kind in self._kinds)
-        return sorted(asked, key=lambda each: self._silent_until.get(each.address, now) > now)
+        first = {each.address: each for each in reversed(asked)}
+        found = [
+            SourceStats(source=first[address], link=self._links.get(address) or MeasuredLink())
+            for address in dict.fromkeys(each.address for each in asked)
+        ]
+        now = time.monotonic()
+        return sorted(found, key=lambda each: each.link.silent_until_s > now)
 
     def note(self, fetch: Fetch) -> None:
-        now = time.monotonic()
-        for each in fetch.reports():
-            is_silent = each.failure is not None and each.failure.reason in _SILENT
-            if is_silent and not each.nbytes:
-                self._silent_until[each.address] = now + self._avoided_s
-        self._silent_until = {a: until for a, until in self._silent_until.items() if until > now}
-        for address, link in fetch.links().items():
-            self.links.pop(address, None)
-            self.links[address] = link
-        while len(self.links) > _KEPT_LINKS:
-            del self.links[next(iter(self.links))]
+        for each in fetch.tried:
+            if each.failure is not None and each.failure.reason in _SILENT and not each.nbytes:
+                each.link.silent_until_s = time.monotonic() + self._avoided_s
+            self._links.pop(each.address, None)
+            self._links[each.address] = each.link
+        while len(self._links) > _KEPT_LINKS:
+            del self._links[next(iter(self._links))]

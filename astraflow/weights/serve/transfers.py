@@ -15,6 +15,7 @@ from typing import Final
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.assembly import UNPLANNED_COUNT, UNPLANNED_NBYTES
+from astraflow.transport.frames import source_lost
 from astraflow.weights.heartbeat import with_heartbeats
 from astraflow.weights.patches.patch import Patch, PatchName
 from astraflow.weights.patches.routes import Link
@@ -245,8 +246,4 @@ def _require_same(store: PatchStore, patch: Patch) -> None:
     if patch.failure is not None:
         raise patch.failure
     if store.find(PatchName.of(patch.info)) is not patch:
-        raise AstraflowError(
-            Reason.SOURCE_UNREACHABLE,
-            f"version {patch.info.version} was made anew; ask for it again",
-            retryable=True,
-        )
+        raise source_lost(f"version {patch.info.version} was made anew; ask for it again")
