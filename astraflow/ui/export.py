@@ -23,6 +23,7 @@ from astraflow.ui.shown_run import ShownRun
 MAX_ROLLOUTS: Final = 2000
 
 _IMPORT: Final = re.compile(r'from "\./([\w-]+\.js)"')
+_PRELOAD: Final = re.compile(r'<link rel="modulepreload"[^>]*>\n')
 _MODULE: Final = '<script type="module" src="main.js"></script>'
 
 
@@ -111,7 +112,7 @@ def _page() -> str:
         f"default-src 'none'; script-src 'self' file: data: {digests}; style-src 'self' file:; "
         "img-src 'self' file:; base-uri 'none'; form-action 'none'"
     )
-    page = (WEB / "index.html").read_text(encoding="utf-8")
+    page = _PRELOAD.sub("", (WEB / "index.html").read_text(encoding="utf-8"))
     tags = "\n".join(f'<script type="{kind}">{text}</script>' for kind, text in scripts.items())
     meta = f'<meta http-equiv="content-security-policy" content="{policy}">\n'
     return page.replace("<title>", meta + "<title>").replace(_MODULE, tags)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import secrets
 import signal
+import sys
 import webbrowser
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -35,6 +36,7 @@ WEB: Final = Path(__file__).parent / "web"
 
 _COOKIE: Final = "astraflow-key"
 _LOOK_S: Final = 1.0
+_SWITCH_S: Final = 0.0005
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -68,6 +70,9 @@ async def serve_page(runs: Sequence[ShownRun], *, port: int = 0) -> AsyncGenerat
 async def serve_until_told(runs: Sequence[ShownRun], *, port: int, opens: bool) -> None:
     """Serve until Ctrl-C or SIGTERM; say where, and open a browser there."""
     stopped = asyncio.Event()
+    # While rollouts are read on a thread, an answer that needs the interpreter ten times would
+    # wait for 50 ms.
+    sys.setswitchinterval(_SWITCH_S)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serve_page(runs, port=port) as url:

@@ -12,14 +12,16 @@ import { timeline } from "./timeline.js";
 const VIEWS = { curves, step, rollouts, rollout, timeline, books };
 const TABS = [["curves", "Curves"], ["step", "Steps"], ["rollouts", "Rollouts"], ["timeline", "Timeline"], ["books", "Books"]];
 const LOOK_MS = 3000;
+// A view that takes longer says so.
+const PATIENCE_MS = 300;
 
 const page = { overview: null, main: null, nav: null, dispose: null, turn: 0 };
 
 export async function start(settings) {
   configure(settings);
-  page.nav = h("nav", { "aria-label": "Views" });
-  page.main = h("main", { id: "main", tabindex: "-1" });
-  document.body.replaceChildren(h("header.top", {}, h("a.brand", { href: "#/curves" }, h("span.mark", { "aria-hidden": "true" }), "astraflow"), page.nav, themes()), page.main);
+  page.nav = document.querySelector("nav");
+  page.main = document.querySelector("main");
+  document.querySelector("header.top").append(themes());
   try {
     page.overview = await get("runs");
   } catch (error) {
@@ -46,6 +48,7 @@ async function show() {
   page.dispose = null;
   tabs(view, parts);
   const place = h("div.view", { class: `view view-${view}` });
+  const patience = setTimeout(() => page.main.replaceChildren(empty("Reading the run …")), PATIENCE_MS);
   const run = page.overview.runs.find((each) => each.key === parts[0]) ?? page.overview.runs[0];
   try {
     const dispose = await VIEWS[view]({ place, overview: page.overview, run, parts: parts.slice(1), query });
@@ -57,6 +60,8 @@ async function show() {
   } catch (error) {
     if (turn !== page.turn) return;
     place.replaceChildren(empty(error.message));
+  } finally {
+    clearTimeout(patience);
   }
   const isSame = page.main.firstElementChild?.className === place.className;
   const top = scrollY;

@@ -57,18 +57,24 @@ export async function curves({ place, overview, query }) {
   const disposals = [];
   const [main, evals] = await Promise.all([load(shown, state.metric), state.metric === FIRST ? measured(shown, state, colours) : []]);
   const wanted = MINIS.filter((name) => metrics.includes(name) && name !== state.metric);
-  const small = await Promise.all(wanted.map((name) => load(shown, name)));
+  let isGone = false;
   place.addEventListener("shown", () => {
     const options = { xLabel: state.x, isTime: state.x === "time", tellX: (v) => num(v) };
     disposals.push(plot(big, { ...options, curves: [...main.map((each) => curveOf(each, state, colours)), ...evals], tellY: unit.tell }));
-    wanted.forEach((name, at) => {
+    for (const name of wanted) {
       const figure = h("figure.plot");
       minis.append(h("button.mini", { type: "button", title: `Show ${name}`, onclick: () => go({ metric: name }) }, h("span", {}, name), figure));
-      const drawn = small[at].map((each) => ({ ...curveOf(each, { ...state, band: "off" }, colours), open: null }));
-      disposals.push(plot(figure, { ...options, curves: drawn, height: 96, isSmall: true, tellY: unitOf(name).tell }));
-    });
+      load(shown, name).then((found) => {
+        if (isGone) return;
+        const drawn = found.map((each) => ({ ...curveOf(each, { ...state, band: "off" }, colours), open: null }));
+        disposals.push(plot(figure, { ...options, curves: drawn, height: 96, isSmall: true, tellY: num }));
+      }, (error) => figure.append(error.message));
+    }
   }, { once: true });
-  return () => disposals.forEach((dispose) => dispose());
+  return () => {
+    isGone = true;
+    disposals.forEach((dispose) => dispose());
+  };
 }
 
 function bandHint({ metric, band, smooth }) {
