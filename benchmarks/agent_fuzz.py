@@ -34,7 +34,7 @@ from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpos
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
-from astraflow.workflows.agents.session import AgentSession, SamplingSource, SessionRules
+from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
@@ -325,7 +325,9 @@ async def fuzz(count: int, *, seed: int, company: int = 32) -> Fuzz:
         exits.push_async_callback(endpoint.close)
         http = await exits.enter_async_context(httpx.AsyncClient(timeout=60))
         for first in range(0, count, PER_SESSION):
-            session = AgentSession(_episode(engine, folder, dice), _rules(dice))
+            session = AgentSession(
+                _episode(engine, folder, dice), chooses_sampling=dice.choice((False, True))
+            )
             async with endpoint.open(session) as entrance:
                 asked = [_asked(dice) for _ in range(min(PER_SESSION, count - first))]
                 todo = iter(asked)
@@ -351,10 +353,6 @@ def _asked(dice: random.Random) -> tuple[str, bytes]:
         wait = dice.choice(_WAITS)
         return f"sessions?wait_s={quote(wait)}&lane=none", b""
     return faulty(dice)
-
-
-def _rules(dice: random.Random) -> SessionRules:
-    return SessionRules(sampling=dice.choice(list(SamplingSource)))
 
 
 def _episode(engine: EmbeddedEngine, folder: Path, dice: random.Random) -> Episode:

@@ -13,11 +13,11 @@ from astraflow.core.rollouts import TURN_REWARDS, Column, ColumnAxis, FinishReas
 from astraflow.core.tasks import Prompt, RolloutTask
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.prompts import unended
-from astraflow.workflows.ports import PolicyPort, Recorded, Reply
+from astraflow.workflows.ports import PolicyPort, Reply
 from astraflow.workflows.turns import Owner, Turn, trajectory_of, trajectory_seed
 
 if TYPE_CHECKING:
-    from astraflow.workflows.agents.session import AgentServer
+    from astraflow.workflows.agents.session import AgentServer, AgentSession
 
 
 class Episode:
@@ -44,7 +44,7 @@ class Episode:
         self._policies = policies
         self._door = agent_server
         self._recorders: list[Recorder] = []
-        self._recorded: list[Recorded] = []
+        self._sessions: list[AgentSession] = []
 
     @property
     def prompt(self) -> Prompt:
@@ -129,15 +129,15 @@ class Episode:
             )
         return self._door
 
-    def attach(self, recorded: Recorded) -> None:
-        """Train on what something else records, too."""
-        self._recorded.append(recorded)
+    def attach(self, session: "AgentSession") -> None:
+        """Train on what an agent samples in a session, too."""
+        self._sessions.append(session)
 
     @property
     def has_sampled(self) -> bool:
         """Whether any token was sampled yet."""
         return any(recorder.sampled_count for recorder in self._recorders) or any(
-            recorded.has_sampled for recorded in self._recorded
+            session.has_sampled for session in self._sessions
         )
 
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -149,7 +149,7 @@ class Episode:
                 segment = started.get(recorder.policy_id, 0)
                 started[recorder.policy_id] = segment + 1
                 made.append(recorder.to_trajectory(segment_index=segment))
-        attached = (each for recorded in self._recorded for each in recorded.trajectories())
+        attached = (each for session in self._sessions for each in session.trajectories())
         return (*made, *attached)
 
 

@@ -1,6 +1,6 @@
 """Ports: how an episode reaches its policies, and what comes of that."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.rollouts import FinishReason, Trajectory
+from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Engine, Generation, Watch
 from astraflow.telemetry.traces import span
@@ -116,19 +116,6 @@ class PolicyPort:
         with span("gen_ai.generate", prompt_token_count=len(prompt), policy=self.policy_id):
             generation = await self.engine.generate(prompt, used, version=self.version, watch=watch)
         return generation, used
-
-
-class Recorded(Protocol):
-    """What records trajectories beside the recorders of an episode."""
-
-    @property
-    def has_sampled(self) -> bool:
-        """Whether any token was sampled yet."""
-        ...
-
-    def trajectories(self) -> Iterable[Trajectory]:
-        """Return what was sampled, parents before children."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

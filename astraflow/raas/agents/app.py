@@ -40,7 +40,7 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.request import ChatRequest, CompletionRequest
 from astraflow.raas.agents.responses import RESPONSES
-from astraflow.workflows.agents.session import AgentSession, SessionEnd, describe
+from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
 
 _STREAM_START = {
@@ -279,7 +279,7 @@ class _Routes:
         """End an episode."""
         session = self._session(request)
         told = await self._parsed(request, End)
-        session.end(SessionEnd(failure=told.failure))
+        session.end(told.failure)
         return JSONResponse({"ended": True})
 
     def _session(self, request: Request) -> AgentSession:

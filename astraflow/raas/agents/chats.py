@@ -36,7 +36,9 @@ def chat_completion(session: AgentSession, request: ChatRequest) -> AgentComplet
         request=request,
         has_tools=bool(tools),
         keep=keep,
-        overrides=request.overrides(capture.port.sampling, session.rules.sampling),
+        overrides=request.overrides(
+            capture.port.sampling, chooses_sampling=session.chooses_sampling
+        ),
         forced_tool=request.forced_tool,
     )
 
@@ -235,7 +237,9 @@ def text_completion(session: AgentSession, request: CompletionRequest) -> AgentC
         request=request,
         has_tools=False,
         keep=keep,
-        overrides=request.overrides(capture.port.sampling, session.rules.sampling),
+        overrides=request.overrides(
+            capture.port.sampling, chooses_sampling=session.chooses_sampling
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from astraflow.config.pool import Agents
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import advertised, split_address
 from astraflow.rpc.tls import Tls
-from astraflow.workflows.agents.session import AgentSession, Queue, SessionEndpoint
+from astraflow.workflows.agents.session import AgentSession, SessionEndpoint
 
 AGENT_TOKEN = "ASTRAFLOW_AGENT_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a node: what agents that are started elsewhere show to get an episode."""
@@ -57,10 +57,9 @@ class AgentEndpoint:
             session.end()
             del self._sessions[session.session_id], self._keys[session.key]
 
-    async def queue(self, lane: str) -> Queue:
-        """Return where the sessions of a lane are handed out."""
-        url = f"{await self.url()}/sessions?lane={quote(lane, safe='')}"
-        return Queue(url=url, token=self.token)
+    async def queue(self, lane: str) -> tuple[str, str]:
+        """Return where the sessions of a lane are handed out: a URL to POST to, a bearer token."""
+        return f"{await self.url()}/sessions?lane={quote(lane, safe='')}", self.token
 
     def offer(self, session: AgentSession, lane: str) -> None:
         """Hand an open session to the next agent that asks for one."""

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Grammar, SamplingParams
 from astraflow.raas.agents.detokenizer import CALL_END
-from astraflow.workflows.agents.session import SamplingSource
 
 _MAX_CHOICES = 64
 # As OpenAI's API has it; vLLM's, too.
@@ -91,12 +90,12 @@ class SamplingRequest(BaseModel):
         """What an answer has to be; None: anything."""
         return None
 
-    def overrides(self, own: SamplingParams, source: SamplingSource) -> dict[str, Any]:
+    def overrides(self, own: SamplingParams, *, chooses_sampling: bool) -> dict[str, Any]:
         """Return what differs from the task's sampling.
 
         Args:
             own: Of the task. An agent may ask for fewer tokens than it has, not for more.
-            source: Whether temperature and its like are the agent's to choose.
+            chooses_sampling: Whether temperature and its like are the agent's to choose.
 
         Raises:
             AstraflowError: INVALID_FIELD for what no engine here can do.
@@ -111,7 +110,7 @@ class SamplingRequest(BaseModel):
         if self.budget is not None:
             most = own.max_new_tokens or self.budget
             changes["max_new_tokens"] = min(most, self.budget)
-        if source is SamplingSource.AGENT:
+        if chooses_sampling:
             names = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
             chosen = {name: getattr(self, name) for name in names}
             chosen["top_k"] = self.top_k if self.top_k and self.top_k > 0 else None

@@ -4,8 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -109,38 +108,6 @@ _INFRASTRUCTURE = frozenset(
 )
 
 
-class SamplingSource(StrEnum):
-    """Who chooses temperature, truncation and penalties."""
-
-    RECIPE = "recipe"
-    AGENT = "agent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionEnd:
-    """How an agent ended its episode.
-
-    Attributes:
-        failure: Why it could not do its work; empty: it did.
-    """
-
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRules:
-    """How an agent may sample.
-
-    Attributes:
-        models: Policy by the model name that the agent asks for; other names than these and the
-            policies' own mean the first policy.
-        sampling: Who chooses the knobs.
-    """
-
-    models: Mapping[str, str] = field(default_factory=dict[str, str])
-    sampling: SamplingSource = SamplingSource.RECIPE
-
-
 class AgentSession:
     """What an agent may do in one episode.
 
@@ -148,17 +115,31 @@ class AgentSession:
         session_id: Nobody can guess it.
         key: Nor this; an API key.
         episode: What it works on.
-        rules: How it may sample.
+        chooses_sampling: Whether temperature, truncation and penalties are the agent's to choose.
         score: As reported; None: not yet.
     """
 
-    def __init__(self, episode: Episode, rules: SessionRules | None = None) -> None:
-        """Begin; what is sampled is the episode's."""
+    def __init__(
+        self,
+        episode: Episode,
+        *,
+        models: Mapping[str, str] | None = None,
+        chooses_sampling: bool = False,
+    ) -> None:
+        """Begin; what is sampled is the episode's.
+
+        Args:
+            episode: What it works on.
+            models: Policy by the model name that the agent asks for; other names than these and
+                the policies' own mean the first policy.
+            chooses_sampling: Whether temperature and the like are the agent's, not the recipe's.
+        """
         self.session_id = secrets.token_hex(16)
         self.key = f"sk-{secrets.token_hex(24)}"
         self.episode = episode
-        self.rules = rules or SessionRules()
+        self.chooses_sampling = chooses_sampling
         self.score: Score | None = None
+        self._models = models or {}
         self._captures = {
             policy_id: Capture(episode.port(policy_id), prefix=episode.rollout_id)
             for policy_id in episode.policy_ids
@@ -166,7 +147,7 @@ class AgentSession:
         self._too_long: AstraflowError | None = None
         self._unmended: dict[bytes, AstraflowError] = {}
         self._running: set[asyncio.Task[Any]] = set()
-        self._ended: asyncio.Future[SessionEnd] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         episode.attach(self)
 
     @property
@@ -205,17 +186,17 @@ class AgentSession:
         Raises:
             AstraflowError: POLICY_UNKNOWN when there are several policies and none of that name.
         """
-        name = PolicyId(self.rules.models.get(model, model))
+        name = PolicyId(self._models.get(model, model))
         if name in self._captures:
             return self._captures[name]
-        if len(self._captures) > 1 and self.rules.models.get("*") is None:
+        if len(self._captures) > 1 and "*" not in self._models:
             raise AstraflowError(
                 Reason.POLICY_UNKNOWN,
                 f"the model '{model}' does not exist; there are {', '.join(self._captures)}. "
                 "Ask for one of them, or map the name in the workflow's options (models)",
                 metadata={"field": "model"},
             )
-        default = PolicyId(self.rules.models.get("*", next(iter(self._captures))))
+        default = PolicyId(self._models.get("*", next(iter(self._captures))))
         return self._captures[default]
 
     def require_context(self, capture: Capture, token_count: int) -> None:
@@ -260,15 +241,15 @@ class AgentSession:
         """Take the reward that the agent reports; a later one replaces it."""
         self.score = score
 
-    def end(self, ending: SessionEnd | None = None) -> None:
-        """End the episode; idempotent."""
+    def end(self, failure: str = "") -> None:
+        """End the episode; idempotent. A failure says why the agent could not do its work."""
         if not self._ended.done():
-            self._ended.set_result(ending or SessionEnd())
+            self._ended.set_result(failure)
         for task in self._running:
             task.cancel()
 
-    async def ended(self) -> SessionEnd:
-        """Wait until it ends."""
+    async def ended(self) -> str:
+        """Wait until it ends; return the failure, empty: there is none."""
         return await asyncio.shield(self._ended)
 
     def cause_of(self, failure: AstraflowError) -> AstraflowError:
@@ -347,19 +328,6 @@ class SessionEndpoint:
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """Where an agent that serves many episodes asks for its next one.
-
-    Attributes:
-        url: To POST to.
-        token: Bearer token.
-    """
-
-    url: str
-    token: str
-
-
 class AgentServer(Protocol):
     """Lets agents in."""
 
@@ -367,8 +335,8 @@ class AgentServer(Protocol):
         """Serve a session until the end of the context."""
         ...
 
-    async def queue(self, lane: str) -> Queue:
-        """Return where the sessions of a lane are handed out."""
+    async def queue(self, lane: str) -> tuple[str, str]:
+        """Return where the sessions of a lane are handed out: a URL to POST to, a bearer token."""
         ...
 
     def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:

@@ -24,10 +24,7 @@ from astraflow.workflows.agents.harnesses import harness_named
 from astraflow.workflows.agents.session import (
     AgentServer,
     AgentSession,
-    SamplingSource,
-    SessionEnd,
     SessionEndpoint,
-    SessionRules,
     describe,
 )
 from astraflow.workflows.episode import Episode
@@ -60,11 +57,12 @@ class EpisodeJudge:
         self._options = options
         self._scorer = scorer
 
-    @property
-    def rules(self) -> SessionRules:
-        """How the agent may sample."""
+    def session(self, episode: Episode) -> AgentSession:
+        """Begin a session of an episode."""
         options = self._options
-        return SessionRules(models=options.models, sampling=SamplingSource(options.sampling))
+        return AgentSession(
+            episode, models=options.models, chooses_sampling=options.sampling == "agent"
+        )
 
     async def score(self, session: AgentSession, answer: str) -> Score:
         """Return what an episode is worth.
@@ -113,13 +111,11 @@ class Served:
 
     async def run(self, episode: Episode) -> Score:
         """Run one episode."""
-        session = AgentSession(episode, self._judge.rules)
+        session = self._judge.session(episode)
         try:
             async with episode.agent_server.open(session):
                 episode.agent_server.offer(session, self._lane)
-                ending = await session.ended()
-            if ending.failure:
-                raise session.cause_of(agent_failed(f"the agent gave up: {ending.failure}"))
+                _require_done(session, await session.ended())
             return await self._judge.score(session, session.last_text)
         except AstraflowError as error:
             return self._judge.after(error, episode)
@@ -165,8 +161,8 @@ class AgentPool:
         self._limits = limits
         self._free: asyncio.LifoQueue[_PoolSlot] | None = None
 
-    async def serve(self, session: AgentSession, *, time_s: float) -> SessionEnd:
-        """Hand an open session to a free process and wait until it is ended.
+    async def serve(self, session: AgentSession, *, time_s: float) -> str:
+        """Hand an open session to a free process; return how it ended, as `AgentSession.ended`.
 
         A process that takes longer, dies, or whose episode is withdrawn is replaced.
 
@@ -190,7 +186,7 @@ class AgentPool:
                 self._free.put_nowait(_PoolSlot())
         return self._free
 
-    async def _served(self, seat: _PoolSlot, session: AgentSession, time_s: float) -> SessionEnd:
+    async def _served(self, seat: _PoolSlot, session: AgentSession, time_s: float) -> str:
         door = session.episode.agent_server
         program = seat.program or await self._start(seat, door)
         door.offer(session, seat.lane)
@@ -212,9 +208,9 @@ class AgentPool:
             ending.cancel()
 
     async def _start(self, seat: _PoolSlot, door: AgentServer) -> Program:
-        queue = await door.queue(seat.lane)
+        url, token = await door.queue(seat.lane)
         seat.folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
-        told = {"ASTRAFLOW_TAKE_URL": queue.url, "ASTRAFLOW_TAKE_TOKEN": queue.token}
+        told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
         seat.program = await Program.start(
             self._command,
             limits=self._limits,
@@ -338,7 +334,7 @@ class Command:
         return await self._once(episode)
 
     async def _once(self, episode: Episode) -> Score:
-        session = AgentSession(episode, self._judge.rules)
+        session = self._judge.session(episode)
         async with episode.agent_server.open(session) as entrance:
             if self._options.persistent:
                 answer = await self._handed(session)
@@ -405,9 +401,9 @@ def session_env(entrance: SessionEndpoint, task: Path) -> dict[str, str]:
     }
 
 
-def _require_done(session: AgentSession, ending: SessionEnd) -> None:
-    if ending.failure:
-        raise session.cause_of(agent_failed(f"the agent gave up: {ending.failure}"))
+def _require_done(session: AgentSession, failure: str) -> None:
+    if failure:
+        raise session.cause_of(agent_failed(f"the agent gave up: {failure}"))
 
 
 def _failure(fate: ProgramExit, folder: Path, options: CommandOptions) -> AstraflowError:

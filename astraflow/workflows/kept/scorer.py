@@ -160,7 +160,7 @@ class KeptScorer:
         return answer
 
 
-class ProcessScorer:
+class ProcessScorer(KeptScorer):
     """Any scorer, in a process of its own."""
 
     class Options(KeptOptions):
@@ -172,19 +172,7 @@ class ProcessScorer:
         """Its own."""
 
     def __init__(self, options: Options) -> None:
-        self._scorer = KeptScorer(options.scorer, options.scorer_options, options)
-
-    async def __call__(self, prompt: Prompt, text: str) -> Score:
-        """Return what an answer is worth."""
-        return await self._scorer(prompt, text)
-
-    def in_process(self) -> Scorer:
-        """Return the scorer for this process."""
-        return self._scorer.in_process()
-
-    async def close(self) -> None:
-        """Stop its processes."""
-        await self._scorer.close()
+        super().__init__(options.scorer, options.scorer_options, options)
 
 
 def _require_no_error(answer: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from astraflow.config.strict import Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.kept.scorer import KeptOptions, KeptScorer
-from astraflow.workflows.protocol import Score, Scorer
+from astraflow.workflows.protocol import Score
 from astraflow.workflows.rewards.answers import gold_answers, measures
 
 
@@ -186,7 +186,7 @@ class Match:
         """Return that no text is known to match."""
 
 
-class Regex:
+class Regex(KeptScorer):
     """1 when a pattern is found in the text, and its group is the answer; else 0."""
 
     class Options(RegexOptions, KeptOptions):
@@ -197,19 +197,7 @@ class Regex:
 
     def __init__(self, options: Options) -> None:
         inner = {name: getattr(options, name) for name in RegexOptions.model_fields}
-        self._scorer = KeptScorer("astraflow.workflows.rewards.compare:Match", inner, options)
-
-    async def __call__(self, prompt: Prompt, text: str) -> Score:
-        """Compare."""
-        return await self._scorer(prompt, text)
-
-    def in_process(self) -> Scorer:
-        """Return the scorer for this process."""
-        return self._scorer.in_process()
-
-    async def close(self) -> None:
-        """Stop its processes."""
-        await self._scorer.close()
+        super().__init__("astraflow.workflows.rewards.compare:Match", inner, options)
 
 
 class MathOptions(Strict):
@@ -252,7 +240,7 @@ class Equal:
         return parse(text, parsing_timeout=None) or parse(f"${text}$", parsing_timeout=None)
 
 
-class Math:
+class Math(KeptScorer):
     """1 when the last expression of the text equals the answer, else 0."""
 
     class Options(MathOptions, KeptOptions):
@@ -263,16 +251,4 @@ class Math:
 
     def __init__(self, options: Options) -> None:
         inner = {name: getattr(options, name) for name in MathOptions.model_fields}
-        self._scorer = KeptScorer("astraflow.workflows.rewards.compare:Equal", inner, options)
-
-    async def __call__(self, prompt: Prompt, text: str) -> Score:
-        """Compare."""
-        return await self._scorer(prompt, text)
-
-    def in_process(self) -> Scorer:
-        """Return the scorer for this process."""
-        return self._scorer.in_process()
-
-    async def close(self) -> None:
-        """Stop its processes."""
-        await self._scorer.close()
+        super().__init__("astraflow.workflows.rewards.compare:Equal", inner, options)

@@ -63,12 +63,12 @@ def make_episode(engine, *, policies=("solver",), sampling=None, door=None, fiel
 @pytest.fixture
 def stage():
     @asynccontextmanager
-    async def make(answer=None, *, agents=None, rules=None, max_context=4096, **episode):
+    async def make(answer=None, *, agents=None, terms=None, max_context=4096, **episode):
         engine = SmallEngine(answer=answer, max_context_token_count=max_context)
         engine.version = 0
         endpoint = AgentEndpoint(agents or Agents())
         run = make_episode(engine, door=endpoint, **episode)
-        session = AgentSession(run, rules)
+        session = AgentSession(run, **(terms or {}))
         try:
             async with endpoint.open(session) as entrance:
                 yield Stage(
