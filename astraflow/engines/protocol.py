@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -102,6 +102,11 @@ class Engine(Protocol):
         """Prompt and completion together."""
         ...
 
+    @property
+    def tells_experts(self) -> bool:
+        """Whether generations have `routed_experts`: whether its model has routers."""
+        ...
+
     async def generate(
         self,
         prompt: Sequence[int],
@@ -166,14 +171,4 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop; running generations end with ENGINE_FAILED."""
-        ...
-
-
-@runtime_checkable
-class TellsExperts(Protocol):
-    """An engine that can say which experts tokens went through."""
-
-    @property
-    def tells_experts(self) -> bool:
-        """Whether generations have `routed_experts`: whether its model has routers."""
         ...

@@ -22,7 +22,6 @@ from astraflow.core.versions import SourceKind
 from astraflow.engines.devices import Machine, place_engines
 from astraflow.engines.models import first_model
 from astraflow.raas.failures import LoopWatch, report_unawaited
-from astraflow.raas.metrics import node_families
 from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel, load_models, policies_by_engine
 from astraflow.raas.updater import Puller
@@ -127,7 +126,7 @@ async def _join(
 
         puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
-        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.view, node_families))
+        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.families, iter))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         node.metrics_address = metrics.address

@@ -1,22 +1,23 @@
 """How busy a node is, what it counts of its own work, and what it tells a scraper."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 from astraflow.core.clock import Clock
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import RaasLoad
 from astraflow.core.rollouts import Rollout
-from astraflow.core.tasks import SamplingParams
-from astraflow.core.tensors import SwapReport, WeightUpdate
-from astraflow.engines.protocol import Engine, EngineLoad, Generation, TellsExperts, Watch
+from astraflow.core.tensors import SwapReport
+from astraflow.engines.protocol import Engine, EngineLoad
 from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 from astraflow.transport.lanes import RECEIVED_NBYTES
 
 
 class LoadMeter:
-    """Measures the time in which no engine had anything to decode, and sums up loads."""
+    """Measures the time in which no engine had anything to decode, and sums up loads.
+
+    A request to an engine is made within `with meter`.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,14 +26,12 @@ class LoadMeter:
         self._idle_s = 0.0
         self._sampled_count = 0
 
-    def begin(self) -> None:
-        """Note a request to an engine."""
+    def __enter__(self) -> None:
         if self._request_count == 0:
             self._idle_s += self._clock.monotonic() - self._idle_since
         self._request_count += 1
 
-    def end(self) -> None:
-        """Note its end."""
+    def __exit__(self, *_: object) -> None:
         self._request_count -= 1
         if self._request_count == 0:
             self._idle_since = self._clock.monotonic()
@@ -64,83 +63,6 @@ class LoadMeter:
         )
         self._reported_at, self._idle_s, self._sampled_count = now, 0.0, sampled_count
         return report
-
-
-class MeteredEngine:
-    """An engine whose requests a meter counts."""
-
-    def __init__(self, engine: Engine, meter: LoadMeter) -> None:
-        self._engine = engine
-        self._meter = meter
-
-    @property
-    def name(self) -> str:
-        """Name and release."""
-        return self._engine.name
-
-    @property
-    def version(self) -> int | None:
-        """What newly sampled tokens are of."""
-        return self._engine.version
-
-    @property
-    def pinned_versions(self) -> frozenset[int]:
-        """Older versions that can still be asked for."""
-        return self._engine.pinned_versions
-
-    @property
-    def keeps_versions(self) -> bool:
-        """Whether a pinned version serves on beside newer ones."""
-        return self._engine.keeps_versions
-
-    @property
-    def max_context_token_count(self) -> int:
-        """Prompt and completion together."""
-        return self._engine.max_context_token_count
-
-    @property
-    def tells_experts(self) -> bool:
-        """Whether generations have `routed_experts`."""
-        return isinstance(self._engine, TellsExperts) and self._engine.tells_experts
-
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        version: int | None = None,
-        watch: Watch | None = None,
-    ) -> Generation:
-        """Sample one completion; see Engine."""
-        self._meter.begin()
-        try:
-            return await self._engine.generate(prompt, sampling, version=version, watch=watch)
-        finally:
-            self._meter.end()
-
-    async def swap(self, update: WeightUpdate) -> SwapReport:
-        """Make a version live; see Engine."""
-        return await self._engine.swap(update)
-
-    def restore_from(self, source: Callable[[], WeightUpdate]) -> None:
-        """Say where all weights are had; see Engine."""
-        self._engine.restore_from(source)
-
-    async def pin(self, version: int) -> None:
-        """Keep a version; see Engine."""
-        await self._engine.pin(version)
-
-    async def unpin(self, version: int) -> None:
-        """Let a version go; see Engine."""
-        await self._engine.unpin(version)
-
-    def load(self) -> EngineLoad:
-        """Return how busy it is now."""
-        return self._engine.load()
-
-    async def close(self) -> None:
-        """Stop."""
-        await self._engine.close()
 
 
 class NodeCounters:
@@ -180,22 +102,39 @@ class NodeCounters:
             held.setdefault((policy_id,), Histogram(LONG_SECONDS)).observe(seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """A node at one moment.
+def node_families(
+    engines: Mapping[PolicyId, Engine],
+    counters: NodeCounters,
+    *,
+    running_count: int,
+    queued_count: int,
+    capacity: int,
+) -> Iterator[Family]:
+    """Yield what a node tells; on its event loop.
 
-    Attributes:
-        load: As it would report it.
-        versions: Of its engines.
-        counts: What it counted.
+    Args:
+        engines: Of its policies.
+        counters: What it counted.
+        running_count: Episodes in progress.
+        queued_count: Samples that wait for a version or their turn.
+        capacity: Rollouts that it runs at once.
     """
+    loads = [engine.load() for engine in engines.values()]
+    queued = sum(load.queued_count for load in loads)
+    used = max((load.kv_fraction for load in loads), default=0.0)
+    yield gauge("node_running_rollouts", "In progress.", running_count)
+    yield gauge("node_queued_rollouts", "That wait for a place or a version.", queued_count)
+    yield gauge("node_capacity_rollouts", "That it runs at once.", capacity)
+    yield gauge("node_engine_queued_requests", "In its engines.", queued)
+    yield gauge("node_kv_used_ratio", "Of the KV cache.", used)
+    live: dict[tuple[str, ...], int | None]
+    live = {(policy_id,): engine.version for policy_id, engine in engines.items()}
+    versions = {key: float(version) for key, version in live.items() if version is not None}
+    yield gauge("node_version", "That its engine samples with.", versions, "policy")
+    yield from _count_families(counters)
 
-    load: RaasLoad
-    versions: dict[str, int | None]
-    counts: tuple[Family, ...]
 
-
-def count_families(counters: NodeCounters) -> Iterator[Family]:
+def _count_families(counters: NodeCounters) -> Iterator[Family]:
     """Yield what a node counted."""
     rollouts = {key: float(count) for key, count in counters.rollouts.items()}
     tokens = {key: float(count) for key, count in counters.tokens.items()}
@@ -215,22 +154,3 @@ def count_families(counters: NodeCounters) -> Iterator[Family]:
     yield counter(
         "node_weights_failed_total", "Updates not reached.", failed, *("policy", "reason")
     )
-
-
-def node_families(view: NodeView) -> Iterator[Family]:
-    """Yield what a node tells."""
-    for name, text, read in _LOAD:
-        yield gauge(name, text, read(view.load))
-    versions: dict[tuple[str, ...], float]
-    versions = {(name,): float(v) for name, v in view.versions.items() if v is not None}
-    yield gauge("node_version", "That its engine samples with.", versions, "policy")
-    yield from view.counts
-
-
-_LOAD: tuple[tuple[str, str, Callable[[RaasLoad], float]], ...] = (
-    ("node_running_rollouts", "In progress.", lambda load: load.inflight_count),
-    ("node_queued_rollouts", "That wait for a place or a version.", lambda load: load.queued_count),
-    ("node_capacity_rollouts", "That it runs at once.", lambda load: load.capacity),
-    ("node_engine_queued_requests", "In its engines.", lambda load: load.engine_queued_count),
-    ("node_kv_used_ratio", "Of the KV cache.", lambda load: load.kv_fraction),
-)

@@ -30,15 +30,15 @@ from astraflow.core.members import (
 )
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
 from astraflow.core.versions import SourceKind
-from astraflow.engines.protocol import TellsExperts
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import NodeFailureLog
-from astraflow.raas.metrics import LoadMeter, MeteredEngine, NodeCounters, NodeView, count_families
+from astraflow.raas.metrics import LoadMeter, NodeCounters, node_families
 from astraflow.raas.policies import ServedModel, ServedPolicies
-from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places, headroom
+from astraflow.raas.runner import EpisodeRunner, Places, headroom
 from astraflow.raas.updater import PublishRequester, Puller, WeightUpdater
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.tls import Tls
+from astraflow.telemetry.metrics import Family
 from astraflow.weights.serve.server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
 from astraflow.workflows.runner import LoadedWorkflow
@@ -83,89 +83,6 @@ class NodeSettings:
     agents: Agents = field(default_factory=Agents)
 
 
-class Offer:
-    """Says what a node has."""
-
-    def __init__(
-        self,
-        settings: NodeSettings,
-        models: Mapping[PolicyId, ServedModel],
-        relays: RelayServer | None,
-    ) -> None:
-        """Offer what the node has.
-
-        Args:
-            settings: What the node is.
-            models: Of each policy.
-            relays: Serves what is pulled; None: nobody does.
-        """
-        self._settings = settings
-        self._models = models
-        self._relays = relays
-
-    def join_request(self, metrics_address: str) -> JoinPool:
-        """Return what a node says when it joins; metrics_address empty: it has none."""
-        settings = self._settings
-        return JoinPool(
-            name=settings.name,
-            contract=Contract(capabilities=self._capabilities, software=settings.software),
-            capacity=settings.capacity,
-            policies=self._served,
-            codes=settings.codes,
-            resources=replace(settings.resources, metrics_address=metrics_address),
-            region=settings.region,
-            relay_endpoint=self._relays.endpoint if self._relays else "",
-        )
-
-    def renewed(self, join: JoinPool) -> JoinPool:
-        """Return the same with the versions that are live now."""
-        return replace(join, policies=self._served)
-
-    def credit(self, headroom: int) -> TaskCredit:
-        """Return how much work it takes, with so many samples on their way to it."""
-        return TaskCredit(
-            max_outstanding=self._settings.capacity + headroom,
-            max_eval_outstanding=self._settings.max_eval_count,
-            max_eval_extra=self._settings.eval_extra,
-        )
-
-    def load(self, *, running_count: int, queued_count: int) -> RaasLoad:
-        """Return how busy it is at this instant.
-
-        Args:
-            running_count: Episodes in progress.
-            queued_count: Samples that wait for a version or their turn.
-        """
-        loads = [model.engine.load() for model in self._models.values()]
-        return RaasLoad(
-            inflight_count=running_count,
-            queued_count=queued_count,
-            capacity=self._settings.capacity,
-            kv_fraction=max((load.kv_fraction for load in loads), default=0.0),
-            engine_queued_count=sum(load.queued_count for load in loads),
-        )
-
-    @property
-    def _capabilities(self) -> frozenset[Capability]:
-        relay = {Capability.RELAY} if self._relays else set[Capability]()
-        engines = [model.engine for model in self._models.values()]
-        tells = any(isinstance(each, TellsExperts) and each.tells_experts for each in engines)
-        experts = {Capability.ROUTED_EXPERTS} if tells else set[Capability]()
-        return frozenset({Capability.PIN_VERSION, *relay, *experts})
-
-    @property
-    def _served(self) -> tuple[ServedPolicy, ...]:
-        return tuple(
-            ServedPolicy(
-                policy_id=policy_id,
-                version=model.engine.version,
-                identity=model.identity,
-                max_context_token_count=model.engine.max_context_token_count,
-            )
-            for policy_id, model in self._models.items()
-        )
-
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -207,12 +124,8 @@ class RaasNode:
         self._settings = settings
         self._meter = LoadMeter(clock or SystemClock())
         self._policies = ServedPolicies(
-            {
-                policy_id: replace(model, engine=MeteredEngine(model.engine, self._meter))
-                for policy_id, model in models.items()
-            }
+            {policy_id: replace(model, meter=self._meter) for policy_id, model in models.items()}
         )
-        self._offer = Offer(settings, self._policies.models, relays)
         self._agents = AgentEndpoint(settings.agents, token=os.environ.get(AGENT_TOKEN))
         self.counters = NodeCounters()
         self._puller = puller
@@ -268,9 +181,9 @@ class RaasNode:
         async with dial_pool(
             settings.hub,
             token=settings.token,
-            join=self._offer.join_request(self.metrics_address),
+            join=self._join_request(),
             hooks=hooks,
-            describe=self._offer.renewed,
+            describe=lambda join: replace(join, policies=self._served),
             tls=settings.tls,
             patience_s=settings.patience_s,
         ) as client:
@@ -286,19 +199,44 @@ class RaasNode:
                 await self._agents.close()
                 await close_workflows(self._workflows.values())
 
+    def _join_request(self) -> JoinPool:
+        settings, models = self._settings, self._policies.models.values()
+        capabilities = {Capability.PIN_VERSION}
+        if self._relays is not None:
+            capabilities.add(Capability.RELAY)
+        if any(model.engine.tells_experts for model in models):
+            capabilities.add(Capability.ROUTED_EXPERTS)
+        return JoinPool(
+            name=settings.name,
+            contract=Contract(capabilities=frozenset(capabilities), software=settings.software),
+            capacity=settings.capacity,
+            policies=self._served,
+            codes=settings.codes,
+            resources=replace(settings.resources, metrics_address=self.metrics_address),
+            region=settings.region,
+            relay_endpoint=self._relays.endpoint if self._relays else "",
+        )
+
+    @property
+    def _served(self) -> tuple[ServedPolicy, ...]:
+        """The policies with the versions that are live now."""
+        return tuple(
+            ServedPolicy(
+                policy_id=policy_id,
+                version=model.engine.version,
+                identity=model.identity,
+                max_context_token_count=model.engine.max_context_token_count,
+            )
+            for policy_id, model in self._policies.models.items()
+        )
+
     async def _serve(self, client: RaasClient) -> NodeDeparture:
         membership = await client.join()
         self._admit(membership.session)
         # On every record from here on; the node's tasks inherit it.
         bind_contextvars(run=membership.run_id, member=membership.session.member_id)
         log.info("joined")
-        loaded = self._workflows = build_workflows(membership.workflows)
-        workflows = {
-            spec.workflow_id: NodeWorkflow(
-                loaded=loaded[spec.workflow_id], policy_ids=spec.policy_ids
-            )
-            for spec in membership.workflows
-        }
+        self._workflows = build_workflows(membership.workflows)
         tasks = client.tasks(credit=self._credit, take=self._take, cancel=self._cancel)
         payloads = await self._payload_writer(client)
         results = PublishRequester(client.rollouts, client.versions, every=self._settings.ask_every)
@@ -308,7 +246,7 @@ class RaasNode:
         async with beside(*streams) as group:
             self._runner = EpisodeRunner(
                 policies=self._policies,
-                workflows=workflows,
+                workflows=self._workflows,
                 results=results,
                 give_back=tasks.nack,
                 group=group,
@@ -385,7 +323,11 @@ class RaasNode:
 
     @property
     def _credit(self) -> TaskCredit:
-        return self._offer.credit(self._headroom())
+        return TaskCredit(
+            max_outstanding=self._settings.capacity + self._headroom(),
+            max_eval_outstanding=self._settings.max_eval_count,
+            max_eval_extra=self._settings.eval_extra,
+        )
 
     def _headroom(self) -> int:
         if self._runner is None or self._client is None:
@@ -397,11 +339,17 @@ class RaasNode:
             task_size=self._runner.times.task_size,
         )
 
-    def view(self) -> NodeView:
-        """Return the node as it is, for metrics; on its event loop."""
-        load = self._offer.load(running_count=self._running_count, queued_count=self._queued_count)
-        versions = {str(policy): m.engine.version for policy, m in self._policies.models.items()}
-        return NodeView(load=load, versions=versions, counts=tuple(count_families(self.counters)))
+    def families(self) -> tuple[Family, ...]:
+        """Return the metrics of the node as it is; on its event loop."""
+        return tuple(
+            node_families(
+                {policy_id: model.engine for policy_id, model in self._policies.models.items()},
+                self.counters,
+                running_count=self._running_count,
+                queued_count=self._queued_count,
+                capacity=self._settings.capacity,
+            )
+        )
 
     def _load(self) -> RaasLoad:
         if self._tasks is not None and not self._departing.is_set():

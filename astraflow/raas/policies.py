@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -196,6 +196,7 @@ class ServedModel:
         template: Of its chats.
         turn_end_ids: End an answer beside the engine's own end tokens.
         identity: What the model is known by.
+        meter: Is entered for each request to the engine.
     """
 
     engine: Engine
@@ -203,6 +204,7 @@ class ServedModel:
     template: ChatTemplate = field(default_factory=ChatTemplate)
     turn_end_ids: tuple[int, ...] = ()
     identity: ModelIdentity = field(default_factory=ModelIdentity)
+    meter: AbstractContextManager[None] = field(default_factory=nullcontext)
 
     def port(
         self, policy_id: PolicyId, task: RolloutTask, sample_index: int, version: int | None = None
@@ -225,6 +227,7 @@ class ServedModel:
             version=version,
             template=self.template,
             is_trained=task.purpose is TaskPurpose.TRAIN,
+            meter=self.meter,
         )
 
 

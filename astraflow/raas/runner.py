@@ -196,19 +196,6 @@ class Results(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeWorkflow:
-    """A workflow of the run.
-
-    Attributes:
-        loaded: What runs.
-        policy_ids: Policies that it samples from; the first is its default.
-    """
-
-    loaded: LoadedWorkflow
-    policy_ids: tuple[PolicyId, ...]
-
-
 _DRAINING = Failure(
     reason=Reason.MEMBER_DRAINING, message="the node leaves; not started", retryable=True
 )
@@ -225,7 +212,7 @@ class EpisodeRunner:
         self,
         *,
         policies: ServedPolicies,
-        workflows: Mapping[WorkflowId, NodeWorkflow],
+        workflows: Mapping[WorkflowId, LoadedWorkflow],
         results: Results,
         give_back: Callable[[TaskId, Failure], None],
         group: asyncio.TaskGroup,
@@ -362,7 +349,7 @@ class EpisodeRunner:
             self._return(held, error.to_failure())
             return
         try:
-            self._begin(held, workflow.loaded, pinned)
+            self._begin(held, workflow, pinned)
             await held.over.wait()
         finally:
             await self._policies.dismiss(pinned)
@@ -430,7 +417,7 @@ class EpisodeRunner:
             f"of {token_count:,} tokens, {len(rollout.reward_parts):,} parts of its reward and "
             f"{len(rollout.metrics):,} metrics; ask for fewer or shorter turns, return less"
         )
-        run = self._workflows[held.task.workflow_id].loaded.workflow.run
+        run = self._workflows[held.task.workflow_id].workflow.run
         place = place_of_definition(run, name="TooLarge", said=message)
         return Failure(
             reason=Reason.MESSAGE_TOO_LARGE,

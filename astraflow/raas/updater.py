@@ -18,9 +18,7 @@ from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.core.versions import (
     UNSOUND,
-    PublishAnswer,
     SourceKind,
-    SourceReport,
     VersionInfo,
     VersionReport,
     VersionState,
@@ -31,7 +29,7 @@ from astraflow.raas.policies import VersionGate
 from astraflow.raas.runner import Results
 from astraflow.rpc.concurrency import Backoff, beside
 from astraflow.weights.fetch.lanes import ListVersions
-from astraflow.weights.fetch.puller import PullFailed, PullTimes
+from astraflow.weights.fetch.puller import PullFailed, PullResult
 
 # Each may cost a whole copy of the weights; what is registered or kept wrongly stays so.
 _UNSOUND_COUNT: Final = 3
@@ -80,35 +78,6 @@ _KNOWN_VERSIONS = 64
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Pulled(Protocol):
-    """A version as it came."""
-
-    @property
-    def update(self) -> WeightUpdate:
-        """What the engine must do."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Payload received."""
-        ...
-
-    @property
-    def duration(self) -> timedelta:
-        """First request to last chunk verified."""
-        ...
-
-    @property
-    def reports(self) -> tuple[SourceReport, ...]:
-        """One per source tried."""
-        ...
-
-    @property
-    def times(self) -> PullTimes:
-        """What else took its time."""
-        ...
-
-
 class Puller(Protocol):
     """What is needed to get weights; `astraflow.weights.fetch.puller.WeightPuller` is one."""
 
@@ -119,7 +88,7 @@ class Puller(Protocol):
         transfer_token: bytes,
         *,
         listed: ListVersions | None = None,
-    ) -> Pulled:
+    ) -> PullResult:
         """Get a verified version, staged beside what is held."""
         ...
 
@@ -240,7 +209,7 @@ class WeightUpdater:
         await self._gate.admit_waiting()
         await self._live(target, pulled, swap, base)
 
-    async def _pull(self, target: VersionInfo) -> Pulled:
+    async def _pull(self, target: VersionInfo) -> PullResult:
         """Pull from who has the version now, and say that others may have it from here."""
         if self._attempts.failure_count:
             target = await self._found_again(target)
@@ -289,7 +258,7 @@ class WeightUpdater:
         return await self._engine.swap(self._puller.full_update())
 
     async def _live(
-        self, target: VersionInfo, pulled: Pulled, swap: SwapReport, base: int | None
+        self, target: VersionInfo, pulled: PullResult, swap: SwapReport, base: int | None
     ) -> None:
         log.info(
             "version live",
@@ -349,19 +318,11 @@ class WeightUpdater:
             log.warning("the run does not know the version", version=report.version)
 
 
-class Versions(Protocol):
-    """Where a version can be asked for; `VersionClient` is one."""
-
-    async def request_publish(self, policy_id: PolicyId) -> PublishAnswer:
-        """Ask for a version with more steps."""
-        ...
-
-
 class PublishRequester:
     """Passes results on, and asks for versions by their count."""
 
     def __init__(
-        self, results: Results, versions: Versions, *, every: Mapping[PolicyId, int]
+        self, results: Results, versions: VersionClient, *, every: Mapping[PolicyId, int]
     ) -> None:
         """Count nothing yet.
 

@@ -59,6 +59,7 @@ class SmallEngine:
     """
 
     name = "small/1"
+    tells_experts = False
 
     def __init__(
         self,

@@ -106,6 +106,7 @@ def _build(spec: WorkflowSpec) -> LoadedWorkflow:
     return LoadedWorkflow(
         workflow_id=spec.workflow_id,
         workflow=workflow,
+        policy_ids=spec.policy_ids,
         scorer_digest=digest,
         policy_fault_reward=spec.policy_fault_reward,
     )

@@ -1,6 +1,7 @@
 """Ports: how an episode reaches its policies, and what comes of that."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -44,6 +45,7 @@ class PolicyPort:
         version: Pins every token to it; None: whatever is live.
         template: Of its chats.
         is_trained: Whether what it samples is for its trainer.
+        meter: Is entered for each request to the engine; several may be within it at once.
     """
 
     policy_id: PolicyId
@@ -53,6 +55,7 @@ class PolicyPort:
     version: int | None = None
     template: ChatTemplate = field(default_factory=ChatTemplate)
     is_trained: bool = False
+    meter: AbstractContextManager[None] = field(default_factory=nullcontext)
 
     def fit(
         self, sampling: SamplingParams, token_count: int, *, before: SamplingParams | None = None
@@ -113,7 +116,8 @@ class PolicyPort:
             AstraflowError: As `fit`, and what the engine raises.
         """
         used = self.fit(sampling, len(prompt), before=before)
-        with span("gen_ai.generate", prompt_token_count=len(prompt), policy=self.policy_id):
+        traced = span("gen_ai.generate", prompt_token_count=len(prompt), policy=self.policy_id)
+        with traced, self.meter:
             generation = await self.engine.generate(prompt, used, version=self.version, watch=watch)
         return generation, used
 

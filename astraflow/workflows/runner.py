@@ -7,7 +7,7 @@ from typing import cast
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.ids import WorkflowId
+from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
 from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definition
 from astraflow.telemetry.traces import span
@@ -27,12 +27,14 @@ class LoadedWorkflow:
     Attributes:
         workflow_id: Its name in the run.
         workflow: The user's object.
+        policy_ids: That it samples from; the first is its default.
         scorer_digest: BLAKE3 of the scorer's source, or of the workflow's when it scores.
         policy_fault_reward: Of a PolicyFault that has none of its own.
     """
 
     workflow_id: WorkflowId
     workflow: Workflow
+    policy_ids: tuple[PolicyId, ...] = ()
     scorer_digest: bytes = b""
     policy_fault_reward: float = 0.0
 

@@ -4,7 +4,6 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from astraflow.raas.metrics import node_families
 from astraflow.telemetry.metrics import MetricsServer
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import start_run
@@ -41,7 +40,7 @@ async def told(tmp_path):
         await trained
         address = run.hub.metrics_address
         hub = await asyncio.to_thread(scrape, address)
-        with MetricsServer("127.0.0.1:0", lambda: node_families(node.node.view())) as server:
+        with MetricsServer("127.0.0.1:0", node.node.families) as server:
             own = await asyncio.to_thread(scrape, server.address)
         await run.finish()
     return hub, own

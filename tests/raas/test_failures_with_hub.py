@@ -98,8 +98,7 @@ async def test_a_node_tells_of_what_belongs_to_no_rollout(tmp_path, is_blocked):
         live.engine.open.clear()
         run.add_trainer()
         # It works: it has joined.
-        while not live.node.view().load.inflight_count:  # noqa: ASYNC110 - the node makes it true
-            await asyncio.sleep(0.01)
+        await live.engine.until(lambda: live.engine.running)
         if is_blocked:
             await asyncio.to_thread(live.node.report_from_thread, failure)
         else:

@@ -17,12 +17,10 @@ def test_waiting_is_the_time_without_a_request():
     clock = ManualClock()
     meter = LoadMeter(clock)
     clock.advance(2.0)
-    meter.begin()
-    meter.begin()
-    clock.advance(1.0)
-    meter.end()
-    clock.advance(3.0)
-    meter.end()
+    with meter:
+        with meter:
+            clock.advance(1.0)
+        clock.advance(3.0)
     clock.advance(2.0)
     load = meter.report([engine_load(80)], inflight_count=0, queued_count=0, capacity=8)
     assert load.wait_fraction == 0.5

@@ -112,6 +112,8 @@ class AdapterEngine:
     in which the server reads an adapter, and requests of other policies never notice.
     """
 
+    tells_experts = False
+
     def __init__(
         self, policy_id: PolicyId, adapting: AdapterServer, settings: Lora, model: ModelDescription
     ) -> None:

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Failure
 from astraflow.core.ids import PolicyId
-from astraflow.core.members import RaasLoad
 from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
 from astraflow.gateway.http import BodyRules, LoadVersion
 from astraflow.gateway.raas.orders import Order, OrderQueue, item_of
@@ -25,10 +24,11 @@ from astraflow.gateway.raas.workflows import SubmitPrompt, WorkflowRegistry
 from astraflow.gateway.settings import policy_of
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import NodeFailureLog
-from astraflow.raas.metrics import NodeCounters, NodeView, count_families
+from astraflow.raas.metrics import NodeCounters, node_families
 from astraflow.raas.policies import ServedModel, ServedPolicies
-from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places
+from astraflow.raas.runner import EpisodeRunner, Places
 from astraflow.rpc.peers import DialRules
+from astraflow.telemetry.metrics import Family
 from astraflow.workflows.building import build_workflows, close_workflows
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -97,12 +97,7 @@ class DataflowNode:
             await exits.enter_async_context(self._group)
             self.orders.runner = EpisodeRunner(
                 policies=self._policies,
-                workflows={
-                    spec.workflow_id: NodeWorkflow(
-                        loaded=loaded[spec.workflow_id], policy_ids=spec.policy_ids
-                    )
-                    for spec in self.book.specs
-                },
+                workflows=loaded,
                 results=self.orders,
                 give_back=self.orders.give_back,
                 group=self._group,
@@ -133,18 +128,17 @@ class DataflowNode:
         models = self._policies.models
         return {policy_id: model.engine.version for policy_id, model in models.items()}
 
-    def view(self) -> NodeView:
-        """Return the node as it is, for metrics; on its event loop."""
-        loads = [model.engine.load() for model in self._policies.models.values()]
-        load = RaasLoad(
-            inflight_count=self.orders.runner.running_count,
-            queued_count=self.orders.runner.queued_count,
-            capacity=self._capacity,
-            kv_fraction=max((each.kv_fraction for each in loads), default=0.0),
-            engine_queued_count=sum(each.queued_count for each in loads),
+    def families(self) -> tuple[Family, ...]:
+        """Return the metrics of the node as it is; on its event loop."""
+        return tuple(
+            node_families(
+                {policy_id: model.engine for policy_id, model in self._policies.models.items()},
+                self._tallies,
+                running_count=self.orders.runner.running_count,
+                queued_count=self.orders.runner.queued_count,
+                capacity=self._capacity,
+            )
         )
-        versions = {str(policy_id): at for policy_id, at in self._versions().items()}
-        return NodeView(load=load, versions=versions, counts=tuple(count_families(self._tallies)))
 
     def status(self) -> dict[str, Any]:
         """Say how the node stands; it serves once it has weights, and so is ready."""

@@ -36,7 +36,6 @@ from astraflow.gateway.raas.workflows import RegisterWorkflow, SubmitPrompt
 from astraflow.gateway.serve import serve_process, until_ended
 from astraflow.gateway.settings import tls_of, url_of
 from astraflow.raas.main import serving_models, watching
-from astraflow.raas.metrics import node_families
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import Peer, caller_of
@@ -306,7 +305,7 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
         serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as node,
         AsyncExitStack() as exits,
     ):
-        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.view, node_families))
+        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.families, iter))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         with watching(recipe, node.report, node.report):
