@@ -169,7 +169,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 async def _said(engine: Any) -> dict[str, Any]:
-    report = await engine._dialect.report(engine._server.http)  # noqa: SLF001
+    report = engine._dialect.report  # noqa: SLF001
     return {
         "written_nbytes": report.get("nbytes"),
         "write_ms": 1e3 * report.get("apply_s", 0),

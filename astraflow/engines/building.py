@@ -27,13 +27,16 @@ def build_engine(directory: Path, settings: EngineSettings, policy_id: PolicyId)
     Raises:
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
     """
-    match settings.kind:
-        case "embedded":
-            from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - torch
+    if settings.kind == "embedded":
+        from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - torch
 
-            return EmbeddedEngine.from_directory(directory, settings, policy_id)
-        case "vllm" | "sglang":
-            return _served(dialect_of(settings), directory, settings, policy_id)
+        return EmbeddedEngine.from_directory(directory, settings, policy_id)
+    from astraflow.engines.served.engine import ServedEngine  # noqa: PLC0415 - httpx
+    from astraflow.engines.served.model import ModelDescription  # noqa: PLC0415
+
+    dialect = dialect_of(settings)
+    model = ModelDescription.read(directory, settings.max_context)
+    return ServedEngine(dialect, model=model, settings=settings, policy_id=policy_id)
 
 
 def dialect_of(settings: EngineSettings) -> "Dialect":
@@ -83,40 +86,18 @@ def build_adapter_engines(
     Raises:
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
     """
-    if settings.kind != "embedded":
-        return _served_adapters(
-            dialect_of(settings), directory, settings, policies, draws_all=draws_all
-        )
-    from astraflow.engines.embedded.engine import adapter_engines  # noqa: PLC0415 - torch
+    if settings.kind == "embedded":
+        from astraflow.engines.embedded import engine  # noqa: PLC0415 - torch
 
-    return adapter_engines(directory, settings, policies, draws_all=draws_all)
-
-
-def _served_adapters(
-    dialect: "Dialect",
-    directory: Path,
-    settings: EngineSettings,
-    policies: Mapping[PolicyId, Lora],
-    *,
-    draws_all: bool,
-) -> Mapping[PolicyId, Engine]:
+        return engine.adapter_engines(directory, settings, policies, draws_all=draws_all)
     from astraflow.engines.served.adapter_engine import adapter_engines  # noqa: PLC0415 - httpx
     from astraflow.engines.served.model import ModelDescription  # noqa: PLC0415
 
+    dialect = dialect_of(settings)
     model = ModelDescription.read(directory, settings.max_context)
     if draws_all:
         model = replace(model, special=replace(model.special, never_sampled=frozenset()))
     return adapter_engines(dialect, model=model, settings=settings, policies=policies)
-
-
-def _served(
-    dialect: "Dialect", directory: Path, settings: EngineSettings, policy_id: PolicyId
-) -> Engine:
-    from astraflow.engines.served.engine import ServedEngine  # noqa: PLC0415 - httpx
-    from astraflow.engines.served.model import ModelDescription  # noqa: PLC0415
-
-    model = ModelDescription.read(directory, settings.max_context)
-    return ServedEngine(dialect, model=model, settings=settings, policy_id=policy_id)
 
 
 def server_python(settings: EngineSettings) -> Path:

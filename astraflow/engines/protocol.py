@@ -63,11 +63,11 @@ class EngineLoad:
         busy_s: Seconds spent computing since the start.
     """
 
-    running_count: int
-    queued_count: int
-    sampled_token_count: int
-    kv_fraction: float
-    busy_s: float
+    running_count: int = 0
+    queued_count: int = 0
+    sampled_token_count: int = 0
+    kv_fraction: float = 0.0
+    busy_s: float = 0.0
 
 
 class Engine(Protocol):

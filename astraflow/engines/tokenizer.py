@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
@@ -22,28 +22,6 @@ class SpecialIds:
 
     eos: frozenset[int]
     never_sampled: frozenset[int]
-
-
-class EngineTokenizer(Protocol):
-    """What engines and workflows need of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids that have a text."""
-        ...
-
-    @property
-    def special_ids(self) -> SpecialIds:
-        """Ids that end, begin or pad a text."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
-        """Return the ids of a text; True adds what the tokenizer puts at its ends (bos)."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens."""
-        ...
 
 
 class FastTokenizer:
@@ -162,7 +140,7 @@ class StopTexts:
     """
 
     def __init__(
-        self, tokenizer: EngineTokenizer, texts: Sequence[str], *, min_new_tokens: int = 0
+        self, tokenizer: FastTokenizer, texts: Sequence[str], *, min_new_tokens: int = 0
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = texts

@@ -27,7 +27,7 @@ class Outbox(Generic[Item]):
         self._clear_count = 0
         self._put_count = 0
         self._is_closed = False
-        self._error: AstraflowError | None = None
+        self._error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -55,7 +55,7 @@ class Outbox(Generic[Item]):
         for item in items:
             self.put(item)
 
-    def close(self, error: AstraflowError | None = None) -> None:
+    def close(self, error: Exception | None = None) -> None:
         """End it: the reader gets what is left, then the error, or nothing for ever."""
         if not self._is_closed:
             self._is_closed = True
@@ -66,7 +66,7 @@ class Outbox(Generic[Item]):
         """Return all that is there, at least one item; empty when it was closed.
 
         Raises:
-            AstraflowError: The one that it was closed with.
+            Exception: The one that it was closed with.
         """
         while not self._items:
             if self._error is not None:
@@ -90,7 +90,7 @@ class Outbox(Generic[Item]):
         wait for the next reader, unless the outbox was cleared in between.
 
         Raises:
-            AstraflowError: The one that it was closed with.
+            Exception: The one that it was closed with.
         """
         while items := await self.take():
             clear_count, delivered = self._clear_count, 0

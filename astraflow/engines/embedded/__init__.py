@@ -7,6 +7,6 @@ CPU thread even the last bit does not (see `shapes`).
 """
 
 from astraflow.engines.embedded.engine import EmbeddedEngine
-from astraflow.engines.tokenizer import EngineTokenizer, load_tokenizer
+from astraflow.engines.tokenizer import FastTokenizer, load_tokenizer
 
-__all__ = ["EmbeddedEngine", "EngineTokenizer", "load_tokenizer"]
+__all__ = ["EmbeddedEngine", "FastTokenizer", "load_tokenizer"]

@@ -14,7 +14,7 @@ from astraflow.engines.devices import computed_dtype
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
-from astraflow.engines.embedded.model import Architecture, Output, StepMasks, Stepper, read_on
+from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, read_on
 from astraflow.engines.embedded.rows import (
     DecodeRows,
     Ended,
@@ -28,7 +28,7 @@ from astraflow.engines.embedded.shapes import padded_length, padded_rows
 from astraflow.engines.embedded.weights import Weights
 from astraflow.engines.protocol import Generation
 from astraflow.engines.routers import RouteTaps
-from astraflow.engines.tokenizer import EngineTokenizer, SpecialIds
+from astraflow.engines.tokenizer import FastTokenizer, SpecialIds
 
 # Of one pass that reads running sequences anew: bounds the memory that it takes for a while.
 _TOKENS_PER_RECOMPUTE = 8192
@@ -295,7 +295,7 @@ class Decoder:
         self._cache.expect_prompts(self._tensor(prompts), first_row=rows.start, length=length)
         _, firsts = np.unique(prompts, return_index=True)
         self._adapters.expect(self._rows.column("adapter", rows)[firsts])
-        output: Output = self._module(
+        output = self._module(
             input_ids=self._tensor(ids),
             position_ids=self._tensor(np.arange(length))[None].expand(count, length),
             attention_mask=None,
@@ -409,7 +409,7 @@ def build_decoder_settings(
     architecture: Architecture,
     *,
     special: SpecialIds,
-    tokenizer: EngineTokenizer | None,
+    tokenizer: FastTokenizer | None,
 ) -> DecoderSettings:
     """Return how a decoder works.
 

@@ -34,19 +34,10 @@ from astraflow.engines.embedded.weights import (
     read_directory,
     stage,
 )
-from astraflow.engines.embedded.worker import (
-    Commit,
-    DecodeWorker,
-    Halt,
-    Message,
-    Pin,
-    Submit,
-    Unpin,
-    Withdraw,
-)
+from astraflow.engines.embedded.worker import DecodeWorker
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import mixtures_of
-from astraflow.engines.tokenizer import EngineTokenizer, load_tokenizer, read_special_ids
+from astraflow.engines.tokenizer import FastTokenizer, load_tokenizer, read_special_ids
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
 
@@ -68,7 +59,7 @@ class Plan:
     model_dir: Path
     module: torch.nn.Module
     decoding: DecoderSettings
-    tokenizer: EngineTokenizer | None
+    tokenizer: FastTokenizer | None
     grammars: Grammars | None
 
     @classmethod
@@ -142,13 +133,13 @@ class SharedBase:
     def withdraw(self, request: Request) -> None:
         """Take a request back."""
         self._put_submitted()
-        self.worker.put(Withdraw(request=request))
+        self.worker.withdraw(request)
 
-    def put(self, message: Message) -> None:
-        """Hand a message over, after the requests before it."""
+    def after_submitted(self) -> DecodeWorker:
+        """Return the thread, which was handed all requests so far."""
         self.require_running()
         self._put_submitted()
-        self.worker.put(message)
+        return self.worker
 
     async def go_live(self, adapter: int, make: Stage) -> SwapReport:
         """Stage until it can be committed: again if a version was pinned in the meantime."""
@@ -166,7 +157,7 @@ class SharedBase:
         """Stop; running generations end with ENGINE_FAILED."""
         self._is_closed = True
         self._put_submitted()
-        self.worker.put(Halt(error=_engine_closed()))
+        self.worker.halt(_engine_closed())
         self._stager.shutdown(wait=False)
         await asyncio.to_thread(self.worker.join)
 
@@ -178,8 +169,7 @@ class SharedBase:
 
     async def _commit(self, staged: Staged) -> SwapReport | None:
         """Hand over; the worker has let go of the update's arrays when this ends."""
-        reply: asyncio.Future[SwapReport | None] = asyncio.get_running_loop().create_future()
-        self.put(Commit(staged=staged, reply=reply))
+        reply = self.after_submitted().commit(staged)
         try:
             return await asyncio.shield(reply)
         except asyncio.CancelledError:
@@ -190,7 +180,7 @@ class SharedBase:
     def _put_submitted(self) -> None:
         if self._submitted:
             requests, self._submitted = self._submitted, []
-            self.worker.put(Submit(requests=requests))
+            self.worker.submit(requests)
 
 
 def _engine_closed() -> AstraflowError:
@@ -348,15 +338,11 @@ class EmbeddedEngine:
 
     async def pin(self, version: int) -> None:
         """Keep the live version for `generate(version=...)`; see `Engine.pin`."""
-        reply = asyncio.get_running_loop().create_future()
-        self._base.put(Pin(version=version, adapter=self._slots.adapter, reply=reply))
-        await reply
+        await self._base.after_submitted().pin(self._slots.adapter, version)
 
     async def unpin(self, version: int) -> None:
         """Let a pinned version go once its running generations are done."""
-        reply = asyncio.get_running_loop().create_future()
-        self._base.put(Unpin(version=version, adapter=self._slots.adapter, reply=reply))
-        await reply
+        await self._base.after_submitted().unpin(self._slots.adapter, version)
 
     def load(self) -> EngineLoad:
         """Return how busy it was after the last decode step."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import structlog
 import torch
@@ -33,12 +33,6 @@ _SLIDING = "sliding_attention"
 _STATIC = frozenset(("gpt2", "gpt_neox", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"))
 
 _STATIC_ROPE = frozenset((None, "default", "linear", "llama3", "yarn"))
-
-
-class Output(Protocol):
-    """What a causal model of transformers returns."""
-
-    logits: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +284,7 @@ def read_on(
         Logits, [rows, k, vocabulary].
     """
     rows = torch.arange(len(ids), device=ids.device)
-    output: Output = module(
+    output = module(
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks,
@@ -355,7 +349,7 @@ def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -
         shares.of_rows = taken
     mask_count = max(1, len(kinds))
     masks, states = others[:mask_count], others[mask_count:]
-    output: Output = module(
+    output = module(
         input_ids=ids[:, None],
         position_ids=positions[:, None],
         attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],

@@ -13,7 +13,7 @@ from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded.grammars import Guide
 from astraflow.engines.embedded.rows import DecodeRows, Request
 from astraflow.engines.protocol import UNCHANGED
-from astraflow.engines.tokenizer import EngineTokenizer, StopTexts
+from astraflow.engines.tokenizer import FastTokenizer, StopTexts
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -223,7 +223,7 @@ class StopRules:
     """End tokens, stop ids, stop strings, grammars and budgets."""
 
     def __init__(
-        self, *, vocab_size: int, eos_ids: Iterable[int], tokenizer: EngineTokenizer | None
+        self, *, vocab_size: int, eos_ids: Iterable[int], tokenizer: FastTokenizer | None
     ) -> None:
         self._is_eos = np.zeros(vocab_size, np.bool_)
         self._is_eos[[token for token in eos_ids if token < vocab_size]] = True

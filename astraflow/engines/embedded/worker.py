@@ -5,8 +5,8 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -116,55 +116,6 @@ def _failed(error: Exception) -> AstraflowError:
     return failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
-    """Generate for requests that came together."""
-
-    requests: Sequence[Request]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
-    """Nobody waits for a request any more."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """Make weights live; the answer is None when they have to be staged again."""
-
-    staged: Staged
-    reply: asyncio.Future[SwapReport | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """Keep a version of a policy."""
-
-    version: int
-    adapter: int
-    reply: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpin:
-    """Take one pin of a version back."""
-
-    version: int
-    adapter: int
-    reply: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """End the thread, and all requests with an error."""
-
-    error: AstraflowError
-
-
-Message = Submit | Withdraw | Commit | Pin | Unpin | Halt
-
 # An idle worker begins when nothing has come for so long, or for this share of its last turn: what
 # comes a moment later costs a pass of its own, or waits for some.
 _COMPANY_S, _COMPANY_SHARE = 0.001, 0.1
@@ -174,12 +125,11 @@ _SHOW_S = 0.025
 
 _Reply = tuple[asyncio.Future[Any], Any]
 
+# Who waits for an answer, and what is to be done.
+_Asked = tuple[tuple[asyncio.Future[Any], ...], Callable[[], None]]
+
 # A policy and one of its versions.
 _PolicyVersion = tuple[int, int]
-
-_IDLE = EngineLoad(
-    running_count=0, queued_count=0, sampled_token_count=0, kv_fraction=0.0, busy_s=0.0
-)
 
 
 class DecodeWorker:
@@ -202,7 +152,7 @@ class DecodeWorker:
     ) -> None:
         policy_count = len(settings.adapters) or 1
         self.version_sets = tuple(VersionSet() for _ in range(policy_count))
-        self.loads = (_IDLE,) * policy_count
+        self.loads = (EngineLoad(),) * policy_count
         self._settings = settings
         self._thread_count = thread_count
         self._kv = kv
@@ -216,7 +166,7 @@ class DecodeWorker:
         self._shown_at = 0.0
         self._replies: list[_Reply] = []
         self._failure: AstraflowError | None = None
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._inbox: SimpleQueue[_Asked] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
         self._thread.start()
 
@@ -229,11 +179,31 @@ class DecodeWorker:
         """Return the requests of a policy that it was handed and has not seen."""
         return self._handed_counts[adapter] - self._seen_counts[adapter]
 
-    def put(self, message: Message) -> None:
-        """Hand a message over."""
-        if isinstance(message, Submit):
-            self._handed_counts.update(each.adapter for each in message.requests)
-        self._inbox.put(message)
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Generate for requests that came together."""
+        self._handed_counts.update(each.adapter for each in requests)
+        waiting = tuple(request.reply for request in requests)
+        self._inbox.put((waiting, partial(self._take, requests)))
+
+    def withdraw(self, request: Request) -> None:
+        """Nobody waits for a request any more."""
+        self._inbox.put(((), partial(self._withdraw, request)))
+
+    def commit(self, staged: Staged) -> "asyncio.Future[SwapReport | None]":
+        """Make weights live; the answer is None when they have to be staged again."""
+        return self._ask(partial(self._commit, staged))
+
+    def pin(self, adapter: int, version: int) -> "asyncio.Future[None]":
+        """Keep a version of a policy."""
+        return self._ask(partial(self._pin, (adapter, version)))
+
+    def unpin(self, adapter: int, version: int) -> "asyncio.Future[None]":
+        """Take one pin of a version back."""
+        return self._ask(partial(self._unpin, (adapter, version)))
+
+    def halt(self, error: AstraflowError) -> None:
+        """End the thread, and all requests with an error."""
+        self._inbox.put(((), partial(self._end, error)))
 
     def join(self) -> None:
         """Wait for the end of the thread."""
@@ -265,10 +235,10 @@ class DecodeWorker:
     def _read_inbox(self) -> None:
         """Follow all messages; wait for one when there is nothing to decode."""
         if self._live.is_idle and all(queue.is_idle for queue in self._pinned.values()):
-            self._follow(self._inbox.get())
+            self._follow()
             self._await_batch()
         while not self._inbox.empty():
-            self._follow(self._inbox.get())
+            self._follow()
 
     def _await_batch(self) -> None:
         """Begin what comes in a row together: a pass over few rows costs as much as one over many.
@@ -280,27 +250,27 @@ class DecodeWorker:
             time.sleep(max(_COMPANY_S, _COMPANY_SHARE * self._turn_s))
             is_news = not self._inbox.empty()
             while not self._inbox.empty():
-                self._follow(self._inbox.get())
+                self._follow()
 
-    def _follow(self, message: Message) -> None:
-        match message:
-            case Submit(requests=requests):
-                self._seen_counts.update(each.adapter for each in requests)
-                for request in requests:
-                    self._submit(request)
-            case Withdraw(request=request):
-                for queue in (self._live, *self._pinned.values()):
-                    queue.withdraw(request)
-            case Commit(staged=staged, reply=reply):
-                self._replies.append((reply, self._commit(staged)))
-            case Pin(version=version, adapter=adapter, reply=reply):
-                self._replies.append((reply, self._pin((adapter, version))))
-            case Unpin(version=version, adapter=adapter, reply=reply):
-                self.version_sets[adapter].unpin(version)
-                self._let_go((adapter, version))
-                self._replies.append((reply, None))
-            case Halt(error=error):
-                self._end(error)
+    def _follow(self) -> None:
+        """Do the next thing that was asked for."""
+        _, act = self._inbox.get()
+        act()
+
+    def _ask(self, act: Callable[[], object]) -> "asyncio.Future[Any]":
+        """Have something done between two steps; what it returns is the answer."""
+        reply = asyncio.get_running_loop().create_future()
+        self._inbox.put(((reply,), lambda: self._replies.append((reply, act()))))
+        return reply
+
+    def _take(self, requests: Sequence[Request]) -> None:
+        self._seen_counts.update(each.adapter for each in requests)
+        for request in requests:
+            self._submit(request)
+
+    def _withdraw(self, request: Request) -> None:
+        for queue in (self._live, *self._pinned.values()):
+            queue.withdraw(request)
 
     def _end(self, error: AstraflowError) -> None:
         """Answer everything that waits with an error, for good."""
@@ -308,13 +278,8 @@ class DecodeWorker:
         for queue in (self._live, *self._pinned.values()):
             self._collect(queue.end(error))
         while not self._inbox.empty():
-            match self._inbox.get():
-                case Submit(requests=requests):
-                    self._replies.extend((request.reply, error) for request in requests)
-                case Commit(reply=reply) | Pin(reply=reply) | Unpin(reply=reply):
-                    self._replies.append((reply, error))
-                case Withdraw() | Halt():
-                    pass
+            waiting, _ = self._inbox.get()
+            self._replies.extend((reply, error) for reply in waiting)
 
     def _submit(self, request: Request) -> None:
         if request.version is None:
@@ -365,6 +330,11 @@ class DecodeWorker:
             return self._not_served(pinned)
         self.version_sets[adapter].pin(weights)
         return None
+
+    def _unpin(self, pinned: _PolicyVersion) -> None:
+        adapter, version = pinned
+        self.version_sets[adapter].unpin(version)
+        self._let_go(pinned)
 
     def _let_go(self, pinned: _PolicyVersion) -> None:
         """Drop a version that is not pinned and has nothing to decode."""

@@ -35,14 +35,11 @@ from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.server import Life, ServerMeter, end_silence
 
 
-class AdapterServer:
+class AdapterServer(ServerHost):
     """Samples with adapters beside its model.
 
     Attributes:
-        dialect: How it is spoken with.
-        model: That it serves.
-        host: Keeps it running.
-        tenants: Who shares it.
+        engines: Of the policies that share it.
     """
 
     def __init__(
@@ -54,43 +51,34 @@ class AdapterServer:
         room: AdapterLimits,
     ) -> None:
         """Start the server, or attach to it; needs a running event loop."""
-        self.dialect = dialect
-        self.model = model
         self.engines: list[AdapterEngine] = []
         self._is_attached = settings.url is not None
         self._kv = KvPolicy(settings.kv)
-        self.host = ServerHost(
-            dialect, model=model, settings=settings, on_lost=self._lost, adapters=room
-        )
+        super().__init__(dialect, model=model, settings=settings, on_lost=self._lost, adapters=room)
 
     def completer(self, meter: ServerMeter) -> CompletionClient:
-        """Return what asks it for completions of one policy.
-
-        Args:
-            meter: Counts them.
-        """
-        server = self.host.server
-        self.host.background.start(meter.follow(server, self.dialect))
-        self.host.background.start(end_silence(server, meter, is_changing=lambda: False))
+        """Return what asks it for completions of one policy, which the meter counts."""
+        self.background.start(meter.follow(self.server, self.dialect))
+        self.background.start(end_silence(self.server, meter, is_changing=lambda: False))
         return CompletionClient(
             self.dialect,
             model=self.model,
-            server=server,
+            server=self.server,
             meter=meter,
-            background=self.host.background,
+            background=self.background,
             kv=self._kv,
         )
 
     async def close(self) -> None:
         """End the server, or leave it as it was; the second time does nothing."""
-        if self._is_attached and self.host.server.life.is_up:
+        if self._is_attached and self.server.life.is_up:
             for tenant in self.engines:
                 await tenant.leave()
-        await self.host.close()
+        await super().close()
 
     def _lost(self) -> None:
         for tenant in self.engines:
-            self.host.background.start(tenant.restore())
+            self.background.start(tenant.restore())
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -115,18 +103,18 @@ class AdapterEngine:
     tells_experts = False
 
     def __init__(
-        self, policy_id: PolicyId, adapting: AdapterServer, settings: Lora, model: ModelDescription
+        self, policy_id: PolicyId, server: AdapterServer, settings: Lora, model: ModelDescription
     ) -> None:
         """Serve a policy; see `adapter_engines`.
 
         Args:
             policy_id: Whose adapters it takes.
-            adapting: Samples; closed with the engine.
+            server: Samples; closed with the engine.
             settings: Of the recipe.
             model: Whose tensors are those of the policy's versions.
         """
         self._policy_id = policy_id
-        self._adapting = adapting
+        self._host = server
         self._settings = settings
         self._model = model
         self._meter = ServerMeter()
@@ -136,13 +124,13 @@ class AdapterEngine:
         self._numbers = count()
         made = uuid.uuid4().hex[:8]
         self._names = cycle([f"{policy_id}-{made}-{index}" for index in range(_NAME_COUNT)])
-        self._completions = adapting.completer(self._meter)
-        adapting.engines.append(self)
+        self._completions = server.completer(self._meter)
+        server.engines.append(self)
 
     @property
     def name(self) -> str:
         """Make of the server."""
-        return self._adapting.dialect.name
+        return self._host.dialect.name
 
     @property
     def version(self) -> int | None:
@@ -177,7 +165,7 @@ class AdapterEngine:
         watch: Watch | None = None,
     ) -> Generation:
         """Sample one completion of one version; see `Engine.generate`."""
-        self._adapting.host.server.require_open()
+        self._host.server.require_open()
         with self._versions.using(version, self._life) as adapter:
             return await self._completions.sample(
                 prompt, sampling, watch, version=adapter.version, adapter=adapter.name
@@ -185,13 +173,13 @@ class AdapterEngine:
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
         """Let new requests take a version, once there is a place for it; see `Engine.swap`."""
-        self._adapting.host.server.require_open()
+        self._host.server.require_open()
         require_policy(update, self._policy_id)
-        return await self._adapting.host.background.finish(self._swap(update))
+        return await self._host.background.finish(self._swap(update))
 
     async def pin(self, version: int) -> None:
         """Keep a version; see `Engine.pin`."""
-        self._adapting.host.server.require_open()
+        self._host.server.require_open()
         self._versions.pin(version, self._life)
 
     async def unpin(self, version: int) -> None:
@@ -204,7 +192,7 @@ class AdapterEngine:
 
     async def close(self) -> None:
         """End the server, for all its policies."""
-        await self._adapting.close()
+        await self._host.close()
 
     async def restore(self) -> None:
         """Have a server that was started again read all versions that are kept."""
@@ -224,7 +212,7 @@ class AdapterEngine:
 
     async def _swap(self, update: WeightUpdate) -> SwapReport:
         async with self._one_at_a_time:
-            await self._adapting.host.server.wait_up()
+            await self._host.server.wait_up()
             live = self._versions.live
             await asyncio.to_thread(self._model.check, update, live and live.version)
             tensors = changed(self._held, update)
@@ -243,7 +231,7 @@ class AdapterEngine:
 
     async def _written(self, version: int, tensors: Tensors) -> Adapter:
         """Write a version where the server will read it."""
-        folder = self._adapting.host.folder.path / f"{self._policy_id}-{next(self._numbers)}"
+        folder = self._host.folder.path / f"{self._policy_id}-{next(self._numbers)}"
         base = self._model.directory
         await asyncio.to_thread(write_adapter, folder, tensors, self._settings, base=base)
         taken = {kept.name for kept in self._versions.kept}
@@ -253,12 +241,12 @@ class AdapterEngine:
     async def _load(self, adapter: Adapter) -> None:
         """Have the server read a version."""
         life = self._life
-        http = await self._adapting.host.server.wait_up()
-        await self._adapting.dialect.load_adapter(http, adapter.name, adapter.folder)
+        http = await self._host.server.wait_up()
+        await self._host.dialect.load_adapter(http, adapter.name, adapter.folder)
         adapter.life = life
 
     def _let_go(self, adapter: Adapter) -> None:
-        self._adapting.host.background.start(self._unload(adapter))
+        self._host.background.start(self._unload(adapter))
 
     async def _unload(self, adapter: Adapter) -> None:
         """Take a version from the server, if that one has it still."""
@@ -272,7 +260,7 @@ class AdapterEngine:
 
     async def _taken_away(self, name: str) -> None:
         """Have the server forget a version; once more, if it was just closing the connection."""
-        http, dialect = self._adapting.host.server.http, self._adapting.dialect
+        http, dialect = self._host.server.http, self._host.dialect
         try:
             await dialect.unload_adapter(http, name)
         except httpx.TransportError:
@@ -280,7 +268,7 @@ class AdapterEngine:
 
     @property
     def _life(self) -> Life:
-        return self._adapting.host.server.life
+        return self._host.server.life
 
 
 def adapter_engines(
@@ -310,8 +298,8 @@ def adapter_engines(
         rank=max(lora.rank for lora in policies.values()),
         targets=targets_of(name for adapted in models.values() for name in adapted.shapes),
     )
-    adapting = AdapterServer(dialect, model=model, settings=settings, room=room)
+    server = AdapterServer(dialect, model=model, settings=settings, room=room)
     return {
-        policy: AdapterEngine(policy, adapting, policies[policy], adapted)
+        policy: AdapterEngine(policy, server, policies[policy], adapted)
         for policy, adapted in models.items()
     }

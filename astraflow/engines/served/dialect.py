@@ -13,7 +13,7 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.devices import computed_dtype
-from astraflow.engines.protocol import Likeliest
+from astraflow.engines.protocol import EngineLoad, Likeliest
 
 # A dead server refuses at once; one that is busy takes its time.
 CONNECT_S = 60.0
@@ -129,36 +129,6 @@ class CompletionPiece:
     experts: np.ndarray | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLoad:
-    """How busy a server says it is.
-
-    Attributes:
-        running_count: Sequences being decoded.
-        queued_count: Requests that wait.
-        kv_fraction: Used share of the KV cache, 0 to 1.
-        sampled_count: Tokens since its start, where it counts them.
-    """
-
-    running_count: int
-    queued_count: int
-    kv_fraction: float
-    sampled_count: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedModel:
-    """What a server says that it serves.
-
-    Attributes:
-        directory: Of the model, as the server was told it.
-        max_context: Tokens of prompt and completion together; None: the model's own.
-    """
-
-    directory: Path
-    max_context: int | None
-
-
 class Dialect(Protocol):
     """How one make of server is started, asked and updated.
 
@@ -169,6 +139,11 @@ class Dialect(Protocol):
     @property
     def name(self) -> str:
         """As in `raas.engine.kind`."""
+        ...
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What the last update did, in the slowest rank: `nbytes` written, `apply_s` taken."""
         ...
 
     @property
@@ -193,8 +168,10 @@ class Dialect(Protocol):
         """Return whether it generates: one real token, not a health page."""
         ...
 
-    async def served_model(self, http: httpx.AsyncClient) -> ReportedModel:
-        """Return what it serves.
+    async def served_model(self, http: httpx.AsyncClient) -> tuple[Path, int | None]:
+        """Return the directory of its model, as it was told it, and its context in tokens.
+
+        The context is that of prompt and completion together; None: the model's own.
 
         Raises:
             AstraflowError: INVALID_FIELD for a server that was not started to be updated.
@@ -237,10 +214,6 @@ class Dialect(Protocol):
         """Return the server's own checksum of each of its parameters; O(model)."""
         ...
 
-    async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:
-        """Return what the last update did: `nbytes` written, `apply_s` taken."""
-        ...
-
     async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
         """Make an adapter known; nothing that runs is touched.
 
@@ -255,6 +228,6 @@ class Dialect(Protocol):
         """Forget an adapter that nothing runs with."""
         ...
 
-    async def load(self, http: httpx.AsyncClient) -> ServerLoad:
-        """Return how busy it is."""
+    async def load(self, http: httpx.AsyncClient) -> EngineLoad:
+        """Return how busy it is; of what it does not count, 0."""
         ...

@@ -67,6 +67,8 @@ class ServerHost:
     """Keeps one server of a model running.
 
     Attributes:
+        dialect: How it is spoken with.
+        model: That it serves.
         background: What is done beside it.
         folder: What it is handed.
         server: Reached through it.
@@ -93,8 +95,8 @@ class ServerHost:
         Raises:
             AstraflowError: INVALID_FIELD or CAPABILITY_MISSING for what no command line can say.
         """
-        self._dialect = dialect
-        self._model = model
+        self.dialect = dialect
+        self.model = model
         self._settings = settings
         self._adapters = adapters
         self.background = Background()
@@ -128,20 +130,19 @@ class ServerHost:
 
     async def _take_over(self, http: httpx.AsyncClient) -> None:
         """Make sure of a server that somebody else started, and have it go on."""
-        served = await self._dialect.served_model(http)
-        self._model.require_served(served.directory, served.max_context)
-        await self._dialect.wake(http)
+        self.model.require_served(*await self.dialect.served_model(http))
+        await self.dialect.wake(http)
 
     def _launch(self, port: int) -> ServerCommand:
         place = ServerSetup(
-            model_dir=self._model.directory,
+            model_dir=self.model.directory,
             port=port,
             folder=self.folder.path,
             settings=self._settings,
-            max_context=self._model.max_context,
+            max_context=self.model.max_context,
             adapters=self._adapters,
         )
-        launch = self._dialect.launch(place)
+        launch = self.dialect.launch(place)
         return replace(launch, env={**launch.env, **visible_gpus(self._settings, Machine.here())})
 
 

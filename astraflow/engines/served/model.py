@@ -13,7 +13,7 @@ from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
 from astraflow.engines.served.routed_experts import ExpertLayout
 from astraflow.engines.tokenizer import (
-    EngineTokenizer,
+    FastTokenizer,
     SpecialIds,
     load_tokenizer,
     read_special_ids,
@@ -45,7 +45,7 @@ class ModelDescription:
     vocab_size: int
     max_context: int
     special: SpecialIds
-    tokenizer: EngineTokenizer | None
+    tokenizer: FastTokenizer | None
     shapes: Mapping[str, tuple[int, ...]]
     experts: ExpertLayout | None = None
 

@@ -18,7 +18,7 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served import lifeline
-from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand, ServerLoad
+from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand
 from astraflow.rpc.concurrency import Backoff, beside
 
 _KEPT_LINES = 15
@@ -343,7 +343,7 @@ class ServerMeter:
         self._sampled_count = 0
         self._busy_s = 0.0
         self._busy_since = 0.0
-        self._reported = ServerLoad(running_count=0, queued_count=0, kv_fraction=0.0)
+        self._reported = EngineLoad()
 
     @contextmanager
     def running(self) -> Generator[None]:
@@ -365,7 +365,7 @@ class ServerMeter:
     @property
     def progress(self) -> tuple[int, int]:
         """What rises as long as tokens come, here or, by its own word, in the server."""
-        return self._sampled_count, self._reported.sampled_count
+        return self._sampled_count, self._reported.sampled_token_count
 
     def load(self) -> EngineLoad:
         """Return the load; what the server said is up to a second old, and nothing when idle."""

@@ -17,12 +17,11 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.checks import apply_failed
+from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served.dialect import (
     NO_END,
     CompletionPiece,
-    ReportedModel,
     ServerCommand,
-    ServerLoad,
     ServerRequest,
     ServerSetup,
 )
@@ -190,7 +189,7 @@ class SglangDialect:
         """
         self._python = python
         self._salt = _new_salt()
-        self._report: Mapping[str, Any] = {}
+        self.report: Mapping[str, Any] = {}
         self._checked: httpx.AsyncClient | None = None
         self._is_quick = False
         self._rank_count = 1
@@ -289,19 +288,17 @@ class SglangDialect:
             await self._announce_version(http, version)
         else:
             await self._load(http, file, version)
-        self._report = max(_answers_beside(file), key=lambda each: each["apply_s"])
+        self.report = max(_answers_beside(file), key=lambda each: each["apply_s"])
         self._salt = _new_salt()
         if kv is KvPolicy.RECOMPUTE:
             _ok(await http.post("/flush_cache"))
         if is_paused:
             await self.wake(http)
 
-    async def served_model(self, http: httpx.AsyncClient) -> ReportedModel:
+    async def served_model(self, http: httpx.AsyncClient) -> tuple[Path, int | None]:
         """Return what it serves."""
         told = _answer_json(await http.get("/server_info"))
-        return ReportedModel(
-            directory=Path(told["model_path"]), max_context=told.get("context_length")
-        )
+        return Path(told["model_path"]), told.get("context_length")
 
     async def wake(self, http: httpx.AsyncClient) -> None:
         """Go on decoding."""
@@ -339,10 +336,6 @@ class SglangDialect:
             for name, checksum in told["checksums"].items()
         }
 
-    async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return what the last update did; of all ranks the slowest."""
-        return self._report
-
     async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
         """Make an adapter known, between two steps."""
         said = {"lora_name": name, "lora_path": str(folder)}
@@ -352,10 +345,10 @@ class SglangDialect:
         """Forget an adapter, once the server has ended what was withdrawn."""
         _answer_json(await http.post("/unload_lora_adapter", json={"lora_name": name}))
 
-    async def load(self, http: httpx.AsyncClient) -> ServerLoad:
+    async def load(self, http: httpx.AsyncClient) -> EngineLoad:
         """Return how busy it is; of several schedulers their sum, and the fullest cache."""
         loads: list[dict[str, Any]] = _answer_json(await http.get("/v1/loads"))["loads"]
-        return ServerLoad(
+        return EngineLoad(
             running_count=sum(each["num_running_reqs"] for each in loads),
             queued_count=sum(each["num_waiting_reqs"] for each in loads),
             kv_fraction=max(each["token_usage"] for each in loads),

@@ -14,14 +14,12 @@ from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import Grammar
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.devices import is_on_cpu
-from astraflow.engines.protocol import Likeliest
+from astraflow.engines.protocol import EngineLoad, Likeliest
 from astraflow.engines.served.dialect import (
     NO_END,
     AdapterLimits,
     CompletionPiece,
-    ReportedModel,
     ServerCommand,
-    ServerLoad,
     ServerRequest,
     ServerSetup,
 )
@@ -178,7 +176,7 @@ class VllmDialect:
             python: Interpreter of the environment that vLLM is installed in.
         """
         self._python = python
-        self._report: Mapping[str, Any] = {}
+        self.report: Mapping[str, Any] = {}
 
     def launch(self, place: ServerSetup) -> ServerCommand:
         """Return how to start it."""
@@ -269,9 +267,9 @@ class VllmDialect:
             "forget_running": kv is KvPolicy.RECOMPUTE,
         }
         reports = (await _request_json(http, "POST", _CHANGE, json=said))["reports"]
-        self._report = max(reports, key=lambda each: each["apply_s"])
+        self.report = max(reports, key=lambda each: each["apply_s"])
 
-    async def served_model(self, http: httpx.AsyncClient) -> ReportedModel:
+    async def served_model(self, http: httpx.AsyncClient) -> tuple[Path, int | None]:
         """Return what it serves."""
         said: list[dict[str, Any]] = (await _request_json(http, "GET", "/v1/models"))["data"]
         ours = next((model for model in said if model["id"] == _MODEL), None)
@@ -282,7 +280,7 @@ class VllmDialect:
                 f"it serves {names}, not {_MODEL}: start it with the command line that is in the"
                 " log of a node that starts its own",
             )
-        return ReportedModel(directory=Path(ours["root"]), max_context=ours["max_model_len"])
+        return Path(ours["root"]), ours["max_model_len"]
 
     async def wake(self, http: httpx.AsyncClient) -> None:
         """Go on decoding."""
@@ -293,18 +291,14 @@ class VllmDialect:
         said = await _request_json(http, "POST", "/weight_checker", json={"action": "checksum"})
         return said["checksums"]
 
-    async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return what the last update wrote; of all workers the slowest."""
-        return self._report
-
-    async def load(self, http: httpx.AsyncClient) -> ServerLoad:
+    async def load(self, http: httpx.AsyncClient) -> EngineLoad:
         """Read its Prometheus page."""
         page = (await http.get("/metrics")).text
-        return ServerLoad(
+        return EngineLoad(
             running_count=int(gauge(page, "vllm:num_requests_running")),
             queued_count=int(gauge(page, "vllm:num_requests_waiting")),
             kv_fraction=gauge(page, "vllm:kv_cache_usage_perc"),
-            sampled_count=int(gauge(page, "vllm:generation_tokens_total")),
+            sampled_token_count=int(gauge(page, "vllm:generation_tokens_total")),
         )
 
     async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:

@@ -20,7 +20,7 @@ from astraflow.core.ids import GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.protocol import Engine, Generation
-from astraflow.engines.tokenizer import EngineTokenizer
+from astraflow.engines.tokenizer import FastTokenizer
 from astraflow.launch.check.guard import (
     OvertimeError,
     UserLoop,
@@ -336,7 +336,7 @@ class _Exchange:
 class _Speller:
     """A tokenizer that names the text that it has no tokens for."""
 
-    def __init__(self, tokenizer: EngineTokenizer) -> None:
+    def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer
         self.decode = tokenizer.decode
 

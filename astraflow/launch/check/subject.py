@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
-from astraflow.engines.tokenizer import EngineTokenizer
+from astraflow.engines.tokenizer import FastTokenizer
 from astraflow.launch.check.guard import UserLoop
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.data_sets import DataSetReader
@@ -80,7 +80,7 @@ class SeenModel:
     """
 
     config: Mapping[str, Any]
-    tokenizer: EngineTokenizer
+    tokenizer: FastTokenizer
     eos_ids: Sequence[int]
     template: ChatTemplate
     max_context: int | None

@@ -28,7 +28,7 @@ from astraflow.raas.agents.chats import (
     text_body,
     text_completion,
 )
-from astraflow.raas.agents.completion import AgentCompletion, Choice, ChoiceQueue, CompletionItem
+from astraflow.raas.agents.completion import AgentCompletion, Choice, CompletionItem
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.raas.agents.formats import (
     ApiFormat,
@@ -40,6 +40,7 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.request import ChatRequest, CompletionRequest
 from astraflow.raas.agents.responses import RESPONSES
+from astraflow.rpc.concurrency import Outbox
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
 
@@ -71,9 +72,9 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until all is said, something fails, or the client leaves."""
         del scope
-        queue: ChoiceQueue[CompletionItem] = ChoiceQueue()
+        queue: Outbox[CompletionItem] = Outbox()
         leaving = asyncio.ensure_future(disconnected(receive))
-        leaving.add_done_callback(lambda _: queue.fail(ClientDisconnect()))
+        leaving.add_done_callback(lambda _: queue.close(ClientDisconnect()))
         with self._room:
             try:
                 await send(_STREAM_START)
@@ -86,7 +87,7 @@ class EventStream:
             finally:
                 leaving.cancel()
 
-    async def _send_pieces(self, queue: ChoiceQueue[CompletionItem], send: Send) -> None:
+    async def _send_pieces(self, queue: Outbox[CompletionItem], send: Send) -> None:
         open_count = self._completion.request.count
         async with aclosing(self._completion.stream(queue)) as all_items:
             async for items in all_items:

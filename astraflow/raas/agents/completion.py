@@ -3,51 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from astraflow.core.rollouts import FinishReason
 from astraflow.raas.agents.detokenizer import CALL, Detokenizer, cut_at, forced_calls, split_calls
 from astraflow.raas.agents.request import SamplingRequest
+from astraflow.rpc.concurrency import Outbox
 from astraflow.workflows.agents.session import AgentSession, Capture
 from astraflow.workflows.turns import Turn
-
-T = TypeVar("T")
-
-
-class ChoiceQueue(Generic[T]):
-    """A box with one reader, who is woken once for all that comes in one turn of the loop."""
-
-    def __init__(self) -> None:
-        self._items: list[T] = []
-        self._error: Exception | None = None
-        self._is_there = asyncio.Event()
-
-    def put(self, item: T) -> None:
-        """Put something."""
-        self._items.append(item)
-        self._is_there.set()
-
-    def fail(self, error: Exception) -> None:
-        """Let the reader fail once it has taken what is there; the first error counts."""
-        self._error = self._error or error
-        self._is_there.set()
-
-    async def take(self) -> list[T]:
-        """Wait until something is there, and return all of it.
-
-        Raises:
-            Exception: What `fail` was given.
-        """
-        await self._is_there.wait()
-        items, self._items = self._items, []
-        if items:
-            if self._error is None:
-                self._is_there.clear()
-            return items
-        assert self._error is not None  # noqa: S101 - what else has set it
-        raise self._error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +79,16 @@ class AgentCompletion:
         Raises:
             AstraflowError: What `AgentSession.sample` raises.
         """
-        told = self.stream(ChoiceQueue(), is_watched=False)
+        told = self.stream(Outbox(), is_watched=False)
         return [one async for items in told for one in items if isinstance(one, Choice)]
 
     async def stream(
-        self, queue: ChoiceQueue[CompletionItem], *, is_watched: bool = True
+        self, queue: Outbox[CompletionItem], *, is_watched: bool = True
     ) -> AsyncGenerator[list[CompletionItem]]:
         """Yield the answers as they come: the text of each, then the whole.
 
         Args:
-            queue: They come through it; what makes it fail ends the completion.
+            queue: They come through it; an error that it is closed with ends the completion.
             is_watched: False: only the whole ones.
 
         Raises:
@@ -143,9 +108,7 @@ class AgentCompletion:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(
-        self, index: int, queue: ChoiceQueue[CompletionItem], *, is_watched: bool
-    ) -> None:
+    async def _answer(self, index: int, queue: Outbox[CompletionItem], *, is_watched: bool) -> None:
         is_watched = is_watched and self.forced_tool is None
         markers = (*self.request.stops, *((CALL,) if self.has_tools else ()))
         detokenizer = Detokenizer(self.capture.port.tokenizer, markers)
@@ -176,7 +139,7 @@ class AgentCompletion:
             self.keep(choice)
             queue.put(choice)
         except Exception as error:  # noqa: BLE001 - raised again by the one who reads the queue
-            queue.fail(error)
+            queue.close(error)
 
     def _choice(self, index: int, turn: Turn) -> Choice:
         sampled = turn.generation.tokens.tolist()

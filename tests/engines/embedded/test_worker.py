@@ -13,7 +13,6 @@ from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.embedded.weights import Staged, stage
-from astraflow.engines.embedded.worker import Commit
 
 LENGTH = 120
 
@@ -50,9 +49,7 @@ def misshapen(staged: Staged) -> Staged:
 
 
 async def commit(engine: EmbeddedEngine, staged: Staged):
-    reply = asyncio.get_running_loop().create_future()
-    engine._base.worker.put(Commit(staged=staged, reply=reply))
-    return await reply
+    return await engine._base.worker.commit(staged)
 
 
 def knobs() -> SamplingParams:

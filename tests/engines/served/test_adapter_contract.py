@@ -72,7 +72,7 @@ def versions(generation: Any) -> list[int]:
 
 async def known_adapters(engine: Any) -> set[str]:
     """Return what the server has beside its model."""
-    http = await engine._adapting.host.server.wait_up()
+    http = await engine._host.server.wait_up()
     answer = await http.get("/v1/models")
     return {each["id"] for each in answer.json()["data"] if each.get("parent")}
 
@@ -209,7 +209,7 @@ async def test_a_killed_server_comes_back_with_the_adapters_of_the_node(kind: st
         await live(engines, version=1, seed=5)
         before = [await e.generate(PROMPT, knobs(temperature=0.0)) for e in engines.values()]
         task = await begun(engines["solver"])
-        life = engines["solver"]._adapting.host.server.life
+        life = engines["solver"]._host.server.life
         what_computes(processes_below() - others).kill()
         with pytest.raises(AstraflowError) as caught:
             await task
