@@ -63,18 +63,17 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
     # Found, but made in another process; see `environments`.
     Kind.ENVIRONMENT: {
-        name: f"astraflow.workflows.environments.{target}"
-        for name, target in {
-            "reasoning_gym": "adapters:ReasoningGym",
-            "textarena": "adapters:TextArena",
-            "gymnasium": "adapters:Gymnasium",
-            "gem": "adapters:Gem",
-            "textcraft": "adapters:TextCraft",
-            "textworld": "adapters:TextWorld",
-            "textworld_express": "adapters:TextWorldExpress",
-            "alfworld": "adapters:AlfWorld",
-            "openenv": "adapters:OpenEnv",
-            "search": "search:Search",
+        name: f"astraflow.workflows.environments.adapters:{adapter}"
+        for name, adapter in {
+            "reasoning_gym": "ReasoningGym",
+            "textarena": "TextArena",
+            "gymnasium": "Gymnasium",
+            "gem": "Gem",
+            "textcraft": "TextCraft",
+            "textworld": "TextWorld",
+            "textworld_express": "TextWorldExpress",
+            "alfworld": "AlfWorld",
+            "openenv": "OpenEnv",
         }.items()
     },
     Kind.SANDBOX: {

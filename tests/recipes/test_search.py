@@ -1,13 +1,13 @@
 """The questions of recipes/search can be answered from its corpus, in the ways it shows."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from astraflow.config.loader import load_recipe
 from astraflow.workflows.data_sets import JsonLines
-from astraflow.workflows.environments.search import Search
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes" / "search"
@@ -21,8 +21,9 @@ def options(monkeypatch):
 
 
 @pytest.fixture
-def search(options):
-    return Search(**options["environment_options"])
+def search(options, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return import_module("retrieval").Search(**options["environment_options"])
 
 
 def rows(name):

@@ -218,9 +218,9 @@ async def test_a_package_that_is_missing_is_told_with_the_cure():
             "missing a required argument: 'game'; known are game, settings",
         ),
         (
-            {"environment": "search", "environment_options": {"corpse": "x"}},
+            {"environment": "alfworld", "environment_options": {"fodler": "x"}},
             Reason.INVALID_FIELD,
-            "unexpected keyword argument 'corpse'; known are corpus, url",
+            "unexpected keyword argument 'fodler'; known are folder, commands",
         ),
     ],
 )

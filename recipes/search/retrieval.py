@@ -1,4 +1,8 @@
-"""Search: questions that are answered with a search engine, by tags in what the policy says."""
+"""Questions that are answered with a search engine, by tags in what the policy says.
+
+It runs in a process of its own: the standard library, bm25s for a corpus, and of astraflow what
+needs nothing else.
+"""
 
 import json
 import re
@@ -8,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 from astraflow.workflows.rewards.answers import gold_answers, measures
@@ -16,18 +20,6 @@ from astraflow.workflows.rewards.answers import gold_answers, measures
 _TAG = re.compile(r"<(search|access|answer)>(.*?)</\1>", re.DOTALL)
 _TRIES, _PAUSE_S = 5, 1.0
 _HOW = "Write <search>words</search>, <access>address</access> or <answer>answer</answer>."
-
-
-class Retriever(Protocol):
-    """What finds passages; `url` names a document."""
-
-    def retrieve(self, query: str, count: int) -> Sequence[Mapping[str, Any]]:
-        """Return passages, the best first: {contents, url} each."""
-        ...
-
-    def access(self, url: str) -> str | None:
-        """Return a whole document; None: there is none."""
-        ...
 
 
 class Bm25:
@@ -146,7 +138,7 @@ class Search:
             raise ValueError("give a corpus or the url of a server, one of them")
         if reward not in ("f1", "em"):
             raise ValueError(f"reward: '{reward}' is none of f1, em")
-        self._retriever: Retriever = RetrievalServer(url) if url else index(corpus, text)
+        self._retriever = RetrievalServer(url) if url else index(corpus, text)
         self._top_k, self._passage_chars, self._page_chars = top_k, passage_chars, page_chars
         self._reward, self._prompt = reward, prompt
         self._golds: Sequence[str] = ()

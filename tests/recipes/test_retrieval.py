@@ -1,16 +1,17 @@
-"""The environment `search`: over a corpus here, and over a server on a real socket."""
+"""The environment of recipes/search: over a corpus here, and over a server on a real socket."""
 
+import importlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.workflows.environments import search
 from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
-from astraflow.workflows.environments.search import Search
 
+FOLDER = Path(__file__).parents[2] / "recipes" / "search"
 DOCUMENTS = [
     {"url": "wiki/peru", "contents": "Lima is the capital of Peru, by the sea."},
     {"url": "wiki/france", "contents": "Paris is the capital of France, by the Seine."},
@@ -18,6 +19,13 @@ DOCUMENTS = [
 ]
 failed_calls = set()
 ROW = {"question": "What is the capital of Peru?", "answer": ["Lima", "City of Kings"]}
+
+
+@pytest.fixture(autouse=True)
+def search(monkeypatch):
+    """The module of the recipe, which is where its recipes find it."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("retrieval")
 
 
 @pytest.fixture
@@ -63,8 +71,8 @@ def server():
         thread.join()
 
 
-def test_a_question_is_answered_with_a_search(corpus):
-    world = Search(corpus, top_k=2, passage_chars=30)
+def test_a_question_is_answered_with_a_search(corpus, search):
+    world = search.Search(corpus, top_k=2, passage_chars=30)
     assert world.reset(ROW, 0).endswith("Question: What is the capital of Peru?")
     found = world.step("I look it up. <search> capital of Peru </search>")
     assert found.observation.splitlines()[:2] == [
@@ -85,15 +93,15 @@ def test_a_question_is_answered_with_a_search(corpus):
     }
 
 
-def test_the_first_tag_counts(corpus):
-    world = Search(corpus, reward="em")
+def test_the_first_tag_counts(corpus, search):
+    world = search.Search(corpus, reward="em")
     world.reset(ROW, 0)
     step = world.step("<answer>lima</answer> <search>Lima</search>")
     assert (step.is_done, step.reward) == (True, 1.0)
 
 
-def test_what_finds_nothing_or_says_nothing_hears_of_it(corpus):
-    world = Search(corpus)
+def test_what_finds_nothing_or_says_nothing_hears_of_it(corpus, search):
+    world = search.Search(corpus)
     world.reset(ROW, 0)
     assert "Nothing was found." in world.step("<search>zzz</search>").observation
     assert "Nothing was found." in world.step("<search></search>").observation
@@ -103,9 +111,9 @@ def test_what_finds_nothing_or_says_nothing_hears_of_it(corpus):
     assert "Bread" in world.step("<access>3</access>").observation
 
 
-def test_a_server_of_the_users_is_asked_until_it_answers(server, monkeypatch):
+def test_a_server_of_the_users_is_asked_until_it_answers(server, search, monkeypatch):
     monkeypatch.setattr(search, "_PAUSE_S", 0.01)
-    world = Search(url=server, top_k=1)
+    world = search.Search(url=server, top_k=1)
     world.reset(ROW, 0)
     assert "1. (wiki/peru) Lima" in world.step("<search>Peru</search>").observation
     assert "Seine" in world.step("<access>wiki/france</access>").observation
@@ -113,16 +121,20 @@ def test_a_server_of_the_users_is_asked_until_it_answers(server, monkeypatch):
     assert failed_calls == {"/retrieve", "/access"}
 
 
-def test_a_server_that_is_dead_is_no_wrong_answer(monkeypatch):
+def test_a_server_that_is_dead_is_no_wrong_answer(search, monkeypatch):
     monkeypatch.setattr(search, "_PAUSE_S", 0.01)
-    world = Search(url="http://127.0.0.1:9")
+    world = search.Search(url="http://127.0.0.1:9")
     world.reset(ROW, 0)
     with pytest.raises(ConnectionError, match=r"127.0.0.1:9/retrieve does not answer"):
         world.step("<search>Peru</search>")
 
 
 async def test_it_runs_in_a_process_of_its_own(corpus):
-    options = {"environment": "search", "environment_options": {"corpus": corpus}, "workers": 1}
+    options = {
+        "environment": "retrieval:Search",
+        "environment_options": {"corpus": corpus},
+        "workers": 1,
+    }
     pool = EnvironmentPool(PoolOptions(**options))
     async with pool.open() as world:
         await world.reset(ROW, 0)
@@ -140,7 +152,7 @@ async def test_it_runs_in_a_process_of_its_own(corpus):
 )
 async def test_options_that_cannot_be_meant_are_refused(options, said):
     pool = EnvironmentPool(
-        PoolOptions(environment="search", environment_options=options, workers=1)
+        PoolOptions(environment="retrieval:Search", environment_options=options, workers=1)
     )
     async with pool.open() as world:
         with pytest.raises(AstraflowError, match=said) as caught:
@@ -149,8 +161,8 @@ async def test_options_that_cannot_be_meant_are_refused(options, said):
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
-def test_a_corpus_that_lacks_a_field_names_the_line(tmp_path):
+def test_a_corpus_that_lacks_a_field_names_the_line(search, tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"contents": "a"}\n{"text": "b"}\n')
     with pytest.raises(ValueError, match="line 2 has no 'contents'"):
-        Search(str(path))
+        search.Search(str(path))
