@@ -84,7 +84,7 @@ class ServerRequest:
     """One completion that is asked of a server.
 
     Attributes:
-        request_id: Unique; names it in `ApiFormat.abort`.
+        request_id: Unique; names it in `Dialect.abort`.
         prompt: Token ids.
         sampling: Checked; `max_new_tokens` is what fits the context, at least 1.
         stop_ids: All that end it: the model's own end tokens, unless ignored, and those asked for.

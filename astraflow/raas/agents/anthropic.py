@@ -2,12 +2,13 @@
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from pydantic_core import from_json
 
 from astraflow.core.errors import AstraflowError
+from astraflow.raas.agents.chats import chat_completion
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
     ApiFormat,
@@ -108,8 +109,11 @@ def _messages(message: Any, where: str) -> Iterator[Body]:
         yield made | ({"tool_calls": calls} if calls else {})
 
 
-def message_body(completion: AgentCompletion, request: ChatRequest, choice: Choice) -> Body:
+def message_body(
+    completion: AgentCompletion, request: ChatRequest, choices: Sequence[Choice]
+) -> Body:
     """Write a whole answer."""
+    (choice,) = choices
     return {
         **_message(request),
         "content": _blocks(choice),
@@ -226,7 +230,9 @@ def _arguments(given: Any) -> Any:
 
 MESSAGES = ApiFormat(
     path="v1/messages",
-    chat=chat_of,
+    request=ChatRequest,
+    read=chat_of,
+    complete=chat_completion,
     body=message_body,
     writer=MessageWriter,
     error=error_body,

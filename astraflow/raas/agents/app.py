@@ -19,15 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.agents.anthropic import MESSAGES
-from astraflow.raas.agents.chats import (
-    ChatWriter,
-    TextWriter,
-    chat_body,
-    chat_completion,
-    prompt_count,
-    text_body,
-    text_completion,
-)
+from astraflow.raas.agents.chats import CHATS, TEXTS, prompt_count
 from astraflow.raas.agents.completion import AgentCompletion, Choice, CompletionItem
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.raas.agents.formats import (
@@ -38,7 +30,7 @@ from astraflow.raas.agents.formats import (
     body_of,
     invalid_body,
 )
-from astraflow.raas.agents.request import ChatRequest, CompletionRequest
+from astraflow.raas.agents.request import ChatRequest
 from astraflow.raas.agents.responses import RESPONSES
 from astraflow.rpc.concurrency import Outbox
 from astraflow.workflows.agents.session import AgentSession, describe
@@ -145,27 +137,14 @@ class End(BaseModel):
 def make_app(endpoint: AgentEndpoint) -> Starlette:
     """Return the app of an endpoint."""
     handlers = _Routes(endpoint)
-    calls = {"chat/completions": handlers.chat, "completions": handlers.text}
+    posted: dict[str, tuple[Answer, ErrorBody]] = {
+        form.path: (partial(handlers.answer, form), form.error)
+        for form in (CHATS, TEXTS, RESPONSES, MESSAGES)
+    }
+    posted[f"{MESSAGES.path}/count_tokens"] = (handlers.counted, MESSAGES.error)
     routes = [
-        Route(f"{base}/v1/{path}", _guarded(call), methods=["POST"])
-        for path, call in calls.items()
-        for base in ("", "/sessions/{session_id}")
-    ]
-    routes += [
-        Route(
-            f"{base}/{dialect.path}",
-            _guarded(partial(handlers.translated, dialect), dialect.error),
-            methods=["POST"],
-        )
-        for dialect in (RESPONSES, MESSAGES)
-        for base in ("", "/sessions/{session_id}")
-    ]
-    routes += [
-        Route(
-            f"{base}/{MESSAGES.path}/count_tokens",
-            _guarded(handlers.counted, MESSAGES.error),
-            methods=["POST"],
-        )
+        Route(f"{base}/{path}", _guarded(call, write), methods=["POST"])
+        for path, (call, write) in posted.items()
         for base in ("", "/sessions/{session_id}")
     ]
     routes += [
@@ -207,43 +186,22 @@ class _Routes:
 
     endpoint: AgentEndpoint
 
-    async def chat(self, request: Request) -> ASGIApp:
-        """Answer a chat."""
+    async def answer(self, form: ApiFormat[Any], request: Request) -> ASGIApp:
+        """Answer a request of an API."""
         session = self._session(request)
-        parsed = await self._parsed(request, ChatRequest)
-        completion = chat_completion(session, parsed)
+        body = _read(form, _object(await self._body(request) or b"{}"))
+        parsed = form.request.model_validate(body)
+        completion = form.complete(session, parsed)
         if parsed.stream:
-            return self._streamed(completion, ChatWriter(completion, parsed))
+            return self._streamed(completion, form.writer(completion, parsed))
         with self.endpoint.reserve(parsed.count):
             choices = await _until_disconnect(request, completion.choices())
-        return JSONResponse(chat_body(completion, parsed, choices))
-
-    async def text(self, request: Request) -> ASGIApp:
-        """Answer a text."""
-        session = self._session(request)
-        parsed = await self._parsed(request, CompletionRequest)
-        completion = text_completion(session, parsed)
-        if parsed.stream:
-            return self._streamed(completion, TextWriter(completion, parsed))
-        with self.endpoint.reserve(parsed.count):
-            choices = await _until_disconnect(request, completion.choices())
-        return JSONResponse(text_body(completion, parsed, choices))
-
-    async def translated(self, dialect: ApiFormat, request: Request) -> ASGIApp:
-        """Answer a chat that is written another way."""
-        session = self._session(request)
-        parsed = ChatRequest.model_validate(_chat(dialect, _object(await self._body(request))))
-        completion = chat_completion(session, parsed)
-        if parsed.stream:
-            return self._streamed(completion, dialect.writer(completion, parsed))
-        with self.endpoint.reserve(parsed.count):
-            (choice,) = await _until_disconnect(request, completion.choices())
-        return JSONResponse(dialect.body(completion, parsed, choice))
+        return JSONResponse(form.body(completion, parsed, choices))
 
     async def counted(self, request: Request) -> Response:
         """Tell how many tokens a message would be for the policy."""
         session = self._session(request)
-        given = _chat(MESSAGES, _object(await self._body(request)))
+        given = _read(MESSAGES, _object(await self._body(request)))
         count = prompt_count(session, ChatRequest.model_validate(given))
         return JSONResponse({"input_tokens": count})
 
@@ -337,17 +295,17 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T
         leaving.cancel()
 
 
-def _chat(dialect: ApiFormat, given: dict[str, Any]) -> dict[str, Any]:
-    """Return a body as that of a chat.
+def _read(form: ApiFormat[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return a body as that of the request which it stands for.
 
     Raises:
         AstraflowError: INVALID_FIELD when it is not what the API wants.
     """
     try:
-        return dialect.chat(given)
+        return form.read(given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AstraflowError(
-            Reason.INVALID_FIELD, f"the body is not what /{dialect.path} takes: {error!r}"
+            Reason.INVALID_FIELD, f"the body is not what /{form.path} takes: {error!r}"
         ) from error
 
 

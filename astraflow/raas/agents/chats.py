@@ -9,7 +9,7 @@ from typing import Any
 from astraflow.core.errors import AstraflowError
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.detokenizer import opened_call
-from astraflow.raas.agents.formats import ChunkEncoder
+from astraflow.raas.agents.formats import ApiFormat, ChunkEncoder
 from astraflow.raas.agents.request import ChatRequest, CompletionRequest, SamplingRequest
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.session import AgentSession, Capture
@@ -291,3 +291,20 @@ def _text_logprobs(completion: AgentCompletion, choice: Choice) -> dict[str, Any
 def _text_head(request: CompletionRequest) -> dict[str, Any]:
     made = {"object": "text_completion", "created": int(time.time()), "model": request.model}
     return {"id": f"cmpl-{secrets.token_hex(12)}", **made, "system_fingerprint": None}
+
+
+CHATS = ApiFormat(
+    path="v1/chat/completions",
+    request=ChatRequest,
+    complete=chat_completion,
+    body=chat_body,
+    writer=ChatWriter,
+)
+
+TEXTS = ApiFormat(
+    path="v1/completions",
+    request=CompletionRequest,
+    complete=text_completion,
+    body=text_body,
+    writer=TextWriter,
+)

@@ -1,17 +1,18 @@
 """How APIs write answers: errors, events, and chats in another form than OpenAI's."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
-from astraflow.raas.agents.request import ChatRequest
+from astraflow.raas.agents.request import SamplingRequest
+from astraflow.workflows.agents.session import AgentSession
 
 # Reason: status, type, code.
 _TABLE: Mapping[Reason, tuple[int, str, str]] = {
@@ -135,23 +136,33 @@ def _json(value: Any) -> str:
 
 Body = dict[str, Any]
 
+Asked = TypeVar("Asked", bound=SamplingRequest)
+
+
+def _as_it_is(body: Body) -> Body:
+    return body
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiFormat:
+class ApiFormat(Generic[Asked]):
     """One API.
 
     Attributes:
         path: Below the base URL.
-        chat: Turns a body into that of a chat.
-        body: Writes a whole answer.
-        script: Writes a stream.
+        request: What is asked for.
+        read: Turns a body into that of the request.
+        complete: Returns the completion of a request.
+        body: Writes whole answers.
+        writer: Writes a stream.
         error: Writes an error.
     """
 
     path: str
-    chat: Callable[[Body], Body]
-    body: Callable[[AgentCompletion, ChatRequest, Choice], Body]
-    writer: Callable[[AgentCompletion, ChatRequest], StreamWriter]
+    request: type[Asked]
+    read: Callable[[Body], Body] = _as_it_is
+    complete: Callable[[AgentSession, Asked], AgentCompletion]
+    body: Callable[[AgentCompletion, Asked, Sequence[Choice]], Body]
+    writer: Callable[[AgentCompletion, Asked], StreamWriter]
     error: Callable[[AstraflowError], Body] = body_of
 
 

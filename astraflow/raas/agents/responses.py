@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.chats import logprobs_of
+from astraflow.raas.agents.chats import chat_completion, logprobs_of
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
     ApiFormat,
@@ -110,8 +110,11 @@ def _tools(tools: Iterable[Body], where: str, space: str = "") -> Iterator[Body]
                 raise unserved(place, f"it is of type {kind!r:.40}, and only functions are")
 
 
-def response_body(completion: AgentCompletion, request: ChatRequest, choice: Choice) -> Body:
+def response_body(
+    completion: AgentCompletion, request: ChatRequest, choices: Sequence[Choice]
+) -> Body:
     """Write a whole answer."""
+    (choice,) = choices
     has_message = _has_message(request, choice)
     items = _items(completion, request, choice, has_message=has_message)
     return _response(request, f"resp_{secrets.token_hex(12)}", items, (completion, choice))
@@ -274,4 +277,11 @@ def _response(
     }
 
 
-RESPONSES = ApiFormat(path="v1/responses", chat=chat_of, body=response_body, writer=ResponseWriter)
+RESPONSES = ApiFormat(
+    path="v1/responses",
+    request=ChatRequest,
+    read=chat_of,
+    complete=chat_completion,
+    body=response_body,
+    writer=ResponseWriter,
+)
