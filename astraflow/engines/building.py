@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 def build_engine(directory: Path, settings: EngineSettings, policy_id: PolicyId) -> Engine:
     """Return the engine of a model; weights come by `swap`. Needs a running event loop.
 
-    Args:
-        directory: Hugging Face.
-        settings: Of the recipe.
-        policy_id: Whose weights it takes.
-
     Raises:
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
     """

@@ -45,12 +45,7 @@ def check_sampling(sampling: SamplingParams, *, vocab_size: int, reads_text: boo
 
 
 def check_prompt(prompt: np.ndarray, *, vocab_size: int, max_context: int) -> None:
-    """Reject a prompt that cannot be sampled from.
-
-    Args:
-        prompt: i64[n].
-        vocab_size: Ids that the model knows.
-        max_context: Tokens of prompt and completion together.
+    """Reject a prompt, i64[n], that cannot be sampled from.
 
     Raises:
         AstraflowError: INVALID_FIELD for an empty one or ids that the model does not have,
@@ -73,10 +68,6 @@ def check_prompt(prompt: np.ndarray, *, vocab_size: int, max_context: int) -> No
 
 def check_part(part: TensorUpdate, shape: tuple[int, ...]) -> None:
     """Reject what does not fit a tensor of the model.
-
-    Args:
-        part: Of an update.
-        shape: Of the model's tensor.
 
     Raises:
         AstraflowError: APPLY_FAILED naming the tensor.

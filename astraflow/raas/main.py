@@ -138,10 +138,6 @@ async def _join(
 def model_directories(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyId, Path]:
     """Return where the model of each policy lies.
 
-    Args:
-        recipe: Names the policies, and models where none are given.
-        given: By policy.
-
     Raises:
         AstraflowError: INVALID_FIELD for a model that a warm-up is to make, or that is none.
     """
@@ -153,10 +149,6 @@ async def serving_models(
     recipe: Recipe, paths: Mapping[PolicyId, Path]
 ) -> AsyncGenerator[dict[PolicyId, ServedModel]]:
     """Load the engines of a node, and yield what it has for each policy; they are closed after it.
-
-    Args:
-        recipe: Says which engines.
-        paths: Model directory of each policy.
 
     Raises:
         AstraflowError: INVALID_FIELD when a model or its settings do not fit.

@@ -110,15 +110,7 @@ def node_families(
     queued_count: int,
     capacity: int,
 ) -> Iterator[Family]:
-    """Yield what a node tells; on its event loop.
-
-    Args:
-        engines: Of its policies.
-        counters: What it counted.
-        running_count: Episodes in progress.
-        queued_count: Samples that wait for a version or their turn.
-        capacity: Rollouts that it runs at once.
-    """
+    """Yield what a node tells; on its event loop."""
     loads = [engine.load() for engine in engines.values()]
     queued = sum(load.queued_count for load in loads)
     used = max((load.kv_fraction for load in loads), default=0.0)

@@ -112,15 +112,7 @@ class RaasNode:
         relays: RelayServer | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Dial nothing yet.
-
-        Args:
-            settings: What the node is.
-            models: Engine and tokenizer of each policy; the engines stay the caller's.
-            puller: Makes what gets the weights of a policy.
-            relays: Started, stays the caller's; serves what is pulled. None: nobody does.
-            clock: Tells the time.
-        """
+        """Dial nothing yet; engines and relays, which were started, stay the caller's."""
         self._settings = settings
         self._meter = LoadMeter(clock or SystemClock())
         self._policies = ServedPolicies(

@@ -209,14 +209,7 @@ class ServedModel:
     def port(
         self, policy_id: PolicyId, task: RolloutTask, sample_index: int, version: int | None = None
     ) -> PolicyPort:
-        """Return what one episode samples with.
-
-        Args:
-            policy_id: Whom it serves.
-            task: What is asked for.
-            sample_index: Which of its samples.
-            version: Pins every token to it; None: whatever is live.
-        """
+        """Return what one episode samples with."""
         sampling = seeded_sampling(task, sample_index, policy_id)
         ends = (*sampling.stop_token_ids, *self.turn_end_ids)
         return PolicyPort(
@@ -244,10 +237,6 @@ class ServedPolicies:
         self, task: RolloutTask, policy_ids: Sequence[PolicyId]
     ) -> Mapping[PolicyId, int | None]:
         """Wait until every policy of a task can be sampled from.
-
-        Args:
-            task: Bounds their versions.
-            policy_ids: The policies of its workflow, in their order.
 
         Returns:
             The pinned version of each policy, to be given to `dismiss`; None: the live one.
@@ -285,12 +274,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 def policies_by_engine(
     recipe: Recipe, paths: Mapping[PolicyId, Path]
 ) -> Sequence[Sequence[PolicyId]]:
-    """Return which policies share an engine: those with adapters beside the same model.
-
-    Args:
-        recipe: Of the run.
-        paths: Model directory of every policy.
-    """
+    """Return which policies share an engine: those with adapters beside the same model."""
     groups: dict[tuple[Path, str], list[PolicyId]] = {}
     for policy, path in paths.items():
         is_adapted = recipe.policies[policy].model.lora is not None
@@ -302,12 +286,6 @@ def load_models(
     recipe: Recipe, policies: Sequence[str], directory: Path, settings: EngineSettings
 ) -> Mapping[PolicyId, ServedModel]:
     """Build one engine and what goes with it for the policies that share it.
-
-    Args:
-        recipe: Of the run.
-        policies: That share it.
-        directory: Model that they start from.
-        settings: Of this engine.
 
     Raises:
         AstraflowError: INVALID_FIELD when the model or the settings do not fit.

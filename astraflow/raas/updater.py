@@ -118,20 +118,7 @@ class WeightUpdater:
         kinds: Collection[SourceKind] | None = None,
         counters: NodeCounters | None = None,
     ) -> None:
-        """Hold no version yet.
-
-        Args:
-            policy_id: Whose weights.
-            engine: Gets them.
-            gate: Says when.
-            puller: Brings them.
-            versions: Tells of them.
-            transfer_token: Returns the secret of the run.
-            is_relay: Whether others may have from here what is pulled.
-            backoff: Pauses after failures.
-            kinds: A version counts once a source of these has it; None: at once.
-            counters: Counts what comes; None: nobody does.
-        """
+        """Hold no version yet; with `kinds`, one counts once a source of these has it."""
         self._kinds = kinds
         self._counters = counters or NodeCounters()
         self._policy_id = policy_id
@@ -324,13 +311,7 @@ class PublishRequester:
     def __init__(
         self, results: Results, versions: VersionClient, *, every: Mapping[PolicyId, int]
     ) -> None:
-        """Count nothing yet.
-
-        Args:
-            results: Where they go.
-            versions: Where versions are asked for.
-            every: Tasks between two requests, by policy; one left out is never asked for.
-        """
+        """Count nothing yet; `every`: tasks between two requests, by policy; left out: never."""
         self._results = results
         self._versions = versions
         self._every = every

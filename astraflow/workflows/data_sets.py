@@ -217,11 +217,7 @@ def pinned_data_set(settings: DataSet) -> DataSet:
 
 
 def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Path:
-    """Return the folder of a split, as `datasets` saves one; what is here is not asked for again.
-
-    Args:
-        settings: With `hub`.
-        report: Told what is done, one line each.
+    """Return the folder of a split, as `datasets` saves it; what is here is not asked for again.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING without datasets, SOURCE_UNREACHABLE when it cannot be
@@ -257,11 +253,7 @@ def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Pa
 
 
 def kept_data_set(settings: DataSet) -> Path | None:
-    """Return the folder of a split that was downloaded before, of any commit where none is named.
-
-    Args:
-        settings: With `hub`.
-    """
+    """Return the folder of a split that is here already, of any commit where none is named."""
     pattern = _folder(settings, settings.revision or "*")
     found = pattern.parent.glob(pattern.name)
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
@@ -286,12 +278,6 @@ _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 
 def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) -> "DataSetReader":
     """Open a data set; every row is looked at once, for its id and its length.
-
-    Args:
-        name: As in the recipe; the start of every prompt id.
-        settings: What the recipe says.
-        root: Where a relative path starts.
-        seed: Of the order.
 
     Raises:
         AstraflowError: INVALID_FIELD when the file cannot be read, a row lacks a field, or

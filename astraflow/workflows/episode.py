@@ -31,14 +31,7 @@ class Episode:
         policies: Mapping[PolicyId, PolicyPort],
         agent_server: "AgentServer | None" = None,
     ) -> None:
-        """Start with no trajectory.
-
-        Args:
-            task: What was asked for.
-            sample_index: Which of its samples this is.
-            policies: In the workflow's order; the first is the default.
-            agent_server: Lets agents in that are not part of this process; None: nothing does.
-        """
+        """Start with no trajectory; `agent_server` lets in agents of other processes."""
         self.task = task
         self.sample_index = sample_index
         self._policies = policies

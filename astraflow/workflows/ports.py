@@ -20,12 +20,7 @@ class Tokenizer(Protocol):
     """Turns text into tokens and back."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
-        """Return the ids of a text; special tokens that it spells out become themselves.
-
-        Args:
-            text: Any.
-            add_special_tokens: Add what the model wants around a text, such as its start.
-        """
+        """Return the ids of a text; True adds what the model wants around it, as its start."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -102,12 +97,6 @@ class PolicyPort:
         watch: Watch | None = None,
     ) -> tuple[Generation, SamplingParams]:
         """Sample what comes after a prompt, within what the context has room for.
-
-        Args:
-            prompt: Token ids.
-            sampling: As wanted.
-            before: Of what was sampled in the trajectory so far; None: nothing was.
-            watch: Told what was sampled while it goes on.
 
         Returns:
             What was sampled, and the sampling as used.

@@ -83,16 +83,11 @@ def go_on(recorder: Recorder, text: str) -> None:
 
 
 def fill(text: str, prompt: Prompt, **extra: str) -> str:
-    r"""Return a text with the fields of a prompt in it.
+    r"""Return a text with the fields of a prompt in it; `extra` ones come before these.
 
     Braces around a field's name are replaced by the field; a list or an object is written as JSON.
     Other braces stay, such as those of JSON or LaTeX, unless what they hold looks like a name. Two
     braces around a name stand for one.
-
-    Args:
-        text: With fields in braces.
-        prompt: Has the fields.
-        extra: More fields; they come before the prompt's.
 
     Raises:
         AstraflowError: INVALID_FIELD for a name that is no field.

@@ -16,12 +16,6 @@ class GuardedScorer:
     """Calls a scorer; whatever it raises is SCORER_FAILED, but for a PolicyFault."""
 
     def __init__(self, scorer: Scorer, *, name: str) -> None:
-        """Guard a scorer.
-
-        Args:
-            scorer: A function or an object, async or not.
-            name: For messages.
-        """
         self._scorer = scorer
         self._name = name
 

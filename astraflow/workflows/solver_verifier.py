@@ -112,13 +112,7 @@ class SolverVerifierPair:
     def start(
         self, episode: Episode, *, number: int = 1, after: Recorder | None = None
     ) -> tuple[Recorder, Recorder]:
-        """Start the trajectories of solver and verifier.
-
-        Args:
-            episode: To start them in.
-            number: Of the attempt.
-            after: The solver's attempt before.
-        """
+        """Start the trajectories of solver and verifier."""
         options, suffix = self._options, "" if number == 1 else f"/{number}"
         return (
             episode.trajectory(options.solver, agent=f"solver{suffix}", after=after),

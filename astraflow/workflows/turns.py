@@ -39,12 +39,7 @@ def mixed_seed(seed: int | None, other: int) -> int:
 
 
 def expert_columns(length: int, generations: Iterable[Generation]) -> dict[str, Column]:
-    """Return the column of the experts that a trajectory's tokens went through, if they are known.
-
-    Args:
-        length: Tokens of the trajectory.
-        generations: In their order; each began with all tokens before it.
-    """
+    """Return the column of the experts that a trajectory's tokens went through, if known."""
     parts = [each.routed_experts for each in generations if each.routed_experts is not None]
     routes = joined_routes(length, parts)
     return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
@@ -197,11 +192,6 @@ def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Tr
     """Yield a trajectory per branch; a turn that several share is trained on in the first.
 
     A branch is left out in which nothing can be trained on.
-
-    Args:
-        tree: Of one policy in one episode.
-        owner: Of its turns.
-        prefix: Of trajectory ids.
 
     Example: turns a, b after a, and c after a: [a b], and [a c] as its branch with `a` masked.
     """

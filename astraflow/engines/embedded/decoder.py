@@ -411,13 +411,7 @@ def build_decoder_settings(
     special: SpecialIds,
     tokenizer: FastTokenizer | None,
 ) -> DecoderSettings:
-    """Return how a decoder works.
-
-    Args:
-        settings: Of the recipe.
-        architecture: Of the model.
-        special: Its special tokens.
-        tokenizer: None: no text is read, so no stop strings.
+    """Return how a decoder works; without a tokenizer there are no stop strings.
 
     Raises:
         AstraflowError: INVALID_FIELD when the settings do not fit.

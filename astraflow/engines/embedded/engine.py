@@ -64,12 +64,7 @@ class Plan:
 
     @classmethod
     def of(cls, model_dir: Path, settings: EngineSettings, *, draws_all: bool = False) -> "Plan":
-        """Read a Hugging Face directory.
-
-        Args:
-            model_dir: With config.json.
-            settings: Of the recipe.
-            draws_all: Whether padding and beginning of text are drawn, too.
+        """Read a Hugging Face directory; `draws_all`: padding and beginning of text are drawn, too.
 
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
@@ -103,13 +98,7 @@ class SharedBase:
     """
 
     def __init__(self, plan: Plan, *, thread_count: int, kv: KvPolicy) -> None:
-        """Start the threads.
-
-        Args:
-            plan: What to run.
-            thread_count: Of torch, to decode and to stage.
-            kv: What becomes of a cache when another version takes over.
-        """
+        """Start the threads."""
         self.plan = plan
         self.kv = kv
         self._is_closed = False
@@ -195,13 +184,7 @@ class EmbeddedEngine:
     """
 
     def __init__(self, policy_id: PolicyId, base: SharedBase, slots: Slots) -> None:
-        """Serve a policy; see `from_directory` and `adapter_engines`.
-
-        Args:
-            policy_id: Whose weights it takes.
-            base: Computes; closed with the engine.
-            slots: Where these weights go in it.
-        """
+        """Serve a policy; see `from_directory` and `adapter_engines`."""
         self._policy_id = policy_id
         self._base = base
         self._slots = slots
@@ -219,12 +202,6 @@ class EmbeddedEngine:
         draws_all: bool = False,
     ) -> "EmbeddedEngine":
         """Build the engine of a Hugging Face directory; weights come by `swap`.
-
-        Args:
-            model_dir: With config.json, and tokenizer.json where stop strings are used.
-            settings: Of the recipe.
-            policy_id: Whose weights it takes.
-            draws_all: Whether padding and beginning of text are drawn, too.
 
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
@@ -401,12 +378,6 @@ def adapter_engines(
     The model's weights are read here, once; adapters come by `swap`, each policy's on its own.
     Closing one engine closes all.
 
-    Args:
-        model_dir: The Hugging Face directory that all start from.
-        settings: Of the recipe.
-        policies: What each adapts.
-        draws_all: Whether padding and beginning of text are drawn, too.
-
     Raises:
         AstraflowError: INVALID_FIELD when the directory, the settings or the targets do not
             fit, APPLY_FAILED when its weights do not.
@@ -427,13 +398,7 @@ def adapter_engines(
 def checkpoint_engine(
     directory: Path, settings: EngineSettings, policy_id: PolicyId, *, lora: Lora | None
 ) -> EmbeddedEngine:
-    """Build the engine of a checkpoint; `load_directory` brings its weights.
-
-    Args:
-        directory: Of Hugging Face, or with adapters, which name the model that they belong to.
-        settings: Of the recipe.
-        policy_id: Whose checkpoint it is.
-        lora: What the policy adapts; None: it trains all weights.
+    """Build the engine of a checkpoint, or of adapters, which name their model; without weights.
 
     Raises:
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.

@@ -73,12 +73,7 @@ class Grammars:
     """Makes guides for the tokens of a model."""
 
     def __init__(self, tokenizer: FastTokenizer, *, vocab_size: int) -> None:
-        """Load no library; the first grammar does.
-
-        Args:
-            tokenizer: Of the model.
-            vocab_size: Of its logits.
-        """
+        """Load no library; the first grammar does."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._words: LLTokenizer | None = None

@@ -213,11 +213,7 @@ class Stepper:
     """Runs decode steps for all modules of one architecture."""
 
     def __init__(self, *, is_recordable: bool) -> None:
-        """Start with nothing recorded.
-
-        Args:
-            is_recordable: Whether the forward pass does the same for all data.
-        """
+        """Start with nothing recorded."""
         self._may_record = is_recordable
         self._recorded: Any = None
 

@@ -264,12 +264,6 @@ def stage(
 
     Nothing live is written to. The result may read the arrays of the update until it is live.
 
-    Args:
-        update: Verified.
-        slots: Of the model.
-        base: The live state.
-        kept: Versions whose tensors have to stay as they are.
-
     Raises:
         AstraflowError: APPLY_FAILED naming the tensor that does not fit; nothing changed.
     """

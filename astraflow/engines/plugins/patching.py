@@ -108,12 +108,7 @@ class Patcher:
     """Writes updates into one model."""
 
     def __init__(self, parameters: Parameters, load: Loader) -> None:
-        """Watch no loader before the first update shows what there is.
-
-        Args:
-            parameters: Of the live model.
-            load: Its own loader of (name, tensor) pairs in the checkpoint's names.
-        """
+        """Watch no loader before the first update shows what there is."""
         self._load = load
         self._parameters = parameters
         self._regions: dict[str, tuple[Region, ...]] = {}
@@ -170,9 +165,6 @@ class Patcher:
 
 def apply(staged: StagedUpdate) -> dict[str, Any]:
     """Write an update and read it back, piece by piece: what was just written is in the cache.
-
-    Args:
-        staged: Of the model as it is; none of its tensors unmapped.
 
     Returns:
         The version of the weights now, `nbytes` written, and `apply_s`, seconds for it, with

@@ -192,12 +192,6 @@ def find_regions(
 ) -> Mapping[str, tuple[Region, ...]]:
     """Watch a loader; nothing is written to the parameters.
 
-    Args:
-        load: The model's own, of (name, tensor) pairs.
-        parameters: Of the model.
-        shapes: Of the checkpoint's tensors.
-        dtype: Of the checkpoint.
-
     Returns:
         Regions by tensor; without an entry: one that the loader does not simply copy (it skips,
         quantises or computes), so its elements have no place of their own.

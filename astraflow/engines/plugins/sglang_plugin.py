@@ -97,13 +97,7 @@ def _listen(folder: Path, stager: Stager) -> None:
 
 
 def _serve(listener: socket.socket, stager: Stager, *, is_hooked: bool) -> None:
-    """Stage the files that are named at a socket, one after the other, until the process ends.
-
-    Args:
-        listener: Of a Unix socket.
-        stager: Stages.
-        is_hooked: Whether the server writes what is staged when a version is announced.
-    """
+    """Stage the files that are named at a socket, one after the other, until the process ends."""
     while True:
         caller, _ = listener.accept()
         with caller, caller.makefile("rwb") as stream:
@@ -140,11 +134,6 @@ def change(note_version: Callable[[Any, Any], Any], scheduler: Any, request: Any
 
     Where a rank fails, or has nothing staged that another has, no rank goes on: the node reads
     why beside the file and ends the server.
-
-    Args:
-        note_version: SGLang's own way to take note.
-        scheduler: Of this rank.
-        request: Names the version.
     """
     done = _written(scheduler, request.new_version)
     if _is_common(scheduler, done) and done is not _FAILED:

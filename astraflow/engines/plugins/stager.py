@@ -130,12 +130,7 @@ _STAGERS: WeakKeyDictionary[torch.nn.Module, Stager] = WeakKeyDictionary()
 
 
 def stager_of(model: Any, reload: Callable[[Update], None]) -> Stager:
-    """Return the one stager of a model.
-
-    Args:
-        model: Live.
-        reload: Loads a whole checkpoint as the server does at its start.
-    """
+    """Return the one stager of a model."""
     if model not in _STAGERS:
         _STAGERS[model] = Stager(
             parameters=lambda: Parameters(_plain(model)),

@@ -105,14 +105,7 @@ class AdapterEngine:
     def __init__(
         self, policy_id: PolicyId, server: AdapterServer, settings: Lora, model: ModelDescription
     ) -> None:
-        """Serve a policy; see `adapter_engines`.
-
-        Args:
-            policy_id: Whose adapters it takes.
-            server: Samples; closed with the engine.
-            settings: Of the recipe.
-            model: Whose tensors are those of the policy's versions.
-        """
+        """Serve a policy; see `adapter_engines`."""
         self._policy_id = policy_id
         self._host = server
         self._settings = settings
@@ -282,12 +275,6 @@ def adapter_engines(
 
     The server reads the model's weights from its directory; adapters come by `swap`, each policy's
     on its own. Closing one engine closes all. Needs a running event loop.
-
-    Args:
-        dialect: How the server is spoken with.
-        model: That all start from.
-        settings: Of the recipe.
-        policies: What each adapts.
 
     Raises:
         AstraflowError: INVALID_FIELD when the model, the settings or the targets do not fit.

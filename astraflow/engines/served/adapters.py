@@ -72,24 +72,12 @@ def targets_of(tensors: Iterable[str]) -> tuple[str, ...]:
 
 
 def changed(held: Tensors, update: WeightUpdate) -> Tensors:
-    """Return what an update makes of the tensors that are held, which stay as they are.
-
-    Args:
-        held: Of the update's base.
-        update: Checked against the layout.
-    """
+    """Return what an update makes of the tensors that are held, which stay as they are."""
     return {**held, **{part.spec.name: _whole_tensor(part, held) for part in update.tensors}}
 
 
 def write_adapter(folder: Path, tensors: Tensors, settings: Lora, *, base: Path) -> None:
-    """Write an adapter into a folder of its own, in the files of peft.
-
-    Args:
-        folder: Made here.
-        tensors: All of the adapter.
-        settings: Of the recipe.
-        base: Model that it belongs to.
-    """
+    """Write an adapter into a new folder, in the files of peft."""
     said = settings.as_peft(base=str(base), targets=targets_of(tensors))
     write_weights(folder / TENSOR_FILE, tuple(tensors.values()))
     (folder / CONFIG_FILE).write_text(json.dumps(said))

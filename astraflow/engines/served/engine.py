@@ -40,11 +40,6 @@ class VersionHolds:
     """
 
     def __init__(self, live: Callable[[], int | None]) -> None:
-        """Nobody holds anything.
-
-        Args:
-            live: Returns the version that can be held.
-        """
         self._live = live
         self._counts = Counter[int]()
         self.is_awaited = False

@@ -91,11 +91,7 @@ class ExchangeFolder:
     """A folder in memory that a server reads updates from, and imports what reads them."""
 
     def __init__(self, name: str) -> None:
-        """Make it, with a link to what the server imports.
-
-        Args:
-            name: For people who find it.
-        """
+        """Make it, with a link to what the server imports."""
         self._folder = OwnedFolder(name)
         self.path = self._folder.path
         python = self.path / "python"

@@ -85,13 +85,6 @@ class ServerHost:
     ) -> None:
         """Start the server, or attach to it; needs a running event loop.
 
-        Args:
-            dialect: How it is spoken with.
-            model: That it serves.
-            settings: Of the recipe.
-            on_lost: Told when what the server held is gone.
-            adapters: Its room for them; None: it serves the model alone.
-
         Raises:
             AstraflowError: INVALID_FIELD or CAPABILITY_MISSING for what no command line can say.
         """

@@ -95,10 +95,6 @@ _FIND_S: Final = 60.0
 def require_interfaces(kind: str, python: Path) -> None:
     """Reject an environment whose server is missing, or has other interfaces than we use.
 
-    Args:
-        kind: vllm or sglang.
-        python: Its interpreter.
-
     Raises:
         AstraflowError: CAPABILITY_MISSING that names the release and what is not as it should be.
     """
@@ -124,12 +120,7 @@ def require_interfaces(kind: str, python: Path) -> None:
 
 
 def missing_interfaces(package: Path, interfaces: Sequence[Interface]) -> Iterator[str]:
-    """Yield what a release lacks, or has otherwise.
-
-    Args:
-        package: Its folder.
-        interfaces: That it should have.
-    """
+    """Yield what a release, in its folder, lacks or has otherwise."""
     sources: dict[str, str | None] = {}
     for each in interfaces:
         if each.file not in sources:

@@ -53,10 +53,6 @@ class ModelDescription:
     def read(cls, directory: Path, max_context: int | None) -> "ModelDescription":
         """Read a Hugging Face directory.
 
-        Args:
-            directory: With config.json.
-            max_context: At most the model's own; None: that.
-
         Raises:
             AstraflowError: INVALID_FIELD.
         """
@@ -81,10 +77,6 @@ class ModelDescription:
 
     def require_served(self, directory: Path, max_context: int | None) -> None:
         """Reject a server of another model than this one, as far as can be seen from here.
-
-        Args:
-            directory: That the server's model was read from.
-            max_context: Its tokens of prompt and completion together; None: the model's own.
 
         Raises:
             AstraflowError: INVALID_FIELD naming a tensor that differs.

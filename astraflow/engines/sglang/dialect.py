@@ -34,10 +34,6 @@ _NEVER = -1e9
 def generate_body(request: ServerRequest, *, salt: str) -> dict[str, Any]:
     """Return the body of `/generate`.
 
-    Args:
-        request: Checked.
-        salt: Of the prefix cache: only requests of the same salt share what it holds.
-
     Raises:
         AstraflowError: INVALID_FIELD for a knob that the server cannot honour.
     """
@@ -182,11 +178,7 @@ class SglangDialect:
     has_experts_on_cpu = True
 
     def __init__(self, python: Path) -> None:
-        """Start nothing yet.
-
-        Args:
-            python: Interpreter of the environment that SGLang is installed in.
-        """
+        """Start nothing yet; `python` is the interpreter that has SGLang."""
         self._python = python
         self._salt = _new_salt()
         self.report: Mapping[str, Any] = {}

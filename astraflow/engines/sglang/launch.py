@@ -56,10 +56,6 @@ def launch(python: Path, place: ServerSetup) -> ServerCommand:
     """Return how to start a server.
 
     Idle ones sleep; steps do not overlap, so that a version begins at one token for certain.
-
-    Args:
-        python: Interpreter of the environment that SGLang is installed in.
-        place: Where it stands.
     """
     settings = place.settings
     argv = (

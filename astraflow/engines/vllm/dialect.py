@@ -69,10 +69,6 @@ _NO_LOGPROB = -9999.0
 def piece_of(choice: Mapping[str, Any], *, top_count: int = 0) -> CompletionPiece:
     """Return what one choice of an answer holds.
 
-    Args:
-        choice: Of the answer.
-        top_count: Likeliest tokens that were asked for.
-
     Raises:
         AstraflowError: ENGINE_FAILED for one that ended in a way of its own.
     """
@@ -170,11 +166,7 @@ class VllmDialect:
     has_experts_on_cpu = False
 
     def __init__(self, python: Path) -> None:
-        """Start nothing yet.
-
-        Args:
-            python: Interpreter of the environment that vLLM is installed in.
-        """
+        """Start nothing yet; `python` is the interpreter that has vLLM."""
         self._python = python
         self.report: Mapping[str, Any] = {}
 

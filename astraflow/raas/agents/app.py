@@ -50,13 +50,7 @@ class EventStream:
     """The response to a request whose answer is streamed; an ASGI app of one call."""
 
     def __init__(self, completion: AgentCompletion, script: StreamWriter, room: ExitStack) -> None:
-        """Sample nothing before the call.
-
-        Args:
-            completion: The answer.
-            script: How it is written.
-            room: Closed at the end.
-        """
+        """Sample nothing before the call; the room is closed at the end."""
         self._completion = completion
         self._script = script
         self._room = room

@@ -28,10 +28,6 @@ class Chats:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
         """Return the tokens before the next answer.
 
-        Args:
-            messages: Normal ones.
-            tools: That the agent offers.
-
         Raises:
             AstraflowError: INVALID_FIELD when the template refuses them.
         """
@@ -90,12 +86,7 @@ class Texts:
 
 
 def unended(generation: Generation, tail: Sequence[int]) -> Sequence[int]:
-    """Return what follows a generation, without the end token that the policy sampled itself.
-
-    Args:
-        generation: With at least one token.
-        tail: The template's text behind it, encoded.
-    """
+    """Return what follows some tokens, without the end token that the policy sampled itself."""
     is_ended = generation.finish_reason is FinishReason.STOP
     if is_ended and tail and tail[0] == int(generation.tokens[-1]):
         return tail[1:]

@@ -39,12 +39,7 @@ class Capture:
     """
 
     def __init__(self, port: PolicyPort, *, prefix: str) -> None:
-        """Start without a turn.
-
-        Args:
-            port: How the policy is reached.
-            prefix: Of the ids of its trajectories.
-        """
+        """Start without a turn; `prefix` begins the ids of its trajectories."""
         self.port = port
         self.chats = Chats(port.template, port.tokenizer)
         self.texts = Texts(port.tokenizer)

@@ -128,11 +128,6 @@ class ChatTemplate:
     ) -> str | None:
         """Return the text between what an assistant said and its next words.
 
-        Args:
-            messages: The whole chat.
-            said_at: Which of them is what the assistant said.
-            tools: Of the chat.
-
         Returns:
             None where the template does not show plainly what the assistant said.
 
@@ -168,11 +163,7 @@ class ChatTemplate:
         return TemplateCheck(refused=refused, rewrites=rewrites)
 
     def turn_end_id(self, tokenizer: "Tokenizer") -> int | None:
-        """Return the special token that ends an assistant's turn, if there is one.
-
-        Args:
-            tokenizer: Of the model.
-        """
+        """Return the special token that ends an assistant's turn, if there is one."""
         # No more messages: a vocabulary need not have what they would say.
         tail = self.tail([_USER, _SAID], 1) if self.has_start else None
         first = list(tokenizer.encode(tail))[:1] if tail else []
@@ -367,9 +358,6 @@ def read_identity(model_dir: Path) -> ModelIdentity:
 
     The digest of config.json stays empty: each release of a library writes that file in another
     way for the same model, and layouts of weights are compared anyhow.
-
-    Args:
-        model_dir: With tokenizer.json and a chat template, where the model has them.
 
     Raises:
         AstraflowError: INVALID_FIELD when the chat template cannot be read.

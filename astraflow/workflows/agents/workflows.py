@@ -65,11 +65,7 @@ class EpisodeJudge:
         )
 
     async def score(self, session: AgentSession, answer: str) -> Score:
-        """Return what an episode is worth.
-
-        Args:
-            session: Over.
-            answer: What the scorer reads, if the agent reported no reward.
+        """Return what an episode is worth that is over; without a reward, the answer is scored.
 
         Raises:
             AstraflowError: What failed in an engine; ENVIRONMENT_FAILED without reward and scorer.
@@ -147,14 +143,7 @@ class AgentPool:
     def __init__(
         self, command: Sequence[str], *, count: int, env: Mapping[str, str], limits: ProgramLimits
     ) -> None:
-        """Start no process before an episode needs it; then it stays.
-
-        Args:
-            command: The program and its arguments.
-            count: Processes at most.
-            env: Of each.
-            limits: Of each.
-        """
+        """Start no process before an episode needs it, `count` at most; then it stays."""
         self._command = tuple(command)
         self._count = count
         self._env = env

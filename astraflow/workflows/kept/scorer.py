@@ -53,13 +53,7 @@ class KeptScorer:
     """Has answers scored by processes of their own; each is started when it is needed."""
 
     def __init__(self, name: str, scorer_options: Mapping[str, Any], options: KeptOptions) -> None:
-        """Start no process yet.
-
-        Args:
-            name: Of the scorer: registered, or module:attribute.
-            scorer_options: Its own.
-            options: What it may take.
-        """
+        """Start no process yet."""
         self._name = name
         self._scorer_options = dict(scorer_options)
         self._options = options

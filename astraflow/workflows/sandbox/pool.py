@@ -17,13 +17,7 @@ class SandboxPool:
     """
 
     def __init__(self, provider: SandboxProvider, *, workers: int, ready: int) -> None:
-        """Start nothing before the first sandbox is taken.
-
-        Args:
-            provider: Starts them.
-            workers: In use at once; who wants more waits.
-            ready: Started ahead.
-        """
+        """Start nothing before one is taken: `workers` are in use at once, `ready` ahead."""
         self._provider = provider
         self._workers = workers
         self._ready = ready
