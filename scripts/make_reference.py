@@ -23,9 +23,8 @@ from astraflow.config.loader import json_schema
 from astraflow.core.algorithms import finding
 from astraflow.core.code import load
 from astraflow.core.ids import PolicyId
-from astraflow.core.members import RaasLoad
 from astraflow.dataflow.metrics import HubMetrics, LoopProbe
-from astraflow.raas.metrics import NodeCounters, NodeView, count_families, node_families
+from astraflow.raas.metrics import NodeCounters, node_families
 from astraflow.telemetry.metrics import Family
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import start_run
@@ -224,9 +223,7 @@ def _said(default: Any) -> str:
 def metrics_page() -> str:
     """Return every metric of every process."""
     trainer = TrainerMetrics(PolicyId("model")).families()
-    node = node_families(
-        NodeView(load=RaasLoad(), versions={}, counts=tuple(count_families(NodeCounters())))
-    )
+    node = node_families({}, NodeCounters(), running_count=0, queued_count=0, capacity=0)
     tables = {"The hub": asyncio.run(_hub_families()), "A node": node, "A trainer": trainer}
     parts = [
         f"# Metrics\n{_MADE} what the processes tell. Every name begins with `astraflow_`; each "
