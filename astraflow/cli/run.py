@@ -26,13 +26,30 @@ def run(
     recipe: OptionalRecipe = None,
     *,
     overrides: Overrides = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Where trainers and nodes are started: local, ssh or slurm; unset: as the "
+            "recipe's [bold]executor[/] says. The hub stays here.",
+        ),
+    ] = None,
+    on_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of that place, such as [bold]partition=gpu[/] or "
+            "[bold]hosts=[a,b][/]. Can be given many times.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; unset: the recipe's.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that keeps the runs.")] = Path("runs"),
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the resolved recipe, which process gets which GPUs, and what is wrong.",
+            help="Print the resolved recipe, which process gets which GPUs, and what is wrong; "
+            "with another place than local the scripts or manifests of its processes.",
         ),
     ] = False,
     no_check: Annotated[
@@ -69,12 +86,13 @@ def run(
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(stderr=as_json)
+    overrides = [*(overrides or []), *_placed(on, on_set or [])]
     if resume is not None:
         _must_stand_alone(recipe=recipe, name=name, dry_run=dry_run)
         from astraflow.launch.launcher import resume_run  # noqa: PLC0415
 
         summary = resume_run(
-            resume, console=console, overrides=overrides or [], checkpoint_id=checkpoint or ""
+            resume, console=console, overrides=overrides, checkpoint_id=checkpoint or ""
         )
         _end(summary, as_json=as_json)
         return
@@ -85,7 +103,7 @@ def run(
     named = [f"name={name}"] if name is not None else []
     settings = _checked(
         recipe,
-        [*(overrides or []), *named],
+        [*overrides, *named],
         runs,
         is_dry=dry_run,
         is_bound=not no_check,
@@ -96,6 +114,15 @@ def run(
     from astraflow.launch.launcher import run_recipe  # noqa: PLC0415
 
     _end(run_recipe(settings, runs=runs, console=console), as_json=as_json)
+
+
+def _placed(place: str | None, options: list[str]) -> list[str]:
+    """Return overrides of the recipe's executor; another place has none of the former's options."""
+    for each in options:
+        if "=" not in each:
+            raise typer.BadParameter(f"{each}: give KEY=VALUE", param_hint="--on-set")
+    named = [] if place is None else [f"executor={{name: {json.dumps(place)}}}"]
+    return [*named, *(f"executor.options.{each}" for each in options)]
 
 
 def _checked(
@@ -113,7 +140,7 @@ def _checked(
 
     report = check_recipe(path, overrides, runs=runs)
     if is_dry and report.recipe is not None:
-        _show_dry(report.recipe, as_json=as_json)
+        _show_dry(report.recipe, RunDir(runs / report.recipe.name), as_json=as_json)
     if any(finding.severity is not Severity.NOTE for finding in report.findings):
         from rich.console import Console  # noqa: PLC0415
 
@@ -123,21 +150,25 @@ def _checked(
     return report.recipe
 
 
-def _show_dry(recipe: "Recipe", *, as_json: bool) -> None:
-    """Print a recipe with every default, and the plan of its GPUs; comments, so YAML stays YAML."""
-    from astraflow.config.loader import dump_recipe  # noqa: PLC0415
-    from astraflow.engines.devices import Machine  # noqa: PLC0415
-    from astraflow.launch.gpus import plan_recipe  # noqa: PLC0415
+def _show_dry(recipe: "Recipe", run_dir: RunDir, *, as_json: bool) -> None:
+    """Print a recipe with every default, and the plan of its GPUs; comments, so YAML stays YAML.
 
-    plan = None
+    With an executor for other machines it is what they would be given.
+    """
+    from astraflow.config.loader import dump_recipe  # noqa: PLC0415
+    from astraflow.launch.executors.finding import Placement  # noqa: PLC0415
+
+    plan, scripts = None, dict[str, str]()
     # What the check says as well.
     with suppress(AstraflowError):
-        plan = plan_recipe(recipe, Machine.here())
+        places = Placement.of(recipe, run_dir, note=typer.echo)
+        plan, scripts = places.gpus, dict(places.preview(run_dir))
     if as_json:
         gpus = None if plan is None else plan.to_json()
-        typer.echo(json.dumps({"recipe": recipe.model_dump(mode="json"), "gpus": gpus}, indent=2))
+        said = {"recipe": recipe.model_dump(mode="json"), "gpus": gpus, "scripts": scripts}
+        typer.echo(json.dumps(said, indent=2))
         return
-    typer.echo(dump_recipe(recipe))
+    typer.echo("\n".join(scripts.values()) if scripts else dump_recipe(recipe))
     for line in () if plan is None else plan.lines():
         typer.echo(f"# {line}")
 

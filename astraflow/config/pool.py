@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config.strict import LaneChoice, Name, Strict
+from astraflow.config.strict import LaneChoice, Name, Named, Options, Strict
 
 
 class TlsConfig(Strict):
@@ -255,6 +255,15 @@ class Gpus(Strict):
     trainer_memory: float | None = Field(default=None, gt=0, lt=1)
     """colocated: part of the memory of a GPU that trainers have beside servers; unset: half of .9,
     or what raas.engine.memory leaves of that."""
+
+
+class ExecutorConfig(Named):
+    """Where trainers and nodes are started; its name alone will do. See clusters.md."""
+
+    name: str = "local"
+    """local, ssh, slurm, or an entry point astraflow.executors of an installed package."""
+    options: Options = Field(default={})
+    """Of that executor, such as partition."""
 
 
 class Restarts(Strict):

@@ -37,6 +37,7 @@ from astraflow.config.pool import (
     Agents,
     AutoscaleConfig,
     EngineSettings,
+    ExecutorConfig,
     Gpus,
     Http,
     HubConfig,
@@ -74,6 +75,7 @@ __all__ = [
     "EngineSettings",
     "EvalSet",
     "EvalSuiteConfig",
+    "ExecutorConfig",
     "Gpus",
     "Http",
     "HubConfig",
@@ -131,6 +133,7 @@ class Recipe(Strict):
     relation: Relation = Relation()
     evals: dict[Name, EvalSuiteConfig] = Field(default={})
     raas: Raas = Raas()
+    executor: ExecutorConfig = ExecutorConfig()
     gpus: Gpus = Gpus()
     autoscale: AutoscaleConfig = AutoscaleConfig()
     hub: HubConfig = HubConfig()

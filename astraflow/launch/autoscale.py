@@ -1,7 +1,7 @@
 """`astraflow autoscale`: acts on the hub's advice until the run is over.
 
-Executors start nodes, and clean up after them. A node is never stopped while it works: it is
-drained through the hub, and an executor hears of it when it has left.
+A starter starts nodes, and cleans up after them. A node is never stopped while it works: it is
+drained through the hub, and a starter hears of it when it has left.
 """
 
 import asyncio
@@ -24,16 +24,18 @@ from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunStatus
-from astraflow.engines.devices import Machine
-from astraflow.launch.gpus import GpuShare, plan_recipe, spare_share
+from astraflow.launch.executors.base import Executor, StartedProcess
+from astraflow.launch.executors.finding import Placement
+from astraflow.launch.executors.local import LocalExecutor
+from astraflow.launch.gpus import GpuShare, spare_share
 from astraflow.launch.models import prepare_models
-from astraflow.launch.processes import JOIN_TOKEN, RoleProcess, Roles
+from astraflow.launch.processes import JOIN_TOKEN, Roles
 from astraflow.rpc.access import HubTokens, TokenRole
 
 _END_S = 20.0
 
 
-class Executor(Protocol):
+class NodeStarter(Protocol):
     """Starts nodes somewhere."""
 
     async def start(self, name: str) -> None:
@@ -53,21 +55,22 @@ class Executor(Protocol):
         ...
 
 
-class LocalExecutor:
-    """Nodes as processes on this machine; they drain and leave when this process ends."""
+class ExecutorStarter:
+    """Nodes by the executor of the run; they drain and leave when this process ends."""
 
-    def __init__(self, roles: Roles, *, hub: str) -> None:
+    def __init__(self, roles: Roles, executor: Executor, *, hub: str) -> None:
         """Start no node yet.
 
         Args:
             roles: Of the run.
+            executor: Of the run.
             hub: host:port.
         """
         self._roles = roles
+        self._executor = executor
         self._hub = hub
-        self._processes: dict[str, RoleProcess] = {}
+        self._processes: dict[str, StartedProcess] = {}
         self._shares: dict[str, GpuShare] = {}
-        self._lifeline, self._keep = os.pipe()
 
     async def start(self, name: str) -> None:
         """Start a process, on GPUs that nobody has.
@@ -77,12 +80,12 @@ class LocalExecutor:
         """
         share = None
         if self._roles.gpus is not None:
-            held = {gpu for each in self._shares.values() for gpu in each.gpus}
+            held = {(each.machine, gpu) for each in self._shares.values() for gpu in each.gpus}
             share = spare_share(self._roles.recipe, self._roles.gpus, held)
+        command = self._roles.node(name, self._hub, share=share)
+        self._processes[name] = await self._executor.start(command)
         if share is not None:
             self._shares[name] = share
-        command = self._roles.node(name, self._hub, share=share)
-        self._processes[name] = await RoleProcess.start(command, lifeline=self._lifeline)
 
     async def stop(self, name: str) -> None:
         """See the process to its end, which it comes to by itself."""
@@ -94,11 +97,10 @@ class LocalExecutor:
     async def close(self) -> None:
         """Let all drain and end."""
         await asyncio.gather(*map(self.stop, list(self._processes)))
-        os.close(self._keep)
-        os.close(self._lifeline)
+        await self._executor.close()
 
 
-class ShellExecutor:
+class ShellStarter:
     """Nodes started by a shell command, wherever that starts them.
 
     {name}, {hub}, {recipe} and {run} are filled in, each quoted for the shell.
@@ -184,24 +186,24 @@ async def autoscale(run_dir: RunDir, *, poll_s: float, as_json: bool) -> None:
     """
     endpoint = run_dir.read_endpoint()
     recipe = load_recipe(run_dir.recipe)
-    executor = await make_executor(recipe, run_dir, endpoint)
+    starter = await _make_starter(recipe, run_dir, endpoint)
     try:
         async with ControlClient.of(run_dir) as control:
             settings = recipe.autoscale
             loop = _Loop(
-                control=control, executor=executor, drain_s=settings.drain_s, as_json=as_json
+                control=control, starter=starter, drain_s=settings.drain_s, as_json=as_json
             )
             await loop.run(poll_s)
     finally:
-        await executor.close()
+        await starter.close()
 
 
-async def make_executor(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) -> Executor:
+async def _make_starter(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) -> NodeStarter:
     """Return what starts the nodes of a run, as its recipe says."""
     settings = recipe.autoscale
     tokens = HubTokens(join=endpoint.join_token, operator=endpoint.operator_token)
     if settings.start is not None:
-        return ShellExecutor(
+        return ShellStarter(
             start=settings.start,
             stop=settings.stop,
             join_token=tokens.of_role(TokenRole.NODE),
@@ -211,17 +213,13 @@ async def make_executor(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) 
                 "run": str(run_dir.root.absolute()),
             },
         )
-    read_end, write_end = os.pipe()
-    gpus = plan_recipe(recipe, Machine.here())
-    try:
-        models = await prepare_models(
-            recipe, run_dir, lifeline=read_end, note=lambda _: None, gpus=gpus
-        )
-    finally:
-        os.close(read_end)
-        os.close(write_end)
-    roles = Roles(recipe=recipe, run_dir=run_dir, tokens=tokens, models=models, gpus=gpus)
-    return LocalExecutor(roles, hub=endpoint.address)
+    places = Placement.of(recipe, run_dir, note=Console(stderr=True).print)
+    local = LocalExecutor()
+    models = await prepare_models(
+        recipe, run_dir, executor=local, note=lambda _: None, gpus=places.gpus
+    )
+    roles = places.roles(run_dir, tokens=tokens, models=models)
+    return ExecutorStarter(roles, places.executor or local, hub=endpoint.address)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,7 +227,7 @@ class _Loop:
     """One maintainer at work."""
 
     control: ControlClient
-    executor: Executor
+    starter: NodeStarter
     drain_s: float | None
     as_json: bool
     scaler: Scaler = field(
@@ -267,7 +265,7 @@ class _Loop:
     async def _act(self, advice: ScaleAdvice, plan: ScalePlan) -> None:
         for name in plan.start:
             try:
-                await self.executor.start(name)
+                await self.starter.start(name)
             except AstraflowError as error:
                 self.scaler.forget(name)
                 Console(stderr=True).print(f"[red]{name} was not started:[/] {error.message}")
@@ -278,12 +276,12 @@ class _Loop:
                 await self.control.drain_member(member_id, grace_s=self.drain_s)
 
     async def _clean_up(self, status: RunStatus) -> None:
-        """Tell the executor of those who have left."""
+        """Tell the starter of those who have left."""
         present = {member.member_id for member in status.members}
         for member_id in [each for each in self.leaving if each not in present]:
             name = self.leaving.pop(member_id)
             try:
-                await self.executor.stop(name)
+                await self.starter.stop(name)
             except AstraflowError as error:
                 Console(stderr=True).print(f"[yellow]{name} is not cleaned up:[/] {error.message}")
 

@@ -354,26 +354,50 @@ def trainer_nbytes(policy: PolicyConfig, parameter_count: int) -> int:
     return _TRAINER_NBYTES * parameter_count * (2 if policy.trainer.critic else 1)
 
 
-def gpu_demands(recipe: Recipe, sizes: Mapping[str, int]) -> Sequence[GpuDemand]:
+def machines_of(policy: PolicyConfig, ranks_per_node: int | None) -> int:
+    """Return on how many machines a trainer's ranks are.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when they cannot be shared out equally.
+    """
+    ranks = policy.trainer.ranks
+    if ranks_per_node is None or ranks <= ranks_per_node:
+        return 1
+    if ranks % ranks_per_node:
+        _refuse(
+            f"{ranks} ranks cannot be shared out equally, {ranks_per_node} to a machine; take a"
+            " multiple of that (trainer.ranks)"
+        )
+    return ranks // ranks_per_node
+
+
+def gpu_demands(
+    recipe: Recipe, sizes: Mapping[str, int], *, ranks_per_node: int | None = None
+) -> Sequence[GpuDemand]:
     """Return what the processes of a recipe compute on.
 
     Args:
         recipe: Resolved.
         sizes: Parameters of the model of each policy; those left out are not known.
+        ranks_per_node: A trainer with more of them is a process `trainer-NAME.0`, `.1` and so on
+            on each of its machines; None: it is on one machine.
     """
-    demands = [
-        GpuDemand(
-            name=f"trainer-{name}",
-            is_trainer=True,
-            part_count=policy.trainer.ranks,
-            first=_first(policy.trainer.device),
-            nbytes=trainer_nbytes(policy, sizes.get(name, 0))
-            * policy.trainer.fsdp.replicas
-            // policy.trainer.ranks,
-        )
-        for name, policy in recipe.policies.items()
-        if name not in recipe.http.trainers and policy.trainer.device != "cpu"
-    ]
+    demands: list[GpuDemand] = []
+    for name, policy in recipe.policies.items():
+        if name in recipe.http.trainers or policy.trainer.device == "cpu":
+            continue
+        ranks, machines = policy.trainer.ranks, machines_of(policy, ranks_per_node)
+        whole = trainer_nbytes(policy, sizes.get(name, 0)) * policy.trainer.fsdp.replicas
+        demands += [
+            GpuDemand(
+                name=f"trainer-{name}" if machines == 1 else f"trainer-{name}.{place}",
+                is_trainer=True,
+                part_count=ranks // machines,
+                first=_first(policy.trainer.device),
+                nbytes=whole // ranks,
+            )
+            for place in range(machines)
+        ]
     engine = recipe.raas.engine
     if engine.device == "cpu" or engine.url is not None:
         return demands
@@ -412,7 +436,11 @@ def _first(device: str) -> int | None:
 
 
 def plan_recipe(
-    recipe: Recipe, machine: Machine, sizes: Mapping[str, int] | None = None
+    recipe: Recipe,
+    machine: Machine,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    ranks_per_node: int | None = None,
 ) -> GpuPlan | None:
     """Return the plan of a recipe; None: there are no GPUs to plan, or they are not to be planned.
 
@@ -420,6 +448,7 @@ def plan_recipe(
         recipe: Resolved.
         machine: That of the launcher.
         sizes: Parameters of the model of each policy; those left out are not known.
+        ranks_per_node: As for `gpu_demands`.
 
     Raises:
         AstraflowError: What `plan_gpus` raises; INVALID_FIELD for more GPUs than there are.
@@ -431,32 +460,44 @@ def plan_recipe(
     if found and count > len(found):
         _refuse(f"count is {count}, and this machine has {len(found)}: {', '.join(found)}")
     names = found[:count] or tuple(map(str, range(count)))
-    demands = gpu_demands(recipe, sizes or {})
+    demands = gpu_demands(recipe, sizes or {}, ranks_per_node=ranks_per_node)
     return plan_gpus(demands, recipe.gpus, names=names, gpu_nbytes=machine.gpu_nbytes)
 
 
-def spare_share(recipe: Recipe, plan: GpuPlan, held: Collection[int]) -> GpuShare | None:
+def node_demand(recipe: Recipe) -> GpuDemand | None:
+    """Return what one node computes on; None: on no GPU."""
+    raas = recipe.raas.model_copy(update={"count": 1})
+    demand = gpu_demands(recipe.model_copy(update={"raas": raas}), {})[-1:]
+    return None if not demand or demand[0].is_trainer else demand[0]
+
+
+def spare_share(
+    recipe: Recipe, plan: GpuPlan, held: Collection[tuple[int, int]]
+) -> GpuShare | None:
     """Return what a node gets that joins later; None: nodes compute on no GPU.
 
     Args:
         recipe: Resolved.
         plan: Of its processes.
-        held: GPUs of other nodes that joined later.
+        held: Machines and GPUs of other nodes that joined later.
 
     Raises:
         AstraflowError: NOT_READY when too few are free.
     """
-    raas = recipe.raas.model_copy(update={"count": 1})
-    demand = gpu_demands(recipe.model_copy(update={"raas": raas}), {})[-1]
-    if demand.is_trainer:
+    demand = node_demand(recipe)
+    if demand is None:
         return None
-    free = [gpu for gpu in plan.free() if gpu not in held]
-    if len(free) < demand.gpu_count:
-        raise AstraflowError(
-            Reason.NOT_READY,
-            f"a node takes {demand.gpu_count} GPUs, and of {len(plan.names)} {len(free)} are free",
-        )
-    return GpuShare(name="", machine=0, gpus=tuple(free[: demand.gpu_count]), memory=demand.memory)
+    most = 0
+    for machine in range(plan.machine_count):
+        free = tuple(gpu for gpu in plan.free(machine) if (machine, gpu) not in held)
+        most = max(most, len(free))
+        if len(free) >= demand.gpu_count:
+            gpus = free[: demand.gpu_count]
+            return GpuShare(name="", machine=machine, gpus=gpus, memory=demand.memory)
+    raise AstraflowError(
+        Reason.NOT_READY,
+        f"a node takes {demand.gpu_count} GPUs, and of {len(plan.names)} {most} are free",
+    )
 
 
 def gpu_environment(

@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import os
 import shlex
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +24,11 @@ from astraflow.core.errors import CONFIGURATION_EXIT, TEMPORARY_EXIT, AstraflowE
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.recorder import write_whole
-from astraflow.engines.devices import Machine
-from astraflow.launch.gpus import GpuPlan, plan_recipe
+from astraflow.launch.executors.base import Executor, StartedProcess
+from astraflow.launch.executors.finding import Placement, reachable
+from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.models import pinned, prepare_models
-from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, RoleProcess, Roles
+from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, RoleProcess, Roles, open_rendezvous
 from astraflow.launch.run_folder import (
     claimed_run_dir,
     endpoint_before,
@@ -41,6 +41,7 @@ from astraflow.launch.status import RunProgress
 from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summary, summarise
 from astraflow.launch.tracking.follower import followed
 from astraflow.rpc.access import HubTokens
+from astraflow.rpc.address import split_addresses
 
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
@@ -53,6 +54,8 @@ _END_S = 20.0
 _STOP_S = 3.0
 
 _TRAINER = "trainer-"
+
+_RAAS = "raas-"
 
 
 class RestartLimit:
@@ -103,16 +106,18 @@ class Launcher:
         checkpoint_id: The one that all of them begin with; empty: the last of each.
         first_raas: Number of the first rollout node.
         limit: Of what is started again.
-        gpus: Which process computes where; None: nothing is planned.
+        places: Of trainers and nodes.
+        local: Starts the hub and all else that is on this machine.
         refusals: Why processes were not started again, by name.
-        places: Of nodes in the plan, by name: a node that follows another has its GPUs.
+        seats: Of nodes in the plan, by name: a node that follows another has its GPUs.
+        say: Tells people of progress.
     """
 
     recipe: Recipe
     run_dir: RunDir
     console: Console
     tokens: HubTokens = field(default_factory=HubTokens.generate)
-    processes: list[RoleProcess] = field(default_factory=list[RoleProcess])
+    processes: list[StartedProcess] = field(default_factory=list[StartedProcess])
     failure: str | None = None
     is_resumed: bool = False
     checkpoint_id: str = ""
@@ -123,22 +128,36 @@ class Launcher:
     killed: asyncio.Event = field(default_factory=asyncio.Event)
     last: RunStatus | None = None
     limit: RestartLimit = field(init=False)
-    gpus: GpuPlan | None = field(init=False)
+    places: Placement = field(init=False)
+    local: LocalExecutor = field(init=False)
+    say: Callable[[str], None] = field(init=False)
+    rendezvous: object = None
     refusals: dict[str, str] = field(default_factory=dict[str, str])
-    places: dict[str, int] = field(default_factory=dict[str, int])
+    seats: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         self.limit = RestartLimit(self.recipe.restarts)
-        self.gpus = plan_recipe(self.recipe, Machine.here())
+        self.say = self.console.print
+        # A run that can be resumed has nothing to lose with them.
+        is_kept = self.recipe.hub.journal.kind != "none"
+        self.places = Placement.of(self.recipe, self.run_dir, note=self._note)
+        self.local = LocalExecutor(orphan_signal=signal.SIGKILL if is_kept else signal.SIGTERM)
+
+    @property
+    def executor(self) -> Executor:
+        """What starts trainers and nodes."""
+        return self.places.executor or self.local
+
+    def _note(self, line: str) -> None:
+        self.say(escape(line))
 
     async def run(self) -> tuple[str, str | None]:
         """Run to the end; return the state and, where it failed, why."""
-        lifeline, keep = os.pipe()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
         try:
-            await self._run(lifeline)
+            await self._run()
         except* AstraflowError as group:
             # Processes that were killed leave calls to them broken.
             if not self.killed.is_set():
@@ -146,8 +165,11 @@ class Launcher:
         finally:
             grace_s = _STOP_S if self.interrupts else _END_S
             await asyncio.gather(*(process.end(grace_s=grace_s) for process in self.processes))
-            os.close(keep)
-            os.close(lifeline)
+            with suppress(AstraflowError):
+                await self.executor.sweep()
+            await self.executor.close()
+            if self.executor is not self.local:
+                await self.local.close()
             self.run_dir.endpoint.unlink(missing_ok=True)
         return self._state(), self.failure
 
@@ -172,9 +194,10 @@ class Launcher:
         for process in self.processes:
             process.send(signal.SIGKILL)
 
-    async def _run(self, lifeline: int) -> None:
+    async def _run(self) -> None:
         with RunProgress(self.console, self.recipe) as progress:
-            starting = asyncio.create_task(self._start_all(lifeline, progress))
+            self.say = progress.note
+            starting = asyncio.create_task(self._start_all(progress))
             interrupted = asyncio.create_task(self.interrupted.wait())
             await asyncio.wait([starting, interrupted], return_when=asyncio.FIRST_COMPLETED)
             interrupted.cancel()
@@ -186,29 +209,32 @@ class Launcher:
                 return
             hub, roles = starting.result()
             async with ControlClient.of(self.run_dir, patience_s=_HUB_PATIENCE_S) as control:
-                await self._watch(
-                    _Scene(
-                        hub=hub, roles=roles, control=control, progress=progress, lifeline=lifeline
-                    )
-                )
+                await self._watch(_Scene(hub=hub, roles=roles, control=control, progress=progress))
 
-    async def _start_all(self, lifeline: int, progress: RunProgress) -> tuple[str, Roles]:
+    async def _start_all(self, progress: RunProgress) -> tuple[str, Roles]:
         """Start every role; return the hub's address, and what makes their commands."""
-        for line in () if self.gpus is None else self.gpus.lines():
+        for line in () if self.places.gpus is None else self.places.gpus.lines():
             progress.note(line)
-        hub, models = await asyncio.gather(
-            self._start_hub(lifeline),
+        _, hub, models = await asyncio.gather(
+            self.executor.sweep(),
+            self._start_hub(),
             prepare_models(
                 self.recipe,
                 self.run_dir,
-                lifeline=lifeline,
+                executor=self.local,
                 note=progress.note,
-                gpus=self.gpus,
+                gpus=self.places.gpus if self.places.executor is None else None,
             ),
         )
-        roles = self._roles(models)
+        meeting = ""
+        if self.places.has_trainers_of_many:
+            host = split_addresses(hub)[0][0]
+            meeting, self.rendezvous = await asyncio.to_thread(open_rendezvous, host)
+        roles = self.places.roles(
+            self.run_dir, tokens=self.tokens, models=models, rendezvous=meeting
+        )
         if self.recipe.http.port is not None:
-            await self._start(roles.gateway(hub), lifeline)
+            await self._start(roles.gateway(hub))
         for policy in self.recipe.policies:
             if policy in self.recipe.http.trainers:
                 continue
@@ -216,31 +242,17 @@ class Launcher:
                 policy, hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
             )
             if not self._is_elsewhere(command, command.name, progress):
-                await self._start(command, lifeline)
+                await self._start(command)
         for place in range(self.recipe.raas.count):
             command = self._raas(roles, hub, place)
             if not self._is_elsewhere(command, f"raas-{place}", progress):
-                self.places[command.name] = place
-                await self._start(command, lifeline)
+                self.seats[command.name] = place
+                await self._start(command)
         return hub, roles
 
-    def _roles(self, models: dict[str, Path]) -> Roles:
-        return Roles(
-            recipe=self.recipe,
-            run_dir=self.run_dir,
-            tokens=self.tokens,
-            models=models,
-            gpus=self.gpus,
-        )
-
-    async def _start(self, command: RoleCommand, lifeline: int) -> RoleProcess:
-        # A run that can be resumed has nothing to lose with them.
-        is_kept = self.recipe.hub.journal.kind != "none"
-        process = await RoleProcess.start(
-            command,
-            lifeline=lifeline,
-            orphan_signal=signal.SIGKILL if is_kept else signal.SIGTERM,
-        )
+    async def _start(self, command: RoleCommand) -> StartedProcess:
+        is_member = command.name.startswith((_TRAINER, _RAAS))
+        process = await (self.executor if is_member else self.local).start(command)
         self.processes.append(process)
         return process
 
@@ -252,21 +264,23 @@ class Launcher:
 
     def _is_elsewhere(self, command: RoleCommand, planned: str, progress: RunProgress) -> bool:
         """Whether a process is planned for another machine; then say how it is started there."""
-        share = None if self.gpus is None else self.gpus.share(planned)
+        plan = None if self.places.executor else self.places.gpus
+        share = None if plan is None else plan.share(planned)
         if share is None or not share.machine:
             return False
         role = "node" if command.arguments[0] == "raas" else command.name.replace("-", ":", 1)
         said = {each: command.environment[each] for each in sorted(command.environment)}
-        public = [f"{k}={shlex.quote(v)}" for k, v in said.items() if v and "TOKEN" not in k]
+        public = [f"{k}={shlex.quote(v)}" for k, v in said.items() if v]
         token = f"{JOIN_TOKEN}=$(astraflow token {shlex.quote(str(self.run_dir.root))} {role})"
         words = " ".join([*public, token, "astraflow", shlex.join(command.arguments)])
         progress.note(f"on machine {share.machine}: {escape(words)}")
         return True
 
-    async def _start_hub(self, lifeline: int) -> str:
+    async def _start_hub(self) -> str:
         """Start the hub and return its address."""
-        roles = self._roles({})
-        hub = await self._start(roles.hub(reopens=self.is_resumed), lifeline)
+        roles = self.places.roles(self.run_dir, tokens=self.tokens, models={})
+        hub = await self.local.start(roles.hub(reopens=self.is_resumed))
+        self.processes.append(hub)
         ended = asyncio.create_task(hub.wait())
         deadline = time.monotonic() + _HUB_START_S
         while not self._is_up(hub):
@@ -316,7 +330,7 @@ class Launcher:
         progress.note("Stopping.")
         await control.stop_run(StopMode.CANCEL)
 
-    async def _guard(self, process: RoleProcess, scene: "_Scene") -> None:
+    async def _guard(self, process: StartedProcess, scene: "_Scene") -> None:
         """Act on the end of a process: a RaaS is started anew, any other ends the run.
 
         A hub that a signal killed is started anew as well: it goes on where its journal ends.
@@ -343,10 +357,10 @@ class Launcher:
             if not self._may_restart(process, "raas"):
                 break
             scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
-            place = self.places.pop(name)
+            place = self.seats.pop(name)
             command = self._raas(scene.roles, scene.hub, place)
-            self.places[command.name] = place
-            process = await self._start(command, scene.lifeline)
+            self.seats[command.name] = place
+            process = await self._start(command)
         is_spare = is_raas and code != CONFIGURATION_EXIT
         if is_spare and self._has_nodes():
             why = self.refusals[name]
@@ -357,7 +371,7 @@ class Launcher:
         with suppress(AstraflowError):
             await scene.control.stop_run(StopMode.CANCEL)
 
-    async def _guard_hub(self, hub: RoleProcess, scene: "_Scene") -> RoleProcess:
+    async def _guard_hub(self, hub: StartedProcess, scene: "_Scene") -> StartedProcess:
         """Start a hub again that was killed or lost its database; return one that ended else."""
         while True:
             code = await hub.wait()
@@ -368,10 +382,10 @@ class Launcher:
                 break
             why = "was killed" if code < 0 else "lost its database"
             scene.progress.note(f"[yellow]the hub {why} ({code}); it goes on where it was[/]")
-            hub = await self._start(hub.command, scene.lifeline)
+            hub = await self._start(hub.command)
         return hub
 
-    async def _guard_trainer(self, trainer: RoleProcess, scene: "_Scene") -> RoleProcess:
+    async def _guard_trainer(self, trainer: StartedProcess, scene: "_Scene") -> StartedProcess:
         """Start a trainer again that was killed; return the one that ended otherwise."""
         policy = trainer.command.name.removeprefix(_TRAINER)
         while True:
@@ -385,11 +399,11 @@ class Launcher:
                 "checkpoint[/]"
             )
             command = scene.roles.trainer(policy, scene.hub, resume=True)
-            trainer = await self._start(command, scene.lifeline)
+            trainer = await self._start(command)
         return trainer
 
     def _may_restart(
-        self, process: RoleProcess, key: Literal["raas", "trainer", "hub"], *, name: str = ""
+        self, process: StartedProcess, key: Literal["raas", "trainer", "hub"], *, name: str = ""
     ) -> bool:
         """Whether a process that ended may be started again; else note why not."""
         is_allowed = self.limit.allow(key, time.monotonic(), name=name)
@@ -423,7 +437,6 @@ class _Scene:
     roles: Roles
     control: ControlClient
     progress: RunProgress
-    lifeline: int
 
 
 def _named(code: int) -> str:
@@ -437,12 +450,12 @@ def _named(code: int) -> str:
             return f"exit code {code}"
 
 
-def _is_trainer(process: RoleProcess) -> bool:
+def _is_trainer(process: StartedProcess) -> bool:
     return process.command.name.startswith(_TRAINER)
 
 
-def _is_raas(process: RoleProcess) -> bool:
-    return process.command.name.startswith("raas-")
+def _is_raas(process: StartedProcess) -> bool:
+    return process.command.name.startswith(_RAAS)
 
 
 def _first(group: BaseExceptionGroup[AstraflowError]) -> BaseException:
@@ -495,7 +508,7 @@ def resume_run(
     if not run_dir.recipe.exists():
         reopened_recipe(run_dir)
     with held_run_dir(run_dir, "look at it with `astraflow status`"):
-        recipe = reopened_recipe(run_dir, overrides)
+        recipe = reachable(reopened_recipe(run_dir, overrides))
         before = endpoint_before(run_dir)
         tokens = HubTokens.generate()
         if before is not None:

@@ -12,8 +12,9 @@ from astraflow.config.recipe import ModelConfig, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.hub import commit_of
+from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.gpus import GpuPlan, gpu_environment
-from astraflow.launch.processes import RoleCommand, RoleProcess
+from astraflow.launch.processes import RoleCommand
 from astraflow.workflows.data_sets import download_data_set, pinned_data_set
 
 
@@ -46,7 +47,7 @@ async def prepare_models(
     recipe: Recipe,
     run_dir: RunDir,
     *,
-    lifeline: int,
+    executor: LocalExecutor,
     note: Callable[[str], None],
     gpus: GpuPlan | None = None,
 ) -> dict[str, Path]:
@@ -55,7 +56,7 @@ async def prepare_models(
     Args:
         recipe: Of the run.
         run_dir: Takes models that are made, and logs.
-        lifeline: Read end of the launcher's pipe.
+        executor: Starts what gets or makes them.
         note: Told of progress.
         gpus: A model is made where it is trained later; None: on what the launcher sees.
 
@@ -67,7 +68,7 @@ async def prepare_models(
     async with asyncio.TaskGroup() as group:
         tasks = {
             policy: group.create_task(
-                _prepare(recipe, policy, run_dir, lifeline=lifeline, note=note, gpus=gpus)
+                _prepare(recipe, policy, run_dir, executor=executor, note=note, gpus=gpus)
             )
             for policy in dict.fromkeys(firsts.values())
         }
@@ -89,7 +90,7 @@ async def _prepare(
     policy: str,
     run_dir: RunDir,
     *,
-    lifeline: int,
+    executor: LocalExecutor,
     note: Callable[[str], None],
     gpus: GpuPlan | None,
 ) -> Path:
@@ -114,9 +115,7 @@ async def _prepare(
         },
         log=run_dir.log(f"warm-up-{policy}"),
     )
-    process = await RoleProcess.start(
-        command, lifeline=lifeline, on_line=lambda line: note(escape(f"{policy}: {line}"))
-    )
+    process = await executor.start(command, on_line=lambda line: note(escape(f"{policy}: {line}")))
     try:
         code = await process.wait()
     finally:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -24,12 +24,23 @@ import structlog
 
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.launch.gpus import GpuPlan, GpuShare, gpu_environment
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.gpus import (
+    GpuPlan,
+    GpuShare,
+    gpu_environment,
+    machines_of,
+    node_demand,
+)
 from astraflow.rpc.access import HubTokens, TokenRole
+from astraflow.rpc.address import join_address, outside_ip
 
 LIFELINE = "ASTRAFLOW_LIFELINE_FD"
 
 ORPHAN_RANK = "ASTRAFLOW_RANK_OF_PID"
+
+MEETING = "ASTRAFLOW_RANKS_MEET"
+"""host:port, a name of its own and the number of machines of a trainer on several."""
 
 _ORPHAN_SIGNAL = "ASTRAFLOW_ORPHAN_SIGNAL"
 
@@ -46,13 +57,23 @@ class RoleCommand:
         name: For people, logs and the table; unique in the run.
         arguments: Of the `astraflow` command.
         environment: Beside the launcher's own.
+        secrets: More of it, which is neither shown nor an argument of anything.
         log: Takes what it writes to standard output and error.
+        cpus: That it keeps busy, on each of its machines.
+        gpus: To be found for it on each of its machines; 0 where a plan names them.
+        machines: Of the plan; none: anywhere.
+        machine_count: It runs as one process on each of so many, all at once.
     """
 
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
     log: Path
+    cpus: int = 1
+    gpus: int = 0
+    machines: tuple[int, ...] = ()
+    machine_count: int = 1
 
 
 class RoleProcess:
@@ -91,7 +112,7 @@ class RoleProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if on_line is None else asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **command.environment, **said},
+                env={**os.environ, **command.environment, **command.secrets, **said},
                 pass_fds=(lifeline,),
                 start_new_session=True,
             )
@@ -141,8 +162,14 @@ class RoleProcess:
 
     def last_words(self, count: int = 12) -> str:
         """Return the last lines of its log."""
-        lines = self.command.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-count:])
+        return last_lines(self.command.log, count)
+
+
+def last_lines(log: Path, count: int = 12) -> str:
+    """Return the last lines of a log; none of one that is not there yet."""
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
 def hold_lifeline(*, first: signal.Signals | None = None) -> None:
@@ -201,6 +228,9 @@ class Roles:
         tokens: Of the run.
         models: Model directory of each policy.
         gpus: Which process computes where; None: each sees what the launcher sees.
+        is_elsewhere: Whether trainers and nodes are on other machines.
+        ranks_per_node: Of a trainer, on each machine; None: all.
+        rendezvous: host:port at which the machines of one trainer meet.
     """
 
     recipe: Recipe
@@ -208,6 +238,9 @@ class Roles:
     tokens: HubTokens
     models: Mapping[str, Path]
     gpus: GpuPlan | None = None
+    is_elsewhere: bool = False
+    ranks_per_node: int | None = None
+    rendezvous: str = ""
 
     def hub(self, *, reopens: bool = False) -> RoleCommand:
         """Return the Dataflow process.
@@ -235,18 +268,34 @@ class Roles:
             checkpoint_id: From which; empty: its last one.
         """
         name = f"trainer-{policy_id}"
-        share = None if self.gpus is None else self.gpus.share(name)
-        return self._command(
+        settings = self.recipe.policies[policy_id]
+        count = machines_of(settings, self.ranks_per_node)
+        parts = [name] if count == 1 else [f"{name}.{place}" for place in range(count)]
+        shares = [] if self.gpus is None else [self.gpus.share(each) for each in parts]
+        environment = dict(gpu_environment(self.gpus, (shares or [None])[0], is_torch=True))
+        if count > 1:
+            environment |= {MEETING: f"{self.rendezvous}/{uuid4().hex}/{count}"}
+        on_gpus = self._finds_gpus and settings.trainer.device != "cpu"
+        made = self._command(
             name,
             *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id),
             *self._dials(hub),
+            *(("--listen", "0.0.0.0:0", "--advertise", "auto") if self.is_elsewhere else ()),
             *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
             *self._metrics(1 + list(self.recipe.policies).index(policy_id)),
             *(("--resume",) if resume else ()),
             *(("--checkpoint", checkpoint_id) if checkpoint_id else ()),
-            threads=self.recipe.policies[policy_id].trainer.thread_count,
+            threads=settings.trainer.thread_count,
             secrets={JOIN_TOKEN: self.tokens.of_role(f"{TokenRole.TRAINER}:{policy_id}")},
-            environment=gpu_environment(self.gpus, share, is_torch=True),
+            environment=environment,
+        )
+        ranks = settings.trainer.ranks // count
+        return replace(
+            made,
+            gpus=ranks if on_gpus else 0,
+            cpus=made.cpus * ranks,
+            machines=tuple(share.machine for share in shares if share is not None),
+            machine_count=count,
         )
 
     def gateway(self, hub: str) -> RoleCommand:
@@ -286,7 +335,8 @@ class Roles:
         models = [f"{policy}={path}" for policy, path in self.models.items()]
         is_embedded = self.recipe.raas.engine.kind == "embedded"
         memory = None if is_embedded or share is None else share.memory
-        return self._command(
+        demand = node_demand(self.recipe) if self._finds_gpus else None
+        made = self._command(
             name,
             *("raas", "join", str(self.run_dir.recipe), *self._dials(hub), "--name", name),
             *(part for model in models for part in ("--model", model)),
@@ -298,6 +348,16 @@ class Roles:
             if share is None
             else gpu_environment(self.gpus, share, is_torch=is_embedded),
         )
+        return replace(
+            made,
+            gpus=0 if demand is None else demand.gpu_count,
+            machines=() if share is None else (share.machine,),
+        )
+
+    @property
+    def _finds_gpus(self) -> bool:
+        """Whether whoever runs the processes finds the GPUs that the recipe counts on."""
+        return self.gpus is None and self.is_elsewhere and bool(self.recipe.gpus.count)
 
     def _dials(self, hub: str) -> tuple[str, ...]:
         """Return the options of a role that dials the hub, and serves others as the hub does."""
@@ -344,11 +404,12 @@ class Roles:
             environment={
                 OPERATOR_TOKEN: "",
                 **self._authority(),
-                **secrets,
                 **environment,
                 "OMP_NUM_THREADS": str(threads),
             },
+            secrets=secrets,
             log=self.run_dir.log(name),
+            cpus=threads,
         )
 
 
@@ -360,12 +421,13 @@ _HERE: Final = "127.0.0.1"
 def run_ranks(arguments: Sequence[str], *, count: int) -> int:
     """Run an `astraflow` command as so many ranks; return its exit code.
 
-    When a signal ended a rank it ends this process, too: whoever started it sees that the trainer
-    was killed, and can start it again.
+    Those of a trainer on several machines are shared out equally, and meet where the environment
+    says. When a signal ended a rank it ends this process, too: whoever started it sees that the
+    trainer was killed, and can start it again.
 
     Args:
         arguments: Of the command.
-        count: Of ranks.
+        count: Of ranks, on all machines.
     """
     # They load torch.
     from torch.distributed.elastic.multiprocessing.api import (  # noqa: PLC0415
@@ -375,17 +437,21 @@ def run_ranks(arguments: Sequence[str], *, count: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
+    endpoint, run_id, machines = f"{_HERE}:0", uuid4().hex, "1"
+    if meeting := os.environ.pop(MEETING, ""):
+        endpoint, run_id, machines = meeting.split("/")
     os.environ[ORPHAN_RANK] = str(os.getpid())
     try:
         with TemporaryDirectory(prefix="astraflow-ranks-") as folder:
             config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=count,
-                run_id=uuid4().hex,
+                min_nodes=int(machines),
+                max_nodes=int(machines),
+                nproc_per_node=count // int(machines),
+                run_id=run_id,
                 rdzv_backend="c10d",
-                rdzv_endpoint=f"{_HERE}:0",
-                local_addr=_HERE,
+                rdzv_endpoint=endpoint,
+                rdzv_configs={"is_host": False} if meeting else {},
+                local_addr=outside_ip() if meeting else _HERE,
                 max_restarts=0,
                 # Else a folder of its own is left behind.
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
@@ -396,6 +462,27 @@ def run_ranks(arguments: Sequence[str], *, count: int) -> int:
     except ChildFailedError as error:
         return _end_like([each.exitcode for each in error.failures.values()])
     return 0
+
+
+def open_rendezvous(host: str) -> tuple[str, object]:
+    """Listen where the machines of a trainer meet; return host:port, and what keeps it open.
+
+    Args:
+        host: As they dial this machine.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING without torch.
+    """
+    try:
+        from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415 - loads torch
+    except ModuleNotFoundError as error:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            "a trainer on several machines needs torch where it is launched: "
+            "pip install 'astraflow[torch]'",
+        ) from error
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return join_address(host, store.port), store
 
 
 def _end_like(codes: Sequence[int]) -> int:

@@ -65,9 +65,9 @@ def advertised(host: str, port: int, advertise: str | None = None) -> str:
     """
     match advertise:
         case None:
-            return join_address(_outside_ip() if _is_any(host) else host, port)
+            return join_address(outside_ip() if _is_any(host) else host, port)
         case "auto":
-            return join_address(_outside_ip(), port)
+            return join_address(outside_ip(), port)
         case "fqdn":
             return join_address(_full_name(), port)
         case given if "," in given:
@@ -86,7 +86,7 @@ def _has_port(given: str) -> bool:
     return given.rpartition("]")[2].startswith(":") or given.count(":") == 1
 
 
-def _outside_ip() -> str:
+def outside_ip() -> str:
     """Return the IP from which packets leave this machine; loopback when none can."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

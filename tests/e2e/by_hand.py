@@ -45,7 +45,7 @@ class HandRun:
         with role.log.open("ab") as log:
             process = subprocess.Popen(
                 command(*role.arguments),
-                env={**environment(self.cache), **role.environment},
+                env={**environment(self.cache), **role.environment, **role.secrets},
                 stdout=log,
                 stderr=log,
             )

@@ -3,12 +3,12 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.autoscale import ShellExecutor, fill
+from astraflow.launch.autoscale import ShellStarter, fill
 
 
 def shell(tmp_path, start, stop=None):
     values = {"hub": "h:1", "recipe": "a b.yaml", "run": str(tmp_path)}
-    return ShellExecutor(start=start, stop=stop, join_token="secret", values=values)
+    return ShellStarter(start=start, stop=stop, join_token="secret", values=values)
 
 
 def test_placeholders_are_quoted():

@@ -283,5 +283,5 @@ def test_a_node_that_joins_later_gets_gpus_that_nobody_has():
     assert first is not None
     assert first.gpus == (2,)
     with pytest.raises(AstraflowError, match="a node takes 1 GPUs, and of 4 0 are free") as caught:
-        spare_share(settings, plan, (2, 3))
+        spare_share(settings, plan, ((0, 2), (0, 3)))
     assert caught.value.reason is Reason.NOT_READY

@@ -1,13 +1,13 @@
 """A run's models: got and made by processes whose words are shown."""
 
 import json
-import os
 
 import pytest
 
 from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
+from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.models import pinned, prepare_models
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b [c]"}]
@@ -35,12 +35,11 @@ def prepare(tmp_path, monkeypatch):
         recipe = load_recipe(tmp_path / "recipe.yaml", overrides)
         run_dir.recipe.write_text(dump_recipe(recipe))
         said = []
-        ours, theirs = os.pipe()
+        executor = LocalExecutor()
         try:
-            return await prepare_models(recipe, run_dir, lifeline=ours, note=said.append), said
+            return await prepare_models(recipe, run_dir, executor=executor, note=said.append), said
         finally:
-            os.close(ours)
-            os.close(theirs)
+            await executor.close()
 
     return run
 

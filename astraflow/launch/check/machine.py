@@ -25,6 +25,7 @@ from astraflow.launch.check.subject import (
     warning,
     warning_here,
 )
+from astraflow.launch.executors.finding import LOCAL, Placement
 from astraflow.launch.gpus import plan_recipe, trainer_nbytes
 from astraflow.launch.run_folder import must_be_dead
 from astraflow.rpc.address import is_loopback
@@ -139,9 +140,24 @@ def check_folders(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def check_executor(subject: Subject) -> Iterator[Finding]:
+    """Look for what starts processes on other machines, and whether it can have all of them."""
+    if subject.recipe.executor.name == LOCAL:
+        return
+    folder = RunDir(subject.runs / subject.recipe.name)
+    try:
+        places = Placement.of(subject.recipe, folder, note=lambda _: None)
+        places.preview(folder)
+    except AstraflowError as refused:
+        place = refused.message.partition(":")[0]
+        yield of_error(place if place.startswith("executor") else "executor", refused)
+
+
 def check_gpus(subject: Subject) -> Iterator[Finding]:
     """Compare the GPUs that are named with those that are here."""
     recipe, machine = subject.recipe, Machine.here()
+    if recipe.executor.name != LOCAL:
+        return
     count = len(machine.gpus)
     devices = {
         f"policies.{name}.trainer.device": p.trainer.device for name, p in recipe.policies.items()

@@ -13,6 +13,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.launch.check import code, data, machine, models, rehearsal, settings
 from astraflow.launch.check.guard import UserLoop, message_of, no_processes
 from astraflow.launch.check.subject import CheckReport, Finding, Subject, error, of_error
+from astraflow.launch.executors.finding import LOCAL, reachable
 
 _NAMED = re.compile(r"([a-z]\w*(?:\.[\w-]+)+): ")
 _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
@@ -40,6 +41,7 @@ _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     machine.check_tls,
     machine.check_folders,
     machine.check_servers,
+    machine.check_executor,
     machine.check_gpus,
     machine.check_capacity,
     machine.check_autoscaling,
@@ -71,7 +73,7 @@ def check_recipe(
     findings: list[Finding] = []
     recipe = None
     try:
-        recipe = load_recipe(path, overrides)
+        recipe = reachable(load_recipe(path, overrides))
     except AstraflowError as refused:
         findings += _schema_faults(refused)
     else:
@@ -80,7 +82,7 @@ def check_recipe(
             for check in _CHECKS:
                 findings += _run(check, subject)
         subject.loop.close()
-    if is_elsewhere:
+    if is_elsewhere or (recipe is not None and recipe.executor.name != LOCAL):
         findings = [finding.elsewhere() for finding in findings]
     return CheckReport(
         source=path, recipe=recipe, findings=findings, wall_s=time.monotonic() - started

@@ -1,0 +1,294 @@
+"""What every executor is: it starts processes of a run, tells how they fare, and ends them.
+
+An executor is found by its name, `astraflow.executors` entry points of other packages included.
+Those that start processes on other machines run the same script on each: what it holds may be
+shown, and what is secret lies beside it in a file that only its user reads.
+"""
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol
+
+from astraflow.config.run_dir import RunDir
+from astraflow.config.strict import Strict
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.processes import RoleCommand, last_lines
+
+LOST: Final = -int(signal.SIGKILL)
+"""Exit code of a process that is gone, nobody knows how; as one that was killed it may be started
+again."""
+
+_SIGNALLED: Final = 128
+
+# What a cluster takes at most to end a process; a machine that is lost never answers.
+_KILL_S: Final = 60.0
+
+# What a process finds its way by, and what trackers and model hubs want to know.
+_INHERITED: Final = ("ASTRAFLOW_", "HF_", "MLFLOW_", "OTEL_", "PYTHONPATH", "WANDB_", "XDG_CACHE_")
+
+
+class StartedProcess(Protocol):
+    """A process of a run that was started somewhere."""
+
+    command: RoleCommand
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs or waits for a place; negative: ended by that signal, or lost."""
+        ...
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        ...
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; a process that has ended takes none."""
+        ...
+
+    async def end(self, *, grace_s: float) -> None:
+        """Ask it to end; kill it with all its children after `grace_s` seconds."""
+        ...
+
+    def last_words(self) -> str:
+        """Return the last lines of its log."""
+        ...
+
+
+class Executor(Protocol):
+    """Starts processes of a run."""
+
+    @property
+    def machine_count(self) -> int:
+        """Machines that GPUs are planned for; 0: whoever runs the processes finds their GPUs."""
+        ...
+
+    def require(self) -> None:
+        """Look for what it needs on this machine.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING, with what to install.
+        """
+        ...
+
+    def preview(self, command: RoleCommand) -> str:
+        """Return the script or manifest that a process would be started with."""
+        ...
+
+    async def start(self, command: RoleCommand) -> StartedProcess:
+        """Start a process; it need not have a place yet.
+
+        Raises:
+            AstraflowError: NOT_READY when it cannot be started.
+        """
+        ...
+
+    async def sweep(self) -> None:
+        """End all processes of the run that may be left of this launcher or an earlier one."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of all; nothing is started any more."""
+        ...
+
+
+class ExecutorOptions(Strict):
+    """What every executor for other machines may be told."""
+
+    python: str = sys.executable
+    """Interpreter that has astraflow installed, on every machine."""
+    ranks_per_node: int | None = None
+    """Ranks of a trainer on each machine; unset: gpus.count, or all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlace:
+    """The run that an executor works for.
+
+    Attributes:
+        run_dir: Its folder.
+        name: Of the run.
+        code: Folder of the recipe's code.
+        note: Told of progress.
+    """
+
+    run_dir: RunDir
+    name: str
+    code: Path
+    note: Callable[[str], None]
+
+
+class RemoteExecutor(ABC):
+    """What executors for other machines share.
+
+    They start a script of the folder `jobs` of the run, next to which `NAME.env` holds the secrets.
+    """
+
+    options_type: ClassVar[type[ExecutorOptions]] = ExecutorOptions
+
+    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
+        self.place = place
+        self.options = options
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def machine_count(self) -> int:
+        return 0
+
+    @abstractmethod
+    def require(self) -> None: ...
+
+    @abstractmethod
+    async def start(self, command: RoleCommand) -> StartedProcess: ...
+
+    @abstractmethod
+    async def sweep(self) -> None: ...
+
+    def preview(self, command: RoleCommand) -> str:
+        return self.script(command)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside what goes on, by the time of `close` at the latest."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def path(self, command: RoleCommand, kind: str) -> Path:
+        """Return where a file of a process lies: `sh`, `env`, `pid` and others."""
+        return self.place.run_dir.root.absolute() / "jobs" / f"{command.name}.{kind}"
+
+    def script(self, command: RoleCommand) -> str:
+        """Return what starts a process in the shell of another machine."""
+        said = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in command.environment.items())
+        return (
+            f"#!/bin/sh\n# {command.name} of {self.place.name}\numask 077\n"
+            f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null || cd\n"
+            f". {shlex.quote(str(self.path(command, 'env')))}\n{said}{self.launch_line(command)}\n"
+        )
+
+    def launch_line(self, command: RoleCommand) -> str:
+        """Return the last line of the script."""
+        return "exec " + self.words(command)
+
+    def words(self, command: RoleCommand) -> str:
+        return shlex.join((self.options.python, "-m", "astraflow", *command.arguments))
+
+    def write_script(self, command: RoleCommand) -> Path:
+        """Write the script of a process and its secrets, for this user alone; return its path."""
+        secrets = {
+            **{k: v for k, v in os.environ.items() if k.startswith(_INHERITED)},
+            **command.secrets,
+        }
+        text = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in secrets.items())
+        script = self.path(command, "sh")
+        script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        _write_private(self.path(command, "env"), text)
+        _write_private(script, self.script(command))
+        return script
+
+
+def _write_private(path: Path, text: str) -> None:
+    # One that a shell still reads stays whole.
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+class WatchedProcess(ABC):
+    """A process elsewhere whose end somebody tells."""
+
+    def __init__(self, command: RoleCommand) -> None:
+        self.command = command
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._code.result() if self._code.done() else None
+
+    def has_ended(self, code: int) -> None:
+        """Tell its exit code; of several the first counts."""
+        if not self._code.done():
+            self._code.set_result(code)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._code)
+
+    @abstractmethod
+    def send(self, number: signal.Signals) -> None: ...
+
+    async def end(self, *, grace_s: float) -> None:
+        if self.exit_code is None:
+            self.send(signal.SIGTERM)
+            await asyncio.wait([self._code], timeout=grace_s)
+        if self.exit_code is None:
+            await self.kill()
+            await asyncio.wait([self._code], timeout=_KILL_S)
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Take its place from it, whatever it does."""
+
+    def last_words(self) -> str:
+        return last_lines(self.command.log)
+
+
+def code_of_shell(code: int) -> int:
+    """Return an exit code as a parent would see it: a shell adds 128 to a signal's number."""
+    return _SIGNALLED - code if _SIGNALLED < code < _SIGNALLED + signal.NSIG else code
+
+
+def require_commands(install: Mapping[str, str]) -> None:
+    """Look for commands on the PATH.
+
+    Args:
+        install: What to do, by command.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING.
+    """
+    for name, cure in install.items():
+        if shutil.which(name) is None:
+            raise AstraflowError(
+                Reason.CAPABILITY_MISSING, f"executor: the command {name} is missing; {cure}"
+            )
+
+
+async def call(*argv: str, stdin: str | None = None) -> str:
+    """Return what a command says.
+
+    Raises:
+        AstraflowError: NOT_READY when it fails, with what it said.
+    """
+    code, said, errors = await attempt(*argv, stdin=stdin)
+    if code:
+        words = (errors or said).strip()[-800:]
+        raise AstraflowError(
+            Reason.NOT_READY, f"`{shlex.join(argv)}` ended with exit code {code}: {words}"
+        )
+    return said
+
+
+async def attempt(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
+    """Return the exit code of a command, what it said, and what it said of errors."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # Ctrl-C is for the launcher.
+        start_new_session=True,
+    )
+    said, errors = await process.communicate(None if stdin is None else stdin.encode())
+    code = process.returncode or 0
+    return code, said.decode(errors="replace"), errors.decode(errors="replace")

@@ -1,0 +1,267 @@
+"""Slurm: every trainer and every node is a batch job.
+
+The folder of the run has to be on a file system that all machines of the cluster share, with the
+interpreter and the models. States come from one `squeue` a second for all jobs of the run.
+"""
+
+import asyncio
+import json
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, cast
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.executors.base import (
+    LOST,
+    ExecutorOptions,
+    RemoteExecutor,
+    RunPlace,
+    WatchedProcess,
+    attempt,
+    call,
+    require_commands,
+)
+from astraflow.launch.processes import RoleCommand
+
+_POLL_S: Final = 1.0
+
+# A controller that was started again may not know the newest jobs for some seconds.
+_MISSING_POLLS: Final = 10
+
+_INSTALL: Final = (
+    "run this where jobs are submitted, or install Slurm's client (Debian: slurm-client)"
+)
+
+_WAITING: Final = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+
+_RUNNING: Final = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"}
+
+
+class SlurmOptions(ExecutorOptions):
+    """Options of the executor slurm."""
+
+    partition: str | None = None
+    """Unset: the cluster's default."""
+    args: tuple[str, ...] = ()
+    """Further arguments of sbatch, such as --account=lab or --time=8:00:00."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """What squeue says of a job.
+
+    Attributes:
+        job_id: Its number.
+        state: Such as RUNNING.
+        reason: Why it waits.
+        code: How it ended: a wait status in numbers, or an object of later releases.
+    """
+
+    job_id: int
+    state: str
+    reason: str
+    code: Any
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> "SlurmJob":
+        """Return a job; releases from 23.11 on tell several states in a list."""
+        states = said["job_state"]
+        state = states if isinstance(states, str) else cast("list[str]", states)[0]
+        reason = str(said.get("state_reason", ""))
+        return cls(job_id=said["job_id"], state=state, reason=reason, code=said["exit_code"])
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it is not over.
+
+        Where Slurm took its place from it, it is that of a process that a signal ended.
+        """
+        if self.state in _WAITING or self.state in _RUNNING:
+            return None
+        if self.state not in ("COMPLETED", "FAILED"):
+            return -signal.SIGTERM if self.state == "CANCELLED" else LOST
+        if isinstance(self.code, int):
+            number, status = self.code & 0x7F, self.code >> 8
+        else:
+            code = cast("Mapping[str, Any]", self.code)
+            number, status = _number(code.get("signal", {}).get("id")), _number(code["return_code"])
+        if number:
+            return -number
+        # srun tells of a signal as a shell does.
+        return 128 - status if 128 < status < 128 + signal.NSIG else status
+
+
+def _number(said: Any) -> int:
+    if isinstance(said, Mapping):
+        said = cast("Mapping[str, Any]", said).get("number")
+    return int(said or 0)
+
+
+class SlurmProcess(WatchedProcess):
+    """A batch job."""
+
+    def __init__(self, command: RoleCommand, executor: "SlurmExecutor", job_id: int) -> None:
+        super().__init__(command)
+        self.job_id = job_id
+        self.state = ""
+        self.missing_count = 0
+        self._executor = executor
+
+    def send(self, number: signal.Signals) -> None:
+        if self.exit_code is None:
+            self._executor.later(self._send(number))
+
+    async def _send(self, number: signal.Signals) -> None:
+        # One that waits has nothing that takes a signal.
+        if self.state not in _RUNNING or number is signal.SIGKILL:
+            await self.kill()
+            return
+        await attempt("scancel", f"--signal={number.name.removeprefix('SIG')}", str(self.job_id))
+
+    async def kill(self) -> None:
+        await attempt("scancel", str(self.job_id))
+
+    def hear(self, job: SlurmJob | None) -> str | None:
+        """Take what squeue says; return what people should know of it.
+
+        Args:
+            job: None: squeue does not know it.
+        """
+        if job is None:
+            self.missing_count += 1
+            if self.missing_count >= _MISSING_POLLS:
+                self.has_ended(LOST)
+                return f"{self.command.name}: Slurm does not know job {self.job_id} any more"
+            return None
+        self.missing_count = 0
+        code, is_new = job.exit_code, job.state != self.state
+        self.state = job.state
+        if code is not None:
+            self.has_ended(code)
+        if job.state == "PENDING" and is_new and job.reason not in ("None", "Priority", ""):
+            return f"{self.command.name}: job {self.job_id} waits ({job.reason})"
+        if code == LOST:
+            return f"{self.command.name}: job {self.job_id} ended as {job.state}"
+        return None
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The jobs that are watched, and who watches them."""
+
+    jobs: dict[int, SlurmProcess] = field(default_factory=dict[int, SlurmProcess])
+    task: asyncio.Task[None] | None = None
+
+
+class SlurmExecutor(RemoteExecutor):
+    """Submits jobs."""
+
+    options_type: ClassVar[type[ExecutorOptions]] = SlurmOptions
+
+    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
+        super().__init__(place, options)
+        self._watch = _Watch()
+
+    def require(self) -> None:
+        require_commands(dict.fromkeys(("sbatch", "squeue", "scancel"), _INSTALL))
+
+    def launch_line(self, command: RoleCommand) -> str:
+        # As a step of the job it gets the notice of a preemption, and so do all its machines.
+        flags = (
+            f"--nodes={command.machine_count}",
+            f"--ntasks={command.machine_count}",
+            "--ntasks-per-node=1",
+            f"--cpus-per-task={command.cpus}",
+            "--kill-on-bad-exit=1",
+            "--export=ALL",
+        )
+        return f"exec srun {shlex.join(flags)} {self.words(command)}"
+
+    def preview(self, command: RoleCommand) -> str:
+        return f"# {shlex.join(self._sbatch(command))}\n{self.script(command)}"
+
+    def _sbatch(self, command: RoleCommand) -> Sequence[str]:
+        options = cast("SlurmOptions", self.options)
+        return (
+            "sbatch",
+            "--parsable",
+            "--no-requeue",
+            f"--job-name={command.name}",
+            f"--comment={self._mark}",
+            *(() if options.partition is None else (f"--partition={options.partition}",)),
+            f"--nodes={command.machine_count}",
+            f"--ntasks={command.machine_count}",
+            "--ntasks-per-node=1",
+            f"--cpus-per-task={command.cpus}",
+            *((f"--gres=gpu:{command.gpus}",) if command.gpus else ()),
+            f"--output={command.log.absolute()}",
+            "--open-mode=append",
+            *options.args,
+            str(self.path(command, "sh")),
+        )
+
+    @property
+    def _mark(self) -> str:
+        """What tells the jobs of this run from all others."""
+        return f"astraflow:{self.place.run_dir.root.absolute()}"
+
+    async def start(self, command: RoleCommand) -> SlurmProcess:
+        self.write_script(command)
+        said = await call(*self._sbatch(command))
+        process = SlurmProcess(command, self, int(said.split(";")[0]))
+        self._watch.jobs[process.job_id] = process
+        if self._watch.task is None:
+            self._watch.task = asyncio.create_task(self._follow())
+        return process
+
+    async def _follow(self) -> None:
+        """Tell the processes what becomes of their jobs."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                known = {job.job_id: job for job in await self._jobs()}
+            except AstraflowError:
+                # A controller that is away for a while.
+                continue
+            for process in list(self._watch.jobs.values()):
+                if note := process.hear(known.get(process.job_id)):
+                    self.place.note(note)
+                if process.exit_code is not None:
+                    del self._watch.jobs[process.job_id]
+
+    async def _jobs(self) -> Sequence[SlurmJob]:
+        """Return the jobs of this run.
+
+        Raises:
+            AstraflowError: NOT_READY when the controller does not answer.
+        """
+        said = await call("squeue", "--me", "--json", "--states=all")
+        try:
+            jobs = json.loads(said)["jobs"]
+            return [SlurmJob.of(job) for job in jobs if _comment(job) == self._mark]
+        except (ValueError, KeyError) as error:
+            raise AstraflowError(
+                Reason.NOT_READY, f"squeue --json said what cannot be read: {error!r}"
+            ) from error
+
+    async def sweep(self) -> None:
+        left = [job for job in await self._jobs() if job.exit_code is None]
+        if left:
+            await attempt("scancel", *(str(job.job_id) for job in left))
+        if {job.job_id for job in left} - self._watch.jobs.keys():
+            numbers = ", ".join(str(job.job_id) for job in left)
+            self.place.note(f"jobs that were left of this run are cancelled: {numbers}")
+
+    async def close(self) -> None:
+        await super().close()
+        if self._watch.task is not None:
+            self._watch.task.cancel()
+
+
+def _comment(job: Mapping[str, Any]) -> str:
+    said = job.get("comment")
+    if isinstance(said, Mapping):
+        return str(cast("Mapping[str, Any]", said).get("job", ""))
+    return str(said)

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Install what tests with the markers `slurm` and `ssh` start for themselves.
+#
+#   scripts/install_clusters.sh
+#
+# Debian or Ubuntu, as root. Daemons that packages start by themselves are not used.
+set -euo pipefail
+
+apt-get update --quiet --quiet
+apt-get install --yes --quiet --no-install-recommends slurm-wlm openssh-server openssh-client rsync
