@@ -102,7 +102,7 @@ class PoolBalance:
 
 def target_of(balance: PoolBalance, present: int) -> tuple[int, str]:
     """Return how many accelerators are wanted, and why."""
-    finding = f"trainers waited {balance.wait_fraction:.0%} of {_seconds(balance.span)}"
+    finding = f"trainers waited {balance.wait_fraction:.0%} of {balance.span.total_seconds():g} s"
     if balance.wait_fraction > WAIT_HIGH or _is_short(balance, present):
         return _grown(balance, present, finding)
     need = _need(balance)
@@ -168,10 +168,6 @@ def _need(balance: PoolBalance) -> float | None:
 def _ceil(count: float) -> int:
     # A count that is whole but for rounding is whole.
     return ceil(count - 1e-6)
-
-
-def _seconds(span: timedelta) -> str:
-    return f"{span.total_seconds():g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +283,11 @@ def advise(
     if count in (settings.min_count, settings.max_count) and target != present:
         message += f"; the pool has {settings.min_count} to {settings.max_count} nodes"
     gone = sum(member.accelerator_count for member in members if member.member_id in retired)
+    action = ScaleAction.HOLD
+    if count != len(members):
+        action = ScaleAction.GROW if count > len(members) else ScaleAction.SHRINK
     return ScaleAdvice(
-        action=_action(added - len(retired)),
+        action=action,
         accelerator_count=present,
         target_accelerator_count=present - gone + round(added * _mean_size(members)),
         member_count=len(members),
@@ -318,12 +317,6 @@ def _changes(
 
 def _mean_size(members: Sequence[MemberBalance]) -> float:
     return sum(m.accelerator_count for m in members) / len(members) if members else 1.0
-
-
-def _action(difference: int) -> ScaleAction:
-    if difference == 0:
-        return ScaleAction.HOLD
-    return ScaleAction.GROW if difference > 0 else ScaleAction.SHRINK
 
 
 def _goes_first(member: MemberBalance) -> tuple[bool, float, int, MemberId]:

@@ -234,8 +234,10 @@ def _columns_of(
     columns |= _shared_columns(trajectories, taken={**taken, **columns})
     weights = [each.loss_weight for each in sources if each.loss_weight is not None]
     if weights:
-        factors = np.array(weights, np.float32)
-        columns[LOSS_WEIGHTS] = _weighted(columns.get(LOSS_WEIGHTS), factors, lengths)
+        # Those of a workflow times a factor for each row.
+        own, factors = columns.get(LOSS_WEIGHTS), np.repeat(np.array(weights, np.float32), lengths)
+        values = factors if own is None else own.values * factors
+        columns[LOSS_WEIGHTS] = Column(axis=ColumnAxis.TOKEN, values=values)
     return columns
 
 
@@ -346,12 +348,6 @@ def _shared_columns(
         if name not in taken and len(arrays) == len(trajectories):
             columns[name] = Column(axis=column.axis, values=np.concatenate(arrays))
     return columns
-
-
-def _weighted(own: Column | None, factors: np.ndarray, lengths: Sequence[int]) -> Column:
-    """Return loss weights, those of a workflow times a factor for each row."""
-    weights = np.repeat(factors, lengths)
-    return Column(axis=ColumnAxis.TOKEN, values=weights if own is None else own.values * weights)
 
 
 def _alike(one: Column, other: Column) -> bool:

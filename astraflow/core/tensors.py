@@ -35,7 +35,7 @@ class Dtype(StrEnum):
 
     @property
     def itemsize(self) -> int:
-        return _ITEMSIZES[self]
+        return _NUMPY[self].itemsize
 
     @property
     def bits(self) -> np.dtype[np.unsignedinteger]:
@@ -53,26 +53,6 @@ class Dtype(StrEnum):
         return _BY_NUMPY[np.dtype(dtype).newbyteorder("<")]
 
 
-_ITEMSIZES = {
-    Dtype.BOOL: 1,
-    Dtype.I8: 1,
-    Dtype.U8: 1,
-    Dtype.I16: 2,
-    Dtype.U16: 2,
-    Dtype.I32: 4,
-    Dtype.U32: 4,
-    Dtype.I64: 8,
-    Dtype.U64: 8,
-    Dtype.F16: 2,
-    Dtype.BF16: 2,
-    Dtype.F32: 4,
-    Dtype.F64: 8,
-    Dtype.F8_E4M3: 1,
-    Dtype.F8_E5M2: 1,
-}
-
-_BITS = {dtype: np.dtype(f"<u{nbytes}") for dtype, nbytes in _ITEMSIZES.items()}
-
 _NAMES = {
     Dtype.BOOL: "?",
     Dtype.I8: "i1",
@@ -86,13 +66,19 @@ _NAMES = {
     Dtype.F16: "<f2",
     Dtype.F32: "<f4",
     Dtype.F64: "<f8",
+    # Their bits: numpy lacks these.
+    Dtype.BF16: "<u2",
+    Dtype.F8_E4M3: "u1",
+    Dtype.F8_E5M2: "u1",
 }
 
 _NUMPY: dict[Dtype, np.dtype[np.generic]] = {
-    dtype: np.dtype(_NAMES[dtype]) if dtype in _NAMES else bits for dtype, bits in _BITS.items()
+    dtype: np.dtype(name) for dtype, name in _NAMES.items()
 }
+_BITS = {dtype: np.dtype(f"<u{found.itemsize}") for dtype, found in _NUMPY.items()}
 
-_BY_NUMPY = {np.dtype(name): dtype for dtype, name in _NAMES.items()}
+_BITS_ALONE = (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
+_BY_NUMPY = {found: dtype for dtype, found in _NUMPY.items() if dtype not in _BITS_ALONE}
 
 ALIGNMENT = 64
 

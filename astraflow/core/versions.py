@@ -4,7 +4,7 @@ Versions of a policy are numbered without a gap, each with one digest for ever.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -359,7 +359,9 @@ class SourceRecord:
         for report in reports:
             seconds = report.duration.total_seconds()
             if report.nbytes >= _MEASURED_NBYTES and seconds > 0:
-                self._measure((report.address, region), report.nbytes / seconds)
+                key, goodput = (report.address, region), report.nbytes / seconds
+                before = self._goodputs.pop(key, goodput)
+                self._goodputs[key] = before + _NEWEST_SHARE * (goodput - before)
             if report.bad_chunk_count:
                 self._witnesses.setdefault(report.address, set()).add(member_id)
             if report.failure is not None and report.failure.reason is Reason.SOURCE_TIMEOUT:
@@ -380,8 +382,7 @@ class SourceRecord:
 
     def has_stalled(self, address: str, member_id: MemberId | None = None) -> bool:
         """Whether a source has stalled for the caller, or two others, and is silent since."""
-        witnesses = self._stalled.get(address, ())
-        return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
+        return _counts(self._stalled.get(address, ()), member_id)
 
     def goodput_bytes_per_s(self, address: str, region: str) -> float:
         """Return the moving mean towards a region; 0: never measured."""
@@ -389,12 +390,11 @@ class SourceRecord:
 
     def is_avoided(self, address: str, member_id: MemberId | None) -> bool:
         """Whether a source has lied to the caller, or to two others."""
-        witnesses = self._witnesses.get(address, ())
-        return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
+        return _counts(self._witnesses.get(address, ()), member_id)
 
-    def _measure(self, key: tuple[str, str], goodput: float) -> None:
-        before = self._goodputs.pop(key, goodput)
-        self._goodputs[key] = before + _NEWEST_SHARE * (goodput - before)
+
+def _counts(witnesses: Collection[MemberId], member_id: MemberId | None) -> bool:
+    return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
 
 
 def _trim(kept: dict[Any, Any]) -> None:

@@ -72,7 +72,8 @@ def _barrier(run: Components, policy: PolicyState, blocker: PolicyStanding) -> W
 def _too_few(run: Components, policy: PolicyState, now: datetime) -> Iterator[WaitReason]:
     waiter = policy.policy_id
     wanted = policy.settings.groups_per_batch
-    group = _oldest_group(run, policy)
+    groups = (each for each in run.tasks.groups.values() if isinstance(each, TrainGroup))
+    group = next((each for each in groups if waiter in each.policies), None)
     yield _link(
         WaitCause.TOO_FEW_GROUPS,
         waiter,
@@ -154,20 +155,9 @@ def _not_issued(run: Components, waiter: str, now: datetime) -> Iterator[WaitRea
             subject_id=full.policy_id,
         )
     elif run.training.needs_capacity and not any(member.free_count for member in ready):
-        yield _no_credit(waiter, ready)
-
-
-def _oldest_group(run: Components, policy: PolicyState) -> TrainGroup | None:
-    for group in run.tasks.groups.values():
-        if isinstance(group, TrainGroup) and policy.policy_id in group.policies:
-            return group
-    return None
-
-
-def _no_credit(waiter: str, ready: list[LiveRaas]) -> WaitReason:
-    out = sum(member.outstanding for member in ready)
-    given = sum(member.max_outstanding for member in ready)
-    return _link(WaitCause.NO_CREDIT, waiter, f"{out} samples are out of a credit of {given}")
+        out = sum(member.outstanding for member in ready)
+        given = sum(member.max_outstanding for member in ready)
+        yield _link(WaitCause.NO_CREDIT, waiter, f"{out} samples are out of a credit of {given}")
 
 
 def _link(cause: WaitCause, waiter_id: str, message: str, *, subject_id: str = "") -> WaitReason:

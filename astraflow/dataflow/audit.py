@@ -123,9 +123,10 @@ class Audit:
 
     def _record_arrival(self, event: RolloutArrived, answer: object) -> None:
         rollout = event.rollout
-        if isinstance(answer, ItemAck) and answer.disposition is Disposition.REJECTED:
+        disposition = answer.disposition if isinstance(answer, ItemAck) else None
+        if disposition is Disposition.REJECTED:
             self._refused.append(f"{rollout.rollout_id} was recorded and is refused on replay")
-        elif isinstance(answer, ItemAck) and answer.disposition is Disposition.DUPLICATE:
+        elif disposition is Disposition.DUPLICATE:
             return
         if rollout.task_id in self._training and rollout.outcome not in UNDONE:
             self._recorded.add(rollout.rollout_id)

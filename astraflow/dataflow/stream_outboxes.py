@@ -80,19 +80,16 @@ class StreamOutboxes:
                 )
                 self.tasks(effect.member_id).put(cancellation)
             case SendDirective():
-                self._post_directive(effect)
+                if effect.member_id in self._batches:
+                    self._post_batch(effect.member_id, 0, effect.directive)
+                else:
+                    self.tasks(effect.member_id).put(effect.directive)
             case SendBatch():
                 self._post_batch(effect.member_id, effect.rank, effect)
             case SendEndOfData():
                 self._post_batch(effect.member_id, effect.rank, effect.end_of_data)
             case SendPublishOrder() | SendScrubOrder() | SendSaveOrder():
                 self._post_batch(effect.member_id, 0, effect)
-
-    def _post_directive(self, effect: SendDirective) -> None:
-        if effect.member_id in self._batches:
-            self._post_batch(effect.member_id, 0, effect.directive)
-        else:
-            self.tasks(effect.member_id).put(effect.directive)
 
     def _post_batch(self, member_id: MemberId, rank: int, item: BatchItem) -> None:
         outbox = self._batches.get(member_id, {}).get(rank)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from astraflow.core.algorithms.advantages import stamp
-from astraflow.core.algorithms.finding import Faults, batch_guard, rollout_filter, selector
+from astraflow.core.algorithms.finding import Faults, make
 from astraflow.core.algorithms.points import (
     BatchGuard,
     Dice,
@@ -90,8 +90,8 @@ class Curator:
     """Asks all selectors of a recipe, and tells them what happened."""
 
     def __init__(self, specs: Sequence[PlugInSpec], *, seed: int, faults: Faults) -> None:
-        self._selectors: _Named = [(spec.name, selector(spec)) for spec in specs]
-        self._before: _Named = [(spec.name, selector(spec)) for spec in specs]
+        self._selectors: _Named = [(spec.name, make(PromptSelector, spec)) for spec in specs]
+        self._before: _Named = [(spec.name, make(PromptSelector, spec)) for spec in specs]
         self._lessons = deque[_Lesson]()
         self._dice = Dice(seed=seed, salt="select")
         self._faults = faults
@@ -202,7 +202,7 @@ class GroupCompletion:
         faults: Faults,
     ) -> None:
         self._policy_id = policy_id
-        self._filters = [(spec.name, rollout_filter(spec)) for spec in filters]
+        self._filters = [(spec.name, make(RolloutFilter, spec)) for spec in filters]
         self._min_group_size = min_group_size
         self._advantages = advantages
         self._faults = faults
@@ -219,7 +219,13 @@ class GroupCompletion:
         drops = [_unrewarded(sample) for sample in samples if not sample.is_rewarded]
         kept = tuple(sample for sample in samples if sample.is_rewarded)
         if kept and self._filters:
-            whole = self._whole(group.prompt, kept, train_version, run_time)
+            whole = WholeGroup(
+                policy_id=self._policy_id,
+                prompt=group.prompt,
+                samples=kept,
+                train_version=train_version,
+                run_time=run_time,
+            )
             kept = self._sift(whole, drops)
         if len(kept) < self._min_group_size:
             if by := [drop.by for drop in drops if drop.by and drop.samples]:
@@ -242,21 +248,6 @@ class GroupCompletion:
             }
             found |= self._faults.metrics(place, each)
         return found
-
-    def _whole(
-        self,
-        prompt: Prompt,
-        samples: tuple[Sample, ...],
-        train_version: int,
-        run_time: timedelta,
-    ) -> WholeGroup:
-        return WholeGroup(
-            policy_id=self._policy_id,
-            prompt=prompt,
-            samples=samples,
-            train_version=train_version,
-            run_time=run_time,
-        )
 
     def _sift(self, group: WholeGroup, drops: list[Drop]) -> tuple[Sample, ...]:
         """Let every filter drop what it does not keep, until nothing is left."""
@@ -313,7 +304,7 @@ class BatchGuards:
     """The guards of one policy."""
 
     def __init__(self, specs: Sequence[PlugInSpec], *, max_refusals: int, faults: Faults) -> None:
-        self._guards = [(spec.name, batch_guard(spec)) for spec in specs]
+        self._guards = [(spec.name, make(BatchGuard, spec)) for spec in specs]
         self._max_refusals = max_refusals
         self._faults = faults
         self._refused_in_a_row = 0

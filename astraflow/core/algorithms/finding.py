@@ -141,7 +141,7 @@ _BUILT_IN: Mapping[Point, Mapping[str, str]] = {
     },
 }
 
-_BASES: Mapping[Point, type[PlugIn]] = {
+BASES: Mapping[Point, type[PlugIn]] = {
     Point.SELECTOR: PromptSelector,
     Point.FILTER: RolloutFilter,
     Point.ORDER: ReplayOrder,
@@ -149,33 +149,14 @@ _BASES: Mapping[Point, type[PlugIn]] = {
 }
 
 
-def selector(spec: PlugInSpec) -> PromptSelector:
-    """Make a prompt selector; raises as `make` does."""
-    return make(Point.SELECTOR, spec, PromptSelector)
-
-
-def rollout_filter(spec: PlugInSpec) -> RolloutFilter:
-    """Make a rollout filter; raises as `make` does."""
-    return make(Point.FILTER, spec, RolloutFilter)
-
-
-def replay_order(spec: PlugInSpec) -> ReplayOrder:
-    """Make a replay order; raises as `make` does."""
-    return make(Point.ORDER, spec, ReplayOrder)
-
-
-def batch_guard(spec: PlugInSpec) -> BatchGuard:
-    """Make a batch guard; raises as `make` does."""
-    return make(Point.GUARD, spec, BatchGuard)
-
-
-def make(point: Point, spec: PlugInSpec, base: type[Algorithm]) -> Algorithm:
-    """Make an algorithm, at the start of its state.
+def make(base: type[Algorithm], spec: PlugInSpec) -> Algorithm:
+    """Make an algorithm of one of the `BASES`, at the start of its state.
 
     Raises:
         AstraflowError: CODE_UNKNOWN when there is nothing of that name here, or it is no algorithm
             for this point; INVALID_FIELD for options that it does not take.
     """
+    point = next(each for each, its_base in BASES.items() if its_base is base)
     found = find(point, spec.name)
     where = f"{point} {spec.name}"
     if not (isinstance(found, type) and issubclass(found, base) and is_dataclass(found)):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeVar
 
 from astraflow.core.control.membership import Membership
 from astraflow.core.effects import AnnounceVersion, ClearOutbox, Effects, SendTask
@@ -32,6 +33,8 @@ from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.core.work.batching import Batching
 from astraflow.core.work.prompt_queue import PromptQueue
 from astraflow.core.work.training import Training
+
+M = TypeVar("M", LiveRaas, LiveTrainer)
 
 
 def check_contract(contract: Contract) -> None:
@@ -97,7 +100,9 @@ class Joining:
         known = self._known(event.resumes, request.resume, MemberRole.RAAS)
         self._must_be_admissible(request, known)
         live = self._take_over(event.resumes, request.resume, now)
-        member = live if isinstance(live, LiveRaas) else self._new_raas(event, now)
+        member = live
+        if not isinstance(member, LiveRaas):
+            member = self._opened(event, now, LiveRaas, policies={})
         self._describe(member, request, now)
         held = self._resend(member, request.resume)
         workflows = tuple(w for w in self.settings.workflows if member.serves(w.policy_ids))
@@ -123,7 +128,7 @@ class Joining:
             self.batching.return_all(policy, but=held)
             policy.lease_table.close()
         else:
-            member = self._new_trainer(event, now)
+            member = self._opened(event, now, LiveTrainer, policy_id=request.policy_id)
             self.batching.regain(policy, held)
         rolled_back = self._roll_back(policy, undone, request.last_step) if not goes_on else 0
         policy.departure_time = None
@@ -240,34 +245,22 @@ class Joining:
         )
         return None
 
-    def _new_raas(self, event: RaasJoined, now: datetime) -> LiveRaas:
+    def _opened(
+        self, event: RaasJoined | TrainerRegistered, now: datetime, kind: type[M], **own: Any
+    ) -> M:
+        """Open a session, be it under the name of one that has ended."""
         request = event.request
-        member = LiveRaas(
-            member_id=event.resumes or MemberId(self.ids.next("raas")),
+        role = MemberRole.RAAS if kind is LiveRaas else MemberRole.TRAINER
+        member = kind(
+            member_id=event.resumes or MemberId(self.ids.next(role)),
             name=request.name,
-            role=MemberRole.RAAS,
+            role=role,
             incarnation=request.resume.incarnation if request.resume else 1,
             region=request.region,
             resources=request.resources,
             join_time=now,
             keep_alive_time=now,
-            policies={},
-        )
-        self.sessions.open(member)
-        return member
-
-    def _new_trainer(self, event: TrainerRegistered, now: datetime) -> LiveTrainer:
-        request = event.request
-        member = LiveTrainer(
-            member_id=event.resumes or MemberId(self.ids.next("trainer")),
-            name=request.name,
-            role=MemberRole.TRAINER,
-            incarnation=request.resume.incarnation if request.resume else 1,
-            region=request.region,
-            resources=request.resources,
-            join_time=now,
-            keep_alive_time=now,
-            policy_id=request.policy_id,
+            **own,
         )
         self.sessions.open(member)
         return member

@@ -116,13 +116,9 @@ class Membership:
         policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self.effects.do(RecordVersion(member_id=member.member_id, report=report))
-        if report.is_unsound:
-            self._order_scrub(report)
-
-    def _order_scrub(self, report: VersionReport) -> None:
-        """Have the trainer look at its copy: what it published may be damaged there."""
         trainer = self.sessions.trainer_of(report.policy_id)
-        if trainer is not None:
+        if report.is_unsound and trainer is not None:
+            # What the trainer published may be damaged there: it is to look at its copy.
             self.effects.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
 
     def _directive(self, member: LiveMember, now: datetime) -> Directive:

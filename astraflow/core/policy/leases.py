@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from astraflow.core.batches import BatchHeader, BatchOutcome, TrainedRow
+from astraflow.core.batches import BatchHeader, BatchOutcome, StreamBatches, TrainedRow
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.packing import Share, share_out
@@ -167,14 +167,6 @@ class Lease:
         return sum(s.length for s in row.trajectory.version_spans if s.policy_id in own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStream:
-    """What one rank asked for."""
-
-    max_outstanding: int
-    max_tokens: int
-
-
 class LeaseTable:
     """Where the trainer of one policy gets its batches.
 
@@ -188,7 +180,7 @@ class LeaseTable:
     def __init__(self, policy_id: PolicyId) -> None:
         self._policy_id = policy_id
         self.world_size = 0
-        self.streams: dict[int, RankStream] = {}
+        self.streams: dict[int, StreamBatches] = {}
         self.leases: dict[BatchId, Lease] = {}
         self.lost: dict[BatchId, Lease] = {}
         self._outcomes: dict[BatchId, BatchOutcome] = {}
@@ -206,8 +198,9 @@ class LeaseTable:
     def leased_groups(self) -> int:
         return sum(len(lease.groups) for lease in self.leases.values())
 
-    def open_stream(self, rank: int, *, world_size: int, stream: RankStream) -> None:
+    def open_stream(self, stream: StreamBatches) -> None:
         """Let a rank listen, perhaps again."""
+        rank, world_size = stream.rank, stream.world_size
         if not 0 <= rank < world_size or stream.max_outstanding < 1 or stream.max_tokens < 0:
             raise AstraflowError(
                 Reason.INVALID_FIELD,

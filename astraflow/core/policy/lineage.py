@@ -78,7 +78,11 @@ class Lineage:
             )
         )
         self._prompt_count += len(lease.groups)
-        self._forget_prompts()
+        while self._prompt_count > _KEPT_PROMPTS:
+            oldest = self._batches[self._forgotten]
+            self._prompt_count -= len(oldest.prompts)
+            oldest.prompts = ()
+            self._forgotten += 1
 
     def knows(self, checkpoint_id: str) -> bool:
         """Whether the weights that count come of a checkpoint, or are it."""
@@ -134,13 +138,6 @@ class Lineage:
         kept = self._checkpoints.get(checkpoint_id)
         is_other = kept and step and self._batches[kept - 1].step != step
         return None if is_other else kept
-
-    def _forget_prompts(self) -> None:
-        while self._prompt_count > _KEPT_PROMPTS:
-            oldest = self._batches[self._forgotten]
-            self._prompt_count -= len(oldest.prompts)
-            oldest.prompts = ()
-            self._forgotten += 1
 
     def _kept(self, step: int) -> int | None:
         """Return how many batches are behind so many steps; None: no batch ended there."""

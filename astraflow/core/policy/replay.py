@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from astraflow.core.algorithms.finding import Faults, replay_order
-from astraflow.core.algorithms.points import Dice, UsedGroup
+from astraflow.core.algorithms.finding import Faults, make
+from astraflow.core.algorithms.points import Dice, ReplayOrder, UsedGroup
 from astraflow.core.samples import FreshGroup
 from astraflow.core.settings import ReplaySettings
 
@@ -46,7 +46,7 @@ class ReplayBuffer:
         self._groups_per_batch = groups_per_batch
         self.is_on = settings.ratio > 0 and groups_per_batch > 1
         self._batch_count = 0
-        self._order = replay_order(settings.order)
+        self._order = make(ReplayOrder, settings.order)
         self._dice = dice
         self._faults = faults
         self._kept: dict[int, _Kept] = {}

@@ -72,7 +72,8 @@ class _Ranking:
         far = [*honest, *self._far(_LISTED_RELAYS - len(near))]
         far.sort(key=lambda each: -each.goodput_bytes_per_s)
         listed = [*near, *far]
-        listed.sort(key=lambda each: self._has_stalled(each.endpoint))
+        record = self.sessions.source_record
+        listed.sort(key=lambda each: record.has_stalled(each.endpoint, self.caller))
         last = [each for each in origin if each not in honest]
         return (*listed, *last, *(s for s in self.info.sources if not self._is_avoided(s.address)))
 
@@ -195,9 +196,6 @@ class _Ranking:
 
     def _goodput(self, address: str) -> float:
         return self.sessions.source_record.goodput_bytes_per_s(address, self.region)
-
-    def _has_stalled(self, address: str) -> bool:
-        return self.sessions.source_record.has_stalled(address, self.caller)
 
     def _is_avoided(self, address: str) -> bool:
         return self.sessions.source_record.is_avoided(address, self.caller)

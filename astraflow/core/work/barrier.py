@@ -102,12 +102,7 @@ class Barrier:
     def _partners(
         self, policy: PolicyStanding, others: Iterable[PolicyStanding]
     ) -> list[PolicyStanding]:
-        return self._without(self._given_up | {policy.policy_id}, others)
-
-    @staticmethod
-    def _without(
-        left_out: Collection[PolicyId], others: Iterable[PolicyStanding]
-    ) -> list[PolicyStanding]:
+        left_out = self._given_up | {policy.policy_id}
         return [other for other in others if other.policy_id not in left_out]
 
     def _behind(
@@ -129,8 +124,9 @@ class Barrier:
         behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}
         self._waited_since = {
             other.policy_id: other.departure_time or before.get(other.policy_id, now)
-            for other in self._without(self._given_up, known.values())
-            if not other.has_trainer and (other.policy_id in behind or other.policy_id in missed)
+            for other in known.values()
+            if other.policy_id not in self._given_up and not other.has_trainer
+            if other.policy_id in behind or other.policy_id in missed
         }
 
     def _deadline(self, policy_id: PolicyId) -> datetime:

@@ -1,7 +1,7 @@
 """Batching: whole groups go to trainers, and come back settled or not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData, StreamBatches
@@ -15,7 +15,7 @@ from astraflow.core.effects import (
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, IdGenerator, PolicyId
 from astraflow.core.lifecycle import RunLifecycle
-from astraflow.core.policy.leases import Lease, RankStream
+from astraflow.core.policy.leases import Lease
 from astraflow.core.policy.state import PolicyState
 from astraflow.core.pool.live_members import LiveTrainer
 from astraflow.core.pool.sessions import Sessions
@@ -42,12 +42,10 @@ class Batching:
     def open_stream(self, member: LiveTrainer, event: StreamBatches) -> None:
         """Let a rank listen, and send it again what it has not settled."""
         policy = self.policies[member.policy_id]
-        most = event.max_outstanding
         if policy.settings.steps_per_version is None:
             # A version that is asked for comes between two batches: none is leased before it.
-            most = 1
-        stream = RankStream(max_outstanding=most, max_tokens=event.max_tokens)
-        policy.lease_table.open_stream(event.rank, world_size=event.world_size, stream=stream)
+            event = replace(event, max_outstanding=1)
+        policy.lease_table.open_stream(event)
         for lease in policy.lease_table.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)

@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
@@ -51,14 +51,6 @@ _MAX_CHARS = 4096
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Cause:
-    last: Failure
-    first_time: datetime
-    last_time: datetime
-    count: int = 0
-
-
 class FailureLog:
     """Counts failures by cause, and the share of training rollouts that fail.
 
@@ -68,7 +60,7 @@ class FailureLog:
     """
 
     def __init__(self) -> None:
-        self._causes: dict[str, _Cause] = {}
+        self._causes: dict[str, FailureCause] = {}
         self._recent = deque[bool](maxlen=RECENT_COUNT)
         self._finished_count = self._failed_count = 0
 
@@ -77,15 +69,16 @@ class FailureLog:
             return
         failure = _clipped(failure)
         name = failure.cause or f"{failure.reason}: {_NUMBER.sub('#', failure.message)[:120]}"
-        cause = self._causes.get(name)
-        if cause is None:
+        known = self._causes.get(name)
+        if known is None:
             self._evict_rarest()
-            cause = _Cause(last=failure, first_time=now, last_time=now)
-            self._causes[name] = cause
-        elif failure.traceback or not cause.last.traceback:
-            cause.last = failure
-        cause.count += 1
-        cause.last_time = now
+            self._causes[name] = FailureCause(
+                cause=name, count=1, last=failure, first_time=now, last_time=now
+            )
+        else:
+            last = failure if failure.traceback or not known.last.traceback else known.last
+            count = known.count + 1
+            self._causes[name] = replace(known, count=count, last=last, last_time=now)
 
     def finish(self, failure: Failure | None, now: datetime) -> None:
         """Count a training rollout that came to an end; None: a good one."""
@@ -100,22 +93,13 @@ class FailureLog:
 
     def report(self) -> FailureReport:
         """Return the counts, and the causes, most frequent first."""
-        found = sorted(self._causes.items(), key=lambda item: -item[1].count)
+        found = sorted(self._causes.values(), key=lambda cause: -cause.count)
         return FailureReport(
             finished_count=self._finished_count,
             failed_count=self._failed_count,
             recent_count=len(self._recent),
             recent_failed_count=sum(self._recent),
-            causes=tuple(
-                FailureCause(
-                    cause=name,
-                    count=cause.count,
-                    last=cause.last,
-                    first_time=cause.first_time,
-                    last_time=cause.last_time,
-                )
-                for name, cause in found[:_SHOWN_CAUSES]
-            ),
+            causes=tuple(found[:_SHOWN_CAUSES]),
         )
 
     def traceback_of(self, cause: str) -> str:
@@ -128,17 +112,16 @@ class FailureLog:
         count, failed = len(self._recent), sum(self._recent)
         if count < LEAST_COUNT or failed <= max_share * count:
             return None
-        of_recipe = {
-            n: c for n, c in self._causes.items() if c.last.reason not in _NOT_OF_THE_RECIPE
-        }
-        name, worst = max(of_recipe.items(), key=lambda item: item[1].count)
+        causes = self._causes.values()
+        of_recipe = [each for each in causes if each.last.reason not in _NOT_OF_THE_RECIPE]
+        worst = max(of_recipe, key=lambda cause: cause.count)
         return Failure(
             reason=worst.last.reason,
             message=f"{failed} of the last {count} training rollouts failed, more than "
             f"rollouts.max_failed_share ({max_share:g}) allows; the most frequent cause, "
-            f"{name}, was seen {worst.count} times: {worst.last.message}",
+            f"{worst.cause}, was seen {worst.count} times: {worst.last.message}",
             metadata=worst.last.metadata,
-            cause=name,
+            cause=worst.cause,
             traceback=worst.last.traceback,
         )
 

@@ -178,7 +178,8 @@ class PolicyPacing:
         """Whether work that others train on waits for a version that nobody can have."""
         if policy.end is not None or policy.versions.newest is None:
             return False
-        if self._has_trainer(policy) or not self._has_partner(policy):
+        others = [each for each in self.policies.values() if each.end is None]
+        if self._has_trainer(policy) or not any(map(self._has_trainer, others)):
             return False
         available = self.newest_available(policy)
         return policy.samples.min_version(is_open=True) > available or any(
@@ -188,10 +189,6 @@ class PolicyPacing:
 
     def _has_trainer(self, policy: PolicyState) -> bool:
         return self.sessions.trainer_of(policy.policy_id) is not None
-
-    def _has_partner(self, policy: PolicyState) -> bool:
-        others = (other for other in self.policies.values() if other is not policy)
-        return any(other.end is None and self._has_trainer(other) for other in others)
 
     def _may_miss(self, full: PolicyState, starving: PolicyState) -> bool:
         """Whether a policy that is full may miss groups that another one needs."""

@@ -228,7 +228,10 @@ class PromptQueue:
     def _admits(self, prompt: Prompt) -> bool:
         """Ask the selectors; after too many refusals in a row a prompt needs no admission."""
         self._seen_count += 1
-        self._end_warm_up()
+        if self._warm_up_left:
+            self._warm_up_left -= 1
+            if not self._warm_up_left:
+                self.curator.end_warm_up()
         is_admitted = self.curator.admits(prompt)
         if not is_admitted and self._skipped_in_a_row < self._max_skips:
             self._skipped_in_a_row += 1
@@ -237,13 +240,6 @@ class PromptQueue:
         self._asked_count += 1
         self._skipped_in_a_row = 0
         return True
-
-    def _end_warm_up(self) -> None:
-        if not self._warm_up_left:
-            return
-        self._warm_up_left -= 1
-        if not self._warm_up_left:
-            self.curator.end_warm_up()
 
     def _ask(self, name: str) -> None:
         self._effects.do(DrawPrompts(data_set=name, count=2 * self._draw_count))

@@ -6,7 +6,7 @@ engine reads their prompt once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import floor, inf
 from typing import Final
@@ -332,23 +332,14 @@ class Scheduler:
             capacity_of=training_capacity,
         )
         latest_s = slack_s(policies, newest, minimum)
-        request = self._request(prompt, count, policies, minimum)
-        return choose(view, request if latest_s is None else replace(request, latest_s=latest_s))
-
-    def _request(
-        self,
-        prompt: Prompt,
-        count: int,
-        policies: Sequence[PolicyState],
-        minimum: Mapping[PolicyId, int],
-    ) -> PlacementRequest:
-        measured = self.measured
-        return PlacementRequest(
+        request = PlacementRequest(
             count=min(count, self.settings.rollouts.unit),
-            token_count=measured.expected_tokens(size_of(prompt)),
-            fastest_token_s=measured.fastest_token_s,
+            token_count=self.measured.expected_tokens(size_of(prompt)),
+            fastest_token_s=self.measured.fastest_token_s,
             slack_s=_slacks(policies, minimum),
+            latest_s=inf if latest_s is None else latest_s,
         )
+        return choose(view, request)
 
     def _has_suspect(self, member: LiveRaas) -> bool:
         """Whether a member holds such a prompt: then another one would share its fate."""

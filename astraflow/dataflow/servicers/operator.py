@@ -17,7 +17,6 @@ from astraflow.core.events import (
     RunStopped,
 )
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
-from astraflow.core.status import DeadLetter, RolloutRecord
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access, TokenRole, required_token_id
 from astraflow.rpc.streams import Context
@@ -234,7 +233,7 @@ class LedgerServicer:
         query = control.decode_rollout_query(request)
         page, next_token = page_of(
             [record for record in self._hub.run.rollouts() if record in query],
-            key=_rollout_key,
+            key=lambda record: record.rollout.rollout_id,
             size=request.page_size,
             token=request.page_token,
             selection=repr(query).encode(),
@@ -253,7 +252,7 @@ class LedgerServicer:
         self._access.reader(context)
         page, next_token = page_of(
             self._hub.run.dead_letters(),
-            key=_prompt_key,
+            key=lambda letter: f"{letter.prompt.prompt_id}@{letter.prompt.epoch}",
             size=request.page_size,
             token=request.page_token,
             selection=b"dead letters",
@@ -277,11 +276,3 @@ class LedgerServicer:
         reasons = self._hub.run.explain(PolicyId(request.policy_id), self._hub.now())
         told = await self._hub.when_safe(reasons)
         return ledger_pb.ExplainWaitResponse(reasons=map(encode_wait_reason, told))
-
-
-def _rollout_key(record: RolloutRecord) -> str:
-    return record.rollout.rollout_id
-
-
-def _prompt_key(letter: DeadLetter) -> str:
-    return f"{letter.prompt.prompt_id}@{letter.prompt.epoch}"

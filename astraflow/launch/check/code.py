@@ -16,7 +16,6 @@ from astraflow.config.extras import cure_of
 from astraflow.config.loader import problems_of
 from astraflow.config.recipe import Algorithm, TrainerConfig
 from astraflow.core.algorithms import advantages, finding
-from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
 from astraflow.core.settings import PlugInSpec
@@ -37,12 +36,6 @@ from astraflow.workflows.protocol import Scorer, Workflow
 from astraflow.workflows.registry import Kind, code_digest, find, see_working_directory
 from astraflow.workflows.scoring import GuardedScorer
 
-_MAKERS: Mapping[finding.Point, Callable[[PlugInSpec], PlugIn]] = {
-    finding.Point.SELECTOR: finding.selector,
-    finding.Point.FILTER: finding.rollout_filter,
-    finding.Point.ORDER: finding.replay_order,
-    finding.Point.GUARD: finding.batch_guard,
-}
 _LOOKED_FOR = "modules are looked for in the working directory, on PYTHONPATH, and installed"
 
 
@@ -281,7 +274,7 @@ def _algorithms(
 def _algorithm(where: str, point: finding.Point, algorithm: Algorithm) -> Iterator[Finding]:
     see_working_directory()
     spec = PlugInSpec(name=algorithm.name, options=algorithm.options)
-    yield from _raised(where, lambda: _MAKERS[point](spec))
+    yield from _raised(where, lambda: finding.make(finding.BASES[point], spec))
 
 
 def _own_engine(where: str, trainer: TrainerConfig) -> Iterator[Finding]:

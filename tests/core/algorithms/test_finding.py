@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from astraflow.core.algorithms import finding
-from astraflow.core.algorithms.points import Dice, PromptSelector
+from astraflow.core.algorithms.points import Dice, PromptSelector, RolloutFilter
 from astraflow.core.algorithms.selection import Greso
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.settings import PlugInSpec
@@ -28,7 +28,7 @@ class NoDataclass(PromptSelector):
 
 
 def make(name, **options):
-    return finding.selector(PlugInSpec(name=name, options=options))
+    return finding.make(PromptSelector, PlugInSpec(name=name, options=options))
 
 
 def refused(name, **options):
@@ -40,10 +40,10 @@ def refused(name, **options):
 @pytest.mark.parametrize("point", finding.Point)
 def test_everything_built_in_can_be_made(point):
     needed = {"route": {"policies": {}}}
-    base = finding._BASES[point]
+    base = finding.BASES[point]
     for name in finding.names(point):
         spec = PlugInSpec(name=name, options=needed.get(name, {}))
-        made = finding.make(point, spec, base)
+        made = finding.make(base, spec)
         assert isinstance(made, base)
         assert all(isinstance(value, float) for value in made.metrics().values())
 
@@ -91,9 +91,9 @@ def test_mistakes_are_named():
     assert "no option 'seen'" in refused(f"{HERE}:EveryOther", seen=1).message
     route = PlugInSpec(name="route", options={"policies": {"a": [{"foo": 1}]}})
     with pytest.raises(AstraflowError, match="rule 0 of a: there is no option 'foo'"):
-        finding.rollout_filter(route)
+        finding.make(RolloutFilter, route)
     with pytest.raises(AstraflowError, match="option 'policies' is missing"):
-        finding.rollout_filter(PlugInSpec(name="route"))
+        finding.make(RolloutFilter, PlugInSpec(name="route"))
 
 
 def test_what_is_no_algorithm_is_refused():
@@ -102,7 +102,7 @@ def test_what_is_no_algorithm_is_refused():
     assert "make it a dataclass" in error.message
     assert "cannot be loaded" in refused("nowhere:Thing").message
     with pytest.raises(AstraflowError, match="with the base RolloutFilter"):
-        finding.rollout_filter(PlugInSpec(name=f"{HERE}:EveryOther"))
+        finding.make(RolloutFilter, PlugInSpec(name=f"{HERE}:EveryOther"))
 
 
 def test_dice_repeat_themselves():
