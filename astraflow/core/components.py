@@ -8,8 +8,7 @@ from typing import TypeVar
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.control.balance import Balance
 from astraflow.core.control.ending import Loading, RunEnding
-from astraflow.core.control.joining import Joining
-from astraflow.core.control.membership import Membership
+from astraflow.core.control.membership import Joining, Membership
 from astraflow.core.effects import Effects
 from astraflow.core.ids import IdGenerator, PolicyId
 from astraflow.core.lifecycle import RunLifecycle

@@ -8,7 +8,7 @@ from astraflow.core.groups import TrainGroup
 from astraflow.core.policy.state import PolicyState, newest_versions
 from astraflow.core.pool.live_members import LiveRaas, LiveTrainer
 from astraflow.core.status import WaitCause, WaitReason
-from astraflow.core.work.barrier import PolicyStanding
+from astraflow.core.work.pacing import PolicyStanding
 
 # So many members are named where any of them would do.
 _NAMED = 4

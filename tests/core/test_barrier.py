@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.settings import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.status import RunState
-from astraflow.core.work.barrier import Barrier, PolicyStanding
+from astraflow.core.work.pacing import Barrier, PolicyStanding
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(seconds=60)

@@ -1,7 +1,7 @@
 import pytest
 
 from astraflow.core.batches import BatchGroup
-from astraflow.core.policy.buffer import FreshBuffer
+from astraflow.core.policy.buffers import FreshBuffer
 from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import AcceptedRollout, FreshGroup, Sample
 

@@ -23,9 +23,8 @@ from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import IdGenerator
 from astraflow.core.policy import admission
 from astraflow.core.policy.accounting import Books
-from astraflow.core.policy.buffer import FreshBuffer
+from astraflow.core.policy.buffers import FreshBuffer, ReplayBuffer
 from astraflow.core.policy.leases import Lease, LeaseTable
-from astraflow.core.policy.replay import ReplayBuffer
 from astraflow.core.policy.sample_flow import SampleFlow
 from astraflow.core.rollouts import Outcome
 from astraflow.core.run import Run

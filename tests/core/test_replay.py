@@ -3,7 +3,7 @@ import pytest
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.algorithms.points import Dice
 from astraflow.core.batches import BatchGroup
-from astraflow.core.policy.replay import ReplayBuffer
+from astraflow.core.policy.buffers import ReplayBuffer
 from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import AcceptedRollout, FreshGroup, sample_of
 from astraflow.core.settings import PlugInSpec, ReplaySettings

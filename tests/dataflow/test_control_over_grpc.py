@@ -10,7 +10,7 @@ from grpc import aio
 from astraflow.core.batches import EndCause
 from astraflow.core.errors import Reason
 from astraflow.core.status import RunState
-from astraflow.dataflow.servicers.trainer import TrainerServicer
+from astraflow.dataflow.servicers.members import TrainerServicer
 from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.channel import dial
 from astraflow.rpc.server import Servicer, start_server

@@ -11,8 +11,7 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.policy.leases import Lease
-from astraflow.core.policy.lineage import TrainedBatch
+from astraflow.core.policy.leases import Lease, TrainedBatch
 from astraflow.core.samples import AcceptedRollout, Sample, sample_of
 from astraflow.core.status import DropCount, LedgerAccount, RolloutPlace, RolloutPlacement
 

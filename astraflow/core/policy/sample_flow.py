@@ -16,11 +16,9 @@ from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId, RolloutId
 from astraflow.core.policy.accounting import Books
 from astraflow.core.policy.admission import PolicyProgress, open_limit
-from astraflow.core.policy.buffer import FreshBuffer
-from astraflow.core.policy.leases import Lease, LeaseTable
-from astraflow.core.policy.lineage import Lineage, TrainedBatch
+from astraflow.core.policy.buffers import FreshBuffer, ReplayBuffer
+from astraflow.core.policy.leases import Lease, LeaseTable, Lineage, TrainedBatch
 from astraflow.core.policy.metrics import batch_metrics, drop_metrics, replay_metrics
-from astraflow.core.policy.replay import ReplayBuffer
 from astraflow.core.samples import AcceptedRollout, FreshGroup
 from astraflow.core.settings import PolicySettings, RunSettings
 from astraflow.core.status import RolloutPlace

@@ -9,8 +9,7 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
 from astraflow.core.policy.admission import PolicyProgress
-from astraflow.core.policy.leases import Lease, LeaseTable
-from astraflow.core.policy.lineage import Lineage, TrainedBatch
+from astraflow.core.policy.leases import Lease, LeaseTable, Lineage, TrainedBatch
 from astraflow.core.policy.metrics import Window, time_metrics
 from astraflow.core.policy.sample_flow import SampleFlow
 from astraflow.core.settings import PolicySettings, RunSettings

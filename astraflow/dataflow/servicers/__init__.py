@@ -5,10 +5,13 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.servicers.members import SessionServicer, VersionServicer
+from astraflow.dataflow.servicers.members import (
+    RaasServicer,
+    SessionServicer,
+    TrainerServicer,
+    VersionServicer,
+)
 from astraflow.dataflow.servicers.operator import ControlServicer, EvalServicer, LedgerServicer
-from astraflow.dataflow.servicers.raas import RaasServicer
-from astraflow.dataflow.servicers.trainer import TrainerServicer
 from astraflow.rpc.access import Access
 from astraflow.rpc.server import Servicer
 from astraflow_proto.control.v1.control_service_pb2_grpc import add_ControlServiceServicer_to_server

@@ -1,26 +1,50 @@
-"""SessionService and VersionService: what every member calls, whatever its role."""
+"""The services that members call: of every role, of nodes, and of trainers."""
 
 # ruff: noqa: N802 - methods are named by the contract
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import count
 
-from astraflow.core.effects import Renewal
+from astraflow.core.batches import EndOfData
+from astraflow.core.effects import (
+    Renewal,
+    SendBatch,
+    SendPublishOrder,
+    SendSaveOrder,
+    SendScrubOrder,
+)
 from astraflow.core.events import (
     FailureReported,
     MemberKeptAlive,
     MemberLeft,
     PublishRequested,
+    TaskNacked,
+    VersionPublished,
     VersionReported,
 )
-from astraflow.core.ids import PolicyId
-from astraflow.core.members import MemberRole, RaasLoad, TrainerLoad
+from astraflow.core.ids import MemberId, PolicyId, TaskId
+from astraflow.core.members import Directive, MemberRole, RaasLoad, TrainerLoad
+from astraflow.core.rollouts import ItemAck
+from astraflow.core.status import WaitReason
+from astraflow.core.tasks import RolloutTask, TaskCredit
 from astraflow.core.versions import PublishAnswer
 from astraflow.dataflow.hub import Hub
-from astraflow.rpc.access import Access
+from astraflow.dataflow.ingest import Ingest
+from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, TaskItem, explain_waits
+from astraflow.rpc.access import Access, TokenRole
+from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
-from astraflow.wire import common, versions
-from astraflow.wire.fields import encode_span, encode_time
+from astraflow.storage.fault_points import FaultPoint, hit
+from astraflow.wire import common, rollout, tasks, versions
+from astraflow.wire import dataflow as wire
+from astraflow.wire.fields import encode_span, encode_time, invalid
+from astraflow.wire.signatures import require_signed
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
 from astraflow_proto.dataflow.v1 import session_service_pb2 as session_pb
+from astraflow_proto.dataflow.v1 import trainer_service_pb2 as trainer_pb
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
 
 
@@ -135,3 +159,195 @@ class VersionServicer:
         return version_pb.RequestPublishResponse(
             pending=answer.is_pending, newest_version=answer.newest_version
         )
+
+
+class RaasServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+        self._ingest = Ingest(hub)
+
+    async def JoinPool(
+        self, request: raas_pb.JoinPoolRequest, context: Context
+    ) -> raas_pb.JoinPoolResponse:
+        """Admit a RaaS."""
+        grant = self._access.joiner(context, TokenRole.NODE)
+        membership = await self._hub.join_pool(wire.decode_join_pool(request), grant)
+        hit(FaultPoint.MEMBER_SAFE)
+        answer = wire.encode_pool_membership(membership)
+        if self._hub.payloads is not None:
+            answer.payload_store.CopyFrom(rollout.encode_payload_store(self._hub.payloads.store))
+        return answer
+
+    async def StreamTasks(
+        self, request_iterator: AsyncIterator[raas_pb.StreamTasksRequest], context: Context
+    ) -> None:
+        """Send tasks within the credit; take credit and nacks."""
+        member_id = self._access.member(context, MemberRole.RAAS)
+
+        async def send(item: TaskItem) -> None:
+            await context.write(_task_event(item))
+
+        async with exclusive_stream(self._hub.executor.streams, member_id, "tasks", context):
+            outbox = self._hub.executor.outboxes.tasks(member_id)
+            await either(self._steer(member_id, request_iterator), outbox.deliver(send))
+
+    async def _steer(
+        self, member_id: MemberId, requests: AsyncIterator[raas_pb.StreamTasksRequest]
+    ) -> None:
+        async for request in requests:
+            self._hub.apply(_steering(member_id, request))
+
+    async def StreamRollouts(
+        self, request_iterator: AsyncIterator[raas_pb.StreamRolloutsRequest], context: Context
+    ) -> None:
+        """Take rollouts and task results; acknowledge each once it is safe."""
+        member_id = self._access.member(context, MemberRole.RAAS)
+        async with exclusive_stream(self._hub.executor.streams, member_id, "rollouts", context):
+            await self._ingest.serve(member_id, request_iterator, partial(_write_acks, context))
+
+
+async def _write_acks(context: Context, acks: Sequence[ItemAck]) -> None:
+    await context.write(raas_pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
+
+
+def _steering(member_id: MemberId, request: raas_pb.StreamTasksRequest) -> TaskCredit | TaskNacked:
+    match request.WhichOneof("request"):
+        case "open":
+            credit = wire.decode_task_credit(request.open.credit)
+        case "credit":
+            credit = wire.decode_task_credit(request.credit)
+        case "nack":
+            return TaskNacked(
+                member_id=member_id,
+                task_id=TaskId(request.nack.task_id),
+                failure=common.decode_failure(request.nack.failure),
+            )
+        case _:
+            raise invalid("request", "on StreamTasks it is open, credit or nack")
+    return replace(credit, member_id=member_id)
+
+
+def _task_event(item: TaskItem) -> raas_pb.StreamTasksResponse:
+    if isinstance(item, RolloutTask):
+        return raas_pb.StreamTasksResponse(task=tasks.encode_rollout_task(item))
+    if isinstance(item, Directive):
+        return raas_pb.StreamTasksResponse(directive=common.encode_directive(item))
+    return raas_pb.StreamTasksResponse(cancellation=wire.encode_task_cancellation(item))
+
+
+# Making a part of this many takes some milliseconds of the event loop.
+_LARGE_TOKEN_COUNT = 1 << 16
+
+
+class TrainerServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access, *, wait_interval_s: float = INTERVAL_S) -> None:
+        self._hub = hub
+        self._access = access
+        self._wait_interval_s = wait_interval_s
+        self._payload_url = hub.payloads.store.url if hub.payloads else ""
+
+    async def RegisterTrainer(
+        self, request: trainer_pb.RegisterTrainerRequest, context: Context
+    ) -> trainer_pb.RegisterTrainerResponse:
+        """Join the run for one policy."""
+        grant = self._access.joiner(context, TokenRole.TRAINER, request.policy_id)
+        registration = await self._hub.register_trainer(
+            wire.decode_register_trainer(request), grant
+        )
+        hit(FaultPoint.MEMBER_SAFE)
+        seed = self._access.signing_seed(registration.run_id, PolicyId(request.policy_id))
+        return wire.encode_trainer_registration(replace(registration, signing_seed=seed))
+
+    async def StreamBatches(
+        self, request: trainer_pb.StreamBatchesRequest, context: Context
+    ) -> None:
+        """Send batches as they become ready; while there is none, say why."""
+        member_id = self._access.member(context, MemberRole.TRAINER)
+        stream = replace(wire.decode_stream_batches(request), member_id=member_id)
+
+        async def send(item: BatchItem) -> None:
+            if isinstance(item, SendBatch):
+                await _send_batch(item, context, self._payload_url)
+            else:
+                await context.write(_event(item))
+
+        explain = partial(self._hub.explain, member_id)
+        async with exclusive_stream(
+            self._hub.executor.streams, member_id, f"batches/{stream.rank}", context
+        ):
+            outbox = await self._hub.open_batches(stream)
+            await either(
+                outbox.deliver(send),
+                explain_waits(outbox, explain, interval_s=self._wait_interval_s),
+            )
+
+    async def AckBatch(
+        self, request: trainer_pb.AckBatchRequest, context: Context
+    ) -> trainer_pb.AckBatchResponse:
+        """Settle a batch."""
+        member_id = self._access.member(context, MemberRole.TRAINER)
+        is_settled = await self._hub.take(
+            replace(wire.decode_ack_batch(request), member_id=member_id)
+        )
+        hit(FaultPoint.BATCH_SETTLED)
+        return trainer_pb.AckBatchResponse(settled=is_settled)
+
+    async def PublishVersion(
+        self, request: trainer_pb.PublishVersionRequest, context: Context
+    ) -> trainer_pb.PublishVersionResponse:
+        """Announce weights that can now be pulled."""
+        member_id = self._access.member(context, MemberRole.TRAINER)
+        info = versions.decode_version_info(request.version)
+        for patch in info.patches:
+            require_signed(info, patch)
+        next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
+        hit(FaultPoint.VERSION_SAFE)
+        return trainer_pb.PublishVersionResponse(next_version=next_version)
+
+
+async def _send_batch(batch: SendBatch, context: Context, payload_url: str) -> None:
+    """Write a batch part by part, as the peer reads it; large parts are made on a thread."""
+    header = rollout.encode_batch_header(batch.header)
+    if batch.parts.has_payloads:
+        header.payload_url = payload_url
+    await context.write(trainer_pb.StreamBatchesResponse(header=header))
+    hit(FaultPoint.BATCH_HEADER_SENT)
+    for index in range(len(batch.parts)):
+        if batch.parts.token_count(index) > _LARGE_TOKEN_COUNT:
+            message = await asyncio.to_thread(_part_event, batch, index)
+        else:
+            message = _part_event(batch, index)
+        await context.write(message)
+
+
+def _part_event(batch: SendBatch, index: int) -> trainer_pb.StreamBatchesResponse:
+    message = trainer_pb.StreamBatchesResponse()
+    rollout.fill_batch_part(message.part, batch.parts[index])
+    return message
+
+
+def _event(
+    item: EndOfData | WaitReason | Directive | Order,
+) -> trainer_pb.StreamBatchesResponse:
+    match item:
+        case SendPublishOrder():
+            return trainer_pb.StreamBatchesResponse(publish=trainer_pb.PublishOrder())
+        case SendSaveOrder(checkpoint_id=checkpoint_id):
+            return trainer_pb.StreamBatchesResponse(
+                save=trainer_pb.SaveOrder(checkpoint_id=checkpoint_id)
+            )
+        case SendScrubOrder():
+            return trainer_pb.StreamBatchesResponse(
+                doubt=trainer_pb.VersionDoubt(version=item.version)
+            )
+        case EndOfData():
+            return trainer_pb.StreamBatchesResponse(end_of_data=rollout.encode_end_of_data(item))
+        case WaitReason():
+            return trainer_pb.StreamBatchesResponse(wait_reason=common.encode_wait_reason(item))
+        case Directive():
+            return trainer_pb.StreamBatchesResponse(directive=common.encode_directive(item))
