@@ -200,7 +200,6 @@ class MemberBalance:
     """One node over a window.
 
     Attributes:
-        name: As it joined.
         accelerator_count: Of it; one without any counts as 1.
         produced_count: Rollouts that were accepted of it.
         tokens_per_s: Sampled, as measured; 0: not yet.
@@ -224,13 +223,9 @@ class ScaleAdvice:
     """How large the pool should be, and why; counts as in `control/v1/scale.proto`.
 
     Attributes:
-        action: Which way to go.
         accelerator_count: Live or joining, without those that drain.
-        member_count: Nodes that are live or joining.
         balance: What it rests on.
         members: The nodes; who should go first comes first.
-        retired: Those to be drained.
-        message: Why, for people.
         cooldown_time: No change before; None: none holds it back.
     """
 
@@ -347,12 +342,7 @@ def _retired(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan:
-    """What to do now.
-
-    Attributes:
-        start: Names of nodes to start.
-        drain: Members to let finish and leave.
-    """
+    """Names of the nodes to start now, and members to let finish and leave."""
 
     start: tuple[str, ...] = ()
     drain: tuple[MemberId, ...] = ()

@@ -26,9 +26,6 @@ class BatchGroup:
     """One group of a batch.
 
     Attributes:
-        prompt_id: What it answers.
-        data_set: Where the prompt comes from.
-        epoch: Pass over the data set.
         sample_count: Rollouts asked for; fewer are in the batch when the group shrank.
         traceparent: W3C trace context.
     """
@@ -43,13 +40,7 @@ class BatchGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedPrompt:
-    """A prompt as a group was issued for it.
-
-    Attributes:
-        number: Of the group.
-        data_set: Of the prompt.
-        epoch: Pass over it.
-    """
+    """A prompt as a group was issued for it; `number` is that of the group."""
 
     number: int
     data_set: str
@@ -112,7 +103,6 @@ class BatchPart:
     element i of every ROW column.
 
     Attributes:
-        batch_id: Which batch.
         index: 0 .. part_count - 1.
         row_offsets: i64[N + 1], first 0, last the number of tokens.
         trajectory_ids: One per row.
@@ -171,12 +161,9 @@ class TrainedRow:
     """Where one row of a settled batch came from, and what it counted for.
 
     Attributes:
-        head: Of its group.
-        rollout_id: Of its rollout.
         trajectory_index: Among the trajectories of the rollout.
         member_id: Who made it.
         reward: Its own, else the rollout's; NaN: none.
-        reward_parts: Of the rollout.
         advantage: Of every token of it that was trained on.
         version_spans: Of its sampled tokens.
     """

@@ -67,7 +67,6 @@ class EvalCreated:
 
     Attributes:
         request_id: Chosen by the caller, not empty.
-        suite: By name.
         versions: A policy left out: its newest.
         pool_share: Above 0, at most 1; None: the suite's.
 
@@ -180,8 +179,6 @@ class TrainerRegistered:
     """A trainer joins, or comes back. Answer: TrainerRegistration.
 
     Attributes:
-        request: What it says.
-        secrets: For its session.
         resumes: Whose token `request.resume.resume_token` is or was; None: a new member.
 
     Raises:
@@ -200,8 +197,6 @@ class RaasJoined:
     """A RaaS joins, or comes back. Answer: PoolMembership.
 
     Attributes:
-        request: What it says.
-        secrets: For its session.
         resumes: Whose token `request.resume.resume_token` is or was; None: a new member.
 
     Raises:
@@ -326,8 +321,6 @@ class RolloutRepeated:
     It stands for a RolloutArrived of which `Run.refusal` says so, and holds no tokens.
 
     Attributes:
-        member_id: Who sent it.
-        rollout_id: What is acknowledged.
         policy_ids: In whose books it counts.
 
     Raises:

@@ -169,7 +169,6 @@ class EvalGroup(SampleGroup):
     """The repeats of one prompt of an evaluation.
 
     Attributes:
-        data_set_index: Position in the suite.
         sampling: Fields of SamplingParams that differ from the policies'.
         rewards: Of the scored rollouts.
     """
@@ -185,11 +184,7 @@ class Assignment:
     """A task at a RaaS, until its result comes or the session ends.
 
     Attributes:
-        task: As it was sent.
-        member_id: Who has it.
-        group: Of its samples.
         open_indexes: Those without an answer; they count against the credit.
-        issue_time: When it was sent.
         is_withdrawn: Whether it was cancelled; its result is still due.
     """
 

@@ -12,13 +12,10 @@ class RunLifecycle:
     """How the run goes on.
 
     Attributes:
-        start_time: When it began.
         is_paused: By an operator.
         stop: How it was stopped; None: it was not.
         stop_time: When a drain becomes a cancel.
-        failure: Why it failed.
         final_time: When it was over; None: it is not.
-        is_final: Whether nothing more will happen.
         is_closed: Whether the hub was asked to exit.
         shown: State that was announced last.
     """

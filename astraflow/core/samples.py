@@ -82,8 +82,6 @@ class Row:
     """One trajectory on its way into a batch.
 
     Attributes:
-        trajectory: What is trained on.
-        rollout: Where it comes from.
         reward: Its own, else the rollout's; NaN: none.
         min_version: Oldest version of the row's own policy.
         max_version: Newest version of the row's own policy.
@@ -111,7 +109,6 @@ class Sample:
     """One accepted rollout for one policy.
 
     Attributes:
-        entry: Its record.
         rows: The policy's trajectories in it.
         min_version: Oldest version of the policy in it, by `VersionLedger.weights_number`.
     """
@@ -137,7 +134,6 @@ class FreshGroup:
     Attributes:
         head: How the batch names it.
         samples: Rewarded ones; fewer than asked for when the group shrank.
-        number: Of the group in the run.
         arrival: Rises by one per whole group; breaks ties of the buffer.
     """
 

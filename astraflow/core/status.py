@@ -34,7 +34,6 @@ class SavedRun:
 
     Attributes:
         checkpoint_id: Of all its parts.
-        policies: One per policy.
         drawn_counts: Prompts read by then, by data set.
         save_time: When the last trainer had saved.
     """
@@ -83,10 +82,7 @@ class FailureCause:
 
     Attributes:
         cause: Such as "KeyError at my_workflows.py:22".
-        count: How many there were.
         last: The newest one, with the newest traceback that came.
-        first_time: Of the first.
-        last_time: Of the newest.
     """
 
     cause: str

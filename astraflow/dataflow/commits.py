@@ -29,8 +29,6 @@ class Decided:
 
     Attributes:
         event: As the journal has it.
-        time: When it was decided.
-        record: For the journal.
     """
 
     event: Event

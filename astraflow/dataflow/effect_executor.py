@@ -54,11 +54,7 @@ class EffectExecutor:
     """Turns effects into messages, wake-ups and records.
 
     Attributes:
-        recorder: What is kept for people.
-        directory: What is known of members.
-        traces: What is traced.
         payloads: The run's payload store; None: it has none.
-        counters: What is counted.
         prompt_requests: What has to be read from data sets.
         streams: Who streams what.
         outboxes: What waits for the streams.

@@ -136,19 +136,7 @@ class Hub:
         transfer_token: bytes | None = None,
         payloads: PayloadCleaner | None = None,
     ) -> None:
-        """Put a hub around a run.
-
-        Args:
-            run: Fresh, or as its journal has it; nobody else applies events to it.
-            data_sets: Read for evaluations.
-            sources: Prompts to train on, by data set.
-            recorder: Gets what is kept for people.
-            clock: Tells the time.
-            journal: Gets every event; None: nothing outlives the process.
-            directory: What is known of members; None: nothing.
-            transfer_token: Shared by all members; None: a fresh one.
-            payloads: The run's payload store; None: it has none.
-        """
+        """Put a hub around a run, to which nobody else applies events."""
         self.run = run
         self.payloads = payloads
         self.directory = directory or MemberDirectory()

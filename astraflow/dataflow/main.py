@@ -40,12 +40,6 @@ def main_serve(
     the run is over. A hub that finds its run's journal in the folder goes on with it, on the same
     address and with the same tokens, so that members find it again.
 
-    Args:
-        recipe: Resolved.
-        run_dir: Folder of the run.
-        listen: host:port; None: the recipe's.
-        reopens: Whether a run that was stopped, failed or reached its end goes on.
-
     Returns:
         Exit code: 0 for a run that is done, 1 for one that failed, TEMPORARY_EXIT when the
         database of its journal was away for too long.

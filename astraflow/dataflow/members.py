@@ -43,9 +43,6 @@ class MemberRecord:
     """What is known of one member.
 
     Attributes:
-        name: For people.
-        role: What it does.
-        region: Where it stands.
         join_time: Of its first session.
         leave_time: Of the end of its last session; None: it is there.
         left_because: What ended that session.

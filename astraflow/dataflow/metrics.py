@@ -92,13 +92,7 @@ _PLACES = tuple(place for place in RolloutPlace if place is not RolloutPlace.DRO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubView:
-    """The hub at one moment.
-
-    Attributes:
-        status: The run.
-        accounts: Its books.
-        counts: What the hub counted.
-    """
+    """The hub at one moment."""
 
     status: RunStatus
     accounts: tuple[LedgerAccount, ...]

@@ -42,7 +42,6 @@ class OpenedHub:
 
     Attributes:
         hub: With the run as its journal has it.
-        recorder: Of the run's folder.
         journal: Of the run; None: the recipe wants none.
     """
 

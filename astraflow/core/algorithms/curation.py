@@ -177,7 +177,6 @@ class Completed:
 
     Attributes:
         kept: To be trained on, advantages stamped; empty: nothing is.
-        drops: Everything else.
     """
 
     kept: tuple[Sample, ...]

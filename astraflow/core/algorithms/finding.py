@@ -232,15 +232,7 @@ class Faults:
     def call(
         self, where: str, default: T, function: Callable[P, T], *args: P.args, **more: P.kwargs
     ) -> T:
-        """Return what an algorithm says, or a default when it raises.
-
-        Args:
-            where: Names it.
-            default: What does no harm until the run ends.
-            function: Its method.
-            *args: For it.
-            **more: For it.
-        """
+        """Return what an algorithm says, or a default when it raises."""
         try:
             return function(*args, **more)
         except Exception as error:  # noqa: BLE001 - whatever the code of others may raise

@@ -46,12 +46,7 @@ def train_version(
 
 
 def min_version(*, train_version: int, max_staleness: int) -> int:
-    """Return the oldest version that a new group may be sampled from.
-
-    Args:
-        train_version: Of the batch that it will be in.
-        max_staleness: Versions between sampling and training, at most.
-    """
+    """Return the oldest version that a new group may be sampled from."""
     return max(0, train_version - max_staleness)
 
 

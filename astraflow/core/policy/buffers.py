@@ -36,13 +36,7 @@ class FreshBuffer:
     def __init__(
         self, *, max_staleness: int, settings: BufferSettings | None = None, least_groups: int = 1
     ) -> None:
-        """Begin empty.
-
-        Args:
-            max_staleness: Versions between sampling and training, at most.
-            settings: None: the defaults.
-            least_groups: So many are never evicted for want of room.
-        """
+        """Begin empty; `least_groups` are never evicted for want of room."""
         self._max_staleness = max_staleness
         self._settings = settings or BufferSettings()
         self._least_groups = least_groups

@@ -48,7 +48,6 @@ class Lease:
         groups: Fresh ones, in the order of their issue.
         replayed: Groups that were trained on before; in the books they stay trained.
         replayed_weights: Factor on the loss of each of them.
-        metrics: Numbers for the log.
         acks: What ranks have said so far.
         deliveries: How often each rank was sent it.
     """
@@ -187,7 +186,6 @@ class LeaseTable:
 
     Attributes:
         world_size: Ranks that share every batch; 0: no stream was opened.
-        streams: By rank.
         leases: Unsettled batches, oldest first.
         lost: Batches whose session ended; a late ack may still count.
     """

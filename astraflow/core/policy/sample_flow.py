@@ -30,8 +30,6 @@ class SampleFlow:
     Attributes:
         books: Their counts and records.
         buffer: Whole groups, in the order in which they are trained on.
-        replay: What may be trained on again.
-        completion: Of groups.
         open_count: Groups with any sample that is in flight, waiting, fresh or leased.
         produced_count: Rollouts accepted.
         entered_count: Of these, kept after filters.

@@ -20,11 +20,6 @@ class PolicyState:
 
     Attributes:
         lease_table: Batches at the trainer.
-        progress: Its steps and its versions.
-        versions: What was published.
-        lineage: What its weights were trained on.
-        samples: Where its samples are.
-        window: How training went lately.
         metrics: Of the last batch that was trained on.
         identity: Of its model, once a member named it.
         end: Why its data ended; None: it goes on.

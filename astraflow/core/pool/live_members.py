@@ -68,8 +68,6 @@ class LiveRaas(LiveMember):
         max_outstanding: Credit, in samples.
         max_eval_outstanding: Of these, for evaluations; None: all.
         max_eval_extra: Samples of evaluations beyond its credit; 0 while that is 0.
-        assignments: Tasks that it holds.
-        speed: As measured.
         number: Rises by one per session that is opened.
         capacity_index: Where its credit for training is entered; None: nowhere.
         eval_capacity_index: The same for evaluations.

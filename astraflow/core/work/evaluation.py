@@ -79,11 +79,7 @@ class Evaluation:
         return not self._active
 
     def suite(self, name: str) -> SuiteSettings:
-        """Return a suite.
-
-        Raises:
-            AstraflowError: EVAL_UNKNOWN.
-        """
+        """Return a suite."""
         suites = {suite.suite.suite: suite for suite in self.settings.suites}
         if name not in suites:
             known = ", ".join(suites) or "none"
@@ -91,11 +87,7 @@ class Evaluation:
         return suites[name]
 
     def view(self, eval_run_id: EvalRunId) -> EvalRun:
-        """Return where an evaluation stands.
-
-        Raises:
-            AstraflowError: EVAL_UNKNOWN.
-        """
+        """Return where an evaluation stands."""
         if eval_run_id in self._active:
             return self._active[eval_run_id].view()
         if eval_run_id in self._finished:

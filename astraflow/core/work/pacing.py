@@ -43,7 +43,6 @@ class PolicyStanding:
         made_version: Newest version that its acknowledged steps make.
         next_version: What its next batch would make.
         published_version: Newest version that can be pulled; -1: none.
-        has_trainer: Whether a trainer of it has a session.
         departure_time: When its last trainer was last seen; None: it has one, or never had.
     """
 
@@ -221,12 +220,7 @@ class PolicyPacing:
         )
 
     def min_version(self, policy: PolicyState, *, is_open: bool) -> int:
-        """Return the oldest version to ask for; of a policy given up, one that can be had.
-
-        Args:
-            policy: Trains on what is asked for.
-            is_open: Whether the group is among the open ones already.
-        """
+        """Return the oldest version to ask for; of a policy given up, one that can be had."""
         wanted = policy.samples.min_version(is_open=is_open)
         if policy.policy_id not in self._barrier.given_up:
             return wanted
