@@ -9,6 +9,8 @@ Subjects take turns, so that the silence of one is filled by the others. Needs r
 
     python benchmarks/wan.py --repeats 20 --json wan.json
     python benchmarks/wan.py --profiles 1gbit-300ms --rows tuned --subjects lanes "warm stream"
+
+`--busy 2` has as many processes compute for ever beside them.
 """
 
 import argparse
@@ -17,6 +19,8 @@ import math
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -125,19 +129,30 @@ def main() -> None:
         "load": os.getloadavg(),
         "nbytes": given.nbytes,
         "silence_s": given.silence,
+        "busy": given.busy,
         "queue_ms": given.queue_ms,
         "ceiling_mbit_per_s": measured_ceiling(),
-        "profiles": {},
     }
     print(f"ceiling of the link: {report['ceiling_mbit_per_s']:,.0f} Mbit/s", flush=True)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.busy)]
+    try:
+        report["profiles"] = _measure_all(given)
+    finally:
+        for each in busy:
+            each.kill()
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _measure_all(given: argparse.Namespace) -> dict[str, Any]:
+    profiles: dict[str, Any] = {}
     for name in given.profiles:
         profile = replace(PROFILES[name], queue_ms=given.queue_ms)
         for row in given.rows:
             result = measure(profile, given, tuned=row == "tuned")
-            report["profiles"].setdefault(name, {})[row] = result
+            profiles.setdefault(name, {})[row] = result
             print(table(name, row, profile.ideal_s(given.nbytes), result), flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    return profiles
 
 
 def _arguments() -> argparse.Namespace:
@@ -152,6 +167,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first-repeats", type=int, default=3, help="first transfers per subject")
     parser.add_argument("--silence", type=float, default=10.0, help="seconds before a warm one")
     parser.add_argument("--queue-ms", type=float, help="of the link; default: a round trip")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
     parser.add_argument("--json", type=Path, help="where to write the result")
     return parser.parse_args()
 

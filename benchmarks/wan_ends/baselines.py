@@ -7,10 +7,14 @@ trip of its own: both are in its favour.
 """
 
 import socket
+import ssl
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -23,7 +27,23 @@ METHOD: Final = "/baseline.Bytes/Get"
 _ASK: Final = b"?"
 
 
-def serve_sockets(address: str, data: bytes, *, buffer_nbytes: int | None) -> int:
+def made_up_tls() -> ssl.SSLContext:
+    """Return a server's context with a certificate that nobody has signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:
+        key, certificate = Path(folder) / "key.pem", Path(folder) / "certificate.pem"
+        command = (
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+            f" -subj /CN=localhost -keyout {key} -out {certificate}"
+        )
+        subprocess.run(command.split(), check=True, capture_output=True)
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+def serve_sockets(
+    address: str, data: bytes, *, buffer_nbytes: int | None, tls: ssl.SSLContext | None = None
+) -> int:
     """Answer each byte that comes on a connection with the data; return the port.
 
     A connection of the published system (that with a buffer size) gets its sixth of them, once.
@@ -34,6 +54,8 @@ def serve_sockets(address: str, data: bytes, *, buffer_nbytes: int | None) -> in
     answer = memoryview(data)[: len(data) // STREAMS] if buffer_nbytes else memoryview(data)
 
     def talk(client: socket.socket) -> None:
+        if tls is not None:
+            client = tls.wrap_socket(client, server_side=True)
         with client:
             while client.recv(1):
                 client.sendall(answer)
@@ -67,9 +89,10 @@ def serve_grpc(address: str, data: bytes) -> tuple[grpc.Server, int]:
 
 
 class WarmStream:
-    """One connection that is kept."""
+    """One connection that is kept, with TLS or without."""
 
-    def __init__(self, address: str, port: int, nbytes: int) -> None:
+    def __init__(self, address: str, port: int, nbytes: int, *, is_encrypted: bool = False) -> None:
+        self._is_encrypted = is_encrypted
         self._place = (address, port)
         self._nbytes = nbytes
         self._stream: socket.socket | None = None
@@ -79,6 +102,10 @@ class WarmStream:
         """Ask and read; return the bytes."""
         if self._stream is None:
             self._stream = socket.create_connection(self._place)
+            if self._is_encrypted:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                self._stream = context.wrap_socket(self._stream)
         self._stream.sendall(_ASK)
         return _fill(self._stream, memoryview(self._buffer))
 

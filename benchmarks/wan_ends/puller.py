@@ -76,7 +76,10 @@ class OurLane:
 
 
 LANES: Final = (LaneKind.TCP, LaneKind.GRPC)
-SUBJECTS: Final = ("lanes", "encrypted", "grpc lane", "published", "plain grpc", "warm stream")
+SUBJECTS: Final = (
+    *("lanes", "encrypted", "grpc lane", "published", "plain grpc"),
+    *("warm stream", "warm tls"),
+)
 
 
 def subjects(address: str, places: Places, runner: asyncio.Runner) -> dict[str, Subject]:
@@ -91,6 +94,7 @@ def subjects(address: str, places: Places, runner: asyncio.Runner) -> dict[str, 
         "published": PublishedStreams(address, places["published"], nbytes),
         "plain grpc": PlainGrpc(address, places["grpc"]),
         "warm stream": WarmStream(address, places["warm"], nbytes),
+        "warm tls": WarmStream(address, places["warm tls"], nbytes, is_encrypted=True),
     }
 
 

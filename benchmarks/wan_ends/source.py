@@ -13,7 +13,7 @@ from astraflow.core.tensors import Dtype, Layout
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
-from wan_ends.baselines import BUFFER_NBYTES, serve_grpc, serve_sockets
+from wan_ends.baselines import BUFFER_NBYTES, made_up_tls, serve_grpc, serve_sockets
 
 POLICY = PolicyId("wan")
 TOKEN = b"wan"
@@ -41,6 +41,7 @@ def main() -> None:
             "layout_digest": info.layout_digest.hex(),
             "grpc": grpc_port,
             "warm": serve_sockets(address, data, buffer_nbytes=None),
+            "warm tls": serve_sockets(address, data, buffer_nbytes=None, tls=made_up_tls()),
             "published": serve_sockets(address, data, buffer_nbytes=BUFFER_NBYTES),
         }
         print(json.dumps(places), flush=True)
