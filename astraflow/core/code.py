@@ -29,14 +29,9 @@ def load(target: str, *, what: str) -> Any:
         thing: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             thing = getattr(thing, part)
-    except (ImportError, AttributeError) as error:
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"{what} cannot be loaded: {error}; is it installed, or on PYTHONPATH, here?",
-        ) from error
     except (Exception, SystemExit) as error:
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"{what} cannot be loaded: its module raised {type(error).__name__}: {error}",
-        ) from error
+        why = f"its module raised {type(error).__name__}: {error}"
+        if isinstance(error, ImportError | AttributeError):
+            why = f"{error}; is it installed, or on PYTHONPATH, here?"
+        raise AstraflowError(Reason.CODE_UNKNOWN, f"{what} cannot be loaded: {why}") from error
     return thing

@@ -9,7 +9,6 @@ from typing import Any
 from astraflow.core.batches import BatchGroup
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import EvalRunId, GroupId, MemberId, PolicyId, TaskId, WorkflowId
-from astraflow.core.rollouts import Rollout
 from astraflow.core.samples import Sample
 from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
 
@@ -104,9 +103,6 @@ class SampleGroup:
         was_queued, self.is_queued = self.is_queued, True
         return not was_queued
 
-    def dequeue(self) -> None:
-        self.is_queued = False
-
     def lose(self, assignment: "Assignment", *, is_lost: bool) -> None:
         """Note that the session of who held some of it ended."""
         self.lost[assignment.task_id] = assignment
@@ -138,15 +134,6 @@ class TrainGroup(SampleGroup):
         default_factory=dict[PolicyId, dict[int, Sample]]
     )
     has_reward: bool = False
-
-    def keep(self, policy_id: PolicyId, index: int, sample: Sample) -> None:
-        """Keep what a policy trains on of one rollout until the group is whole."""
-        self.samples.setdefault(policy_id, {})[index] = sample
-
-    def note(self, rollout: Rollout) -> None:
-        self.has_reward |= rollout.reward is not None
-        if rollout.failure is not None:
-            self.failures.append(rollout.failure)
 
     def leave(self, policy_id: PolicyId) -> Mapping[int, Sample]:
         """Have a policy train on it no more; return what was kept for it."""

@@ -41,23 +41,7 @@ from astraflow.core.wait_graph import explain
 from astraflow.core.work.intake import Refusal
 
 
-def run_status(run: Components, now: datetime) -> RunStatus:
-    lifecycle, sessions = run.lifecycle, run.sessions
-    return RunStatus(
-        run_id=run.settings.run_id,
-        state=run.ending.run_state,
-        policies=tuple(map(policy_status, run.policies.values())),
-        members=tuple(sessions.status(member, now) for member in sessions),
-        dead_letter_count=run.dead_letters.count,
-        epochs=dict(run.prompts.epochs),
-        failure=lifecycle.failure,
-        failures=run.failures.report(),
-        start_time=lifecycle.start_time,
-        server_time=now,
-    )
-
-
-def policy_status(policy: PolicyState) -> PolicyStatus:
+def _policy_status(policy: PolicyState) -> PolicyStatus:
     newest, samples, window = policy.versions.newest, policy.samples, policy.window
     return PolicyStatus(
         policy_id=policy.policy_id,
@@ -124,7 +108,11 @@ class Run:
         run.evaluation.advance(now)
         run.batching.advance(now)
         if not run.evaluation.is_reading:
-            self._issue(now)
+            was_through = run.training.is_through
+            run.training.advance(now)
+            if run.training.is_through and not was_through:
+                # The last prompts were passed over: what is whole may be the last batch.
+                run.batching.advance(now)
         run.saving.advance(now)
         run.ending.advance(now)
         run.balance.advance(now)
@@ -153,7 +141,19 @@ class Run:
         return min((time for time in due if time is not None), default=None)
 
     def status(self, now: datetime) -> RunStatus:
-        return run_status(self._components, now)
+        run = self._components
+        return RunStatus(
+            run_id=run.settings.run_id,
+            state=run.ending.run_state,
+            policies=tuple(map(_policy_status, run.policies.values())),
+            members=tuple(run.sessions.status(member, now) for member in run.sessions),
+            dead_letter_count=run.dead_letters.count,
+            epochs=dict(run.prompts.epochs),
+            failure=run.lifecycle.failure,
+            failures=run.failures.report(),
+            start_time=run.lifecycle.start_time,
+            server_time=now,
+        )
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         return tuple(
@@ -255,10 +255,3 @@ class Run:
     def dead_letters(self) -> Sequence[DeadLetter]:
         """Return the prompts given up, newest first."""
         return list(self._components.dead_letters)[::-1]
-
-    def _issue(self, now: datetime) -> None:
-        was_through = self._components.training.is_through
-        self._components.training.advance(now)
-        if self._components.training.is_through and not was_through:
-            # The last prompts were passed over: what is whole may be the last batch.
-            self._components.batching.advance(now)

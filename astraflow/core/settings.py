@@ -316,11 +316,5 @@ class RunSettings:
 
     @property
     def workflow(self) -> WorkflowSpec:
-        return self.workflow_of(self.rollouts.workflow_id)
-
-    def workflow_of(self, workflow_id: WorkflowId) -> WorkflowSpec:
-        """Return a workflow; KeyError when the run has none of this id."""
-        for workflow in self.workflows:
-            if workflow.workflow_id == workflow_id:
-                return workflow
-        raise KeyError(workflow_id)
+        wanted = self.rollouts.workflow_id
+        return next(each for each in self.workflows if each.workflow_id == wanted)

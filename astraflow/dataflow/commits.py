@@ -111,15 +111,12 @@ class Commits:
         else:
             heappush(self._readers, (ticket, next(self._numbers), call))
 
-    async def run(self) -> None:
-        """Commit groups, for ever.
+    async def run(self, journal: Journal) -> None:
+        """Commit groups to the journal, for ever.
 
         Raises:
             AstraflowError: JOURNAL_FAILED; what waits stays without an answer then.
         """
-        if self.journal is None:
-            await asyncio.Event().wait()
-            return
         while True:
             await self._came.wait()
             size = min(len(self._waiting), _GROUP_COUNT)
@@ -128,7 +125,7 @@ class Commits:
                 self._came.clear()
             hit(FaultPoint.JOURNAL_WAITING)
             started = perf_counter()
-            await self.journal.append([decided.record for decided in group])
+            await journal.append([decided.record for decided in group])
             if self._on_commit is not None:
                 self._on_commit(size, perf_counter() - started)
             self._complete(group)

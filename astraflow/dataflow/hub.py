@@ -83,35 +83,24 @@ class DeadlineTimer:
     async def passed(self) -> bool:
         """Wait for the deadline, or until there is a sooner one; return whether one has passed."""
         self._is_sooner.clear()
-        self._due = self._next_deadline()
-        await self._let_members_speak(await self._overslept())
-        due = self._next_deadline()
-        return due is not None and due <= self._clock.now()
-
-    async def _overslept(self) -> float:
-        """Wait until the deadline; return by how many seconds it was missed, 0: not at all."""
-        wait_s, started = self._wait_s(), time.monotonic()
+        self._due = due = self._next_deadline()
+        wait_s, missed_s, started = None, 0.0, time.monotonic()
+        if due is not None:
+            # Never 0: a deadline that a tick does not move must not keep the loop.
+            wait_s = max(0.001, (due - self._clock.now()).total_seconds())
         try:
             async with asyncio.timeout(wait_s):
                 await self._is_sooner.wait()
         except TimeoutError:
-            return time.monotonic() - started - (wait_s or 0.0)
-        return 0.0
-
-    async def _let_members_speak(self, overslept_s: float) -> None:
-        """Take what was said to a hub that did not run for some time, before silence counts."""
-        while overslept_s > _LATE_S:
-            log.info("the hub stood still", seconds=round(overslept_s, 3))
-            started, pause_s = time.monotonic(), min(overslept_s, _HEARD_WITHIN_S)
+            missed_s = time.monotonic() - started - (wait_s or 0.0)
+        while missed_s > _LATE_S:
+            # What was said to a hub that did not run is taken before silence counts.
+            log.info("the hub stood still", seconds=round(missed_s, 3))
+            started, pause_s = time.monotonic(), min(missed_s, _HEARD_WITHIN_S)
             await asyncio.sleep(pause_s)
-            overslept_s = time.monotonic() - started - pause_s
-
-    def _wait_s(self) -> float | None:
-        """Return the seconds until the deadline; None: there is none."""
-        if self._due is None:
-            return None
-        # Never 0: a deadline that a tick does not move must not keep the loop.
-        return max(0.001, (self._due - self._clock.now()).total_seconds())
+            missed_s = time.monotonic() - started - pause_s
+        due = self._next_deadline()
+        return due is not None and due <= self._clock.now()
 
 
 Told = TypeVar("Told")
@@ -282,13 +271,6 @@ class Hub:
             self.executor.traces.see(event, decided.answer)
             self.directory.note(event, decided.answer, decided.time)
         self.executor.watches.touch()
-
-    async def clean_payloads(self) -> None:
-        """Remove payloads that nobody needs, for ever."""
-        if self.payloads is None:
-            await asyncio.Event().wait()
-        else:
-            await self.payloads.run(lambda: self.run.payload_names)
 
     async def read_prompts(self) -> None:
         """Draw prompts as the run asks for them, for ever."""

@@ -1,11 +1,11 @@
 """The hub's process, without its command line: opens and serves a run, and writes its end."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import structlog
 from structlog.contextvars import bind_contextvars
@@ -279,38 +279,29 @@ async def _see_through(
     """Work until the run is over, let calls end, and write the account."""
     account = Account(opened.hub, probe)
     try:
-        await either(
-            opened.hub.commits.run(),
-            _fenced(opened.journal),
-            _keep(opened, recipe=recipe, run_dir=run_dir),
-            _work(opened.hub, server),
-        )
+        works: list[Coroutine[Any, Any, None]] = [_work(opened.hub, server)]
+        if opened.journal is not None:
+            # To be fenced is an error, also while nothing is to be written.
+            works += [opened.hub.commits.run(opened.journal), opened.journal.fenced()]
+            works.append(_keep(opened, opened.journal, recipe=recipe, run_dir=run_dir))
+        await either(*works)
     finally:
         await asyncio.to_thread(opened.recorder.status, account.to_json())
 
 
-async def _fenced(journal: Journal | None) -> None:
-    """End with an error once another hub has the journal, also while nothing is to be written."""
-    if journal is None:
-        await asyncio.Event().wait()
-    else:
-        await journal.fenced()
-
-
-async def _keep(opened: OpenedHub, *, recipe: Recipe, run_dir: RunDir) -> None:
+async def _keep(opened: OpenedHub, journal: Journal, *, recipe: Recipe, run_dir: RunDir) -> None:
     """Keep the journal small, for ever."""
-    if opened.journal is None:
-        await asyncio.Event().wait()
-        return
     if not run_dir.recipe.exists():
         write_whole(run_dir.recipe, dump_recipe(recipe))
-    compaction = Compaction(opened.hub, opened.journal, opened=opened.opened, run_dir=run_dir)
-    await compaction.run()
+    await Compaction(opened.hub, journal, opened=opened.opened, run_dir=run_dir).run()
 
 
 async def _work(hub: Hub, server: RunningServer) -> None:
     """Work until the run is over, then let calls end."""
-    await either(hub.read_prompts(), hub.tick(), hub.clean_payloads(), hub.wait_over())
+    works: list[Coroutine[Any, Any, None]] = [hub.read_prompts(), hub.tick(), hub.wait_over()]
+    if hub.payloads is not None:
+        works.append(hub.payloads.run(lambda: hub.run.payload_names))
+    await either(*works)
     await server.stop(_STOP_GRACE_S)
     if hub.payloads is not None:
         await hub.payloads.clear()

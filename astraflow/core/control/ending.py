@@ -16,7 +16,6 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.members import Directive, DirectiveKind
 from astraflow.core.policy.state import PolicyState
-from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import RunState, StopMode
@@ -67,13 +66,10 @@ class Loading:
         if sessions.version_index.is_live(policy.policy_id):
             self._served.add(policy.policy_id)
             return False
-        has_failed = False
-        for member in sessions.pool:
-            if policy.policy_id in member.policies:
-                if not _has_failed(member, policy):
-                    return False
-                has_failed = True
-        return has_failed
+        pool = [member for member in sessions.pool if policy.policy_id in member.policies]
+        shown = policy.versions.shown_version
+        failed = [member.failed.get(policy.policy_id) for member in pool]
+        return bool(failed) and all(each is not None and each >= shown for each in failed)
 
     def _fail(self, policy: PolicyState) -> None:
         cause = policy.load_failure
@@ -85,11 +81,6 @@ class Loading:
                 metadata=cause.metadata if cause else {},
             )
         )
-
-
-def _has_failed(member: LiveRaas, policy: PolicyState) -> bool:
-    failed = member.failed.get(policy.policy_id)
-    return failed is not None and failed >= policy.versions.shown_version
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -128,7 +128,7 @@ class SampleFlow:
         if sample is None:
             return
         sample.min_version = self._progress.versions.weights_number(sample.min_version)
-        group.keep(self._policy_id, index, sample)
+        group.samples.setdefault(self._policy_id, {})[index] = sample
         self.produced_count += 1
 
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:

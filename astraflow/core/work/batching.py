@@ -172,7 +172,17 @@ class Batching:
                 metrics = {**self.prompts.metrics(), **event.metrics}
                 policy.consume(lease, event, now, metrics=metrics)
                 self._save(policy, event.checkpoint_id)
-                self._record(policy, lease)
+                self.effects.do(
+                    RecordBatch(
+                        policy_id=policy.policy_id,
+                        batch_id=lease.batch_id,
+                        step=policy.progress.step,
+                        version=lease.version,
+                        metrics=policy.metrics,
+                        staleness_counts=policy.window.newest_staleness_counts,
+                        trained_rows=lease.trained_rows,
+                    )
+                )
             case BatchOutcome.RETURNED:
                 policy.samples.drop_lost(lease, frozenset(event.lost_rollout_ids))
                 policy.put_back(lease)
@@ -182,19 +192,6 @@ class Batching:
     def _save(self, policy: PolicyState, checkpoint_id: str) -> None:
         policy.lineage.save(checkpoint_id)
         self.saving.note(policy, checkpoint_id)
-
-    def _record(self, policy: PolicyState, lease: Lease) -> None:
-        self.effects.do(
-            RecordBatch(
-                policy_id=policy.policy_id,
-                batch_id=lease.batch_id,
-                step=policy.progress.step,
-                version=lease.version,
-                metrics=policy.metrics,
-                staleness_counts=policy.window.newest_staleness_counts,
-                trained_rows=lease.trained_rows,
-            )
-        )
 
 
 def _must_agree(event: AckBatch, settled: BatchOutcome) -> None:

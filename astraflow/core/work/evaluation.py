@@ -270,7 +270,7 @@ class Evaluation:
                 if place is None:
                     return
                 self._send(work, group, place, now)
-            group.dequeue()
+            group.is_queued = False
             work.again.popleft()
         while work.next_size:
             place = self._find_capacity(work, work.next_size, now)

@@ -79,7 +79,9 @@ class Training:
             policy.samples.accept(group, index, entry)
             if rollout.reward is not None:
                 policy.window.add_reward(rollout.reward)
-        group.note(rollout)
+        group.has_reward |= rollout.reward is not None
+        if rollout.failure is not None:
+            group.failures.append(rollout.failure)
         self._finish(group, index, now)
 
     def queue(self, group: TrainGroup) -> None:
@@ -191,7 +193,7 @@ class Training:
             if place is None:
                 return False
             self._send(group, place, versions, now)
-        group.dequeue()
+        group.is_queued = False
         return True
 
     def _send(
