@@ -120,7 +120,7 @@ class Sample:
     @property
     def is_rewarded(self) -> bool:
         """Whether every row has a reward that the policy earned."""
-        return not any(isnan(row.reward) for row in self.rows)
+        return not any(map(isnan, [row.reward for row in self.rows]))
 
     @property
     def is_masked(self) -> bool:

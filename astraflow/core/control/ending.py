@@ -186,16 +186,14 @@ class RunEnding:
 
     @property
     def _is_trained(self) -> bool:
-        return all(policy.end is not None for policy in self.policies.values())
+        return None not in [policy.end for policy in self.policies.values()]
 
     @property
     def _waits_for_members(self) -> bool:
-        sessions = self.sessions
-        has_trainers = all(
-            policy.end is not None or sessions.trainer_of(policy.policy_id) is not None
-            for policy in self.policies.values()
-        )
-        return not (has_trainers and sessions.pool)
+        for policy in self.policies.values():
+            if policy.end is None and self.sessions.trainer_of(policy.policy_id) is None:
+                return True
+        return not self.sessions.pool
 
     def _retire_policies(self, now: datetime) -> None:
         for policy in self.policies.values():

@@ -101,10 +101,11 @@ class Sessions:
         Raises:
             AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
         """
-        member = self.get(member_id)
-        if not isinstance(member, LiveRaas):
-            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a trainer, not a RaaS")
-        return member
+        member = self._members.get(member_id)
+        if isinstance(member, LiveRaas):
+            return member
+        self.get(member_id)
+        raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a trainer, not a RaaS")
 
     def trainer(self, member_id: MemberId) -> LiveTrainer:
         """Return a live trainer.
@@ -112,10 +113,11 @@ class Sessions:
         Raises:
             AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
         """
-        member = self.get(member_id)
-        if not isinstance(member, LiveTrainer):
-            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a RaaS, not a trainer")
-        return member
+        member = self._members.get(member_id)
+        if isinstance(member, LiveTrainer):
+            return member
+        self.get(member_id)
+        raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a RaaS, not a trainer")
 
     def departed(self, member_id: MemberId) -> Departed | None:
         return self._departed.get(member_id)

@@ -256,7 +256,9 @@ class Intake:
         self, member: LiveRaas, assignment: Assignment, rollout: Rollout, now: datetime
     ) -> None:
         seconds = (now - assignment.issue_time).total_seconds()
-        count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
+        count = 0
+        for trajectory in rollout.trajectories:
+            count += trajectory.sampled_count
         if count:
             member.measure(seconds=seconds, token_count=count)
             speeds = (other.speed for other in self.sessions.pool)

@@ -191,13 +191,17 @@ class PolicyPacing:
         Groups are for all policies as long as they go on at about one pace. One that is full holds
         the others back until they starve, and not for longer when it is far behind.
         """
-        live = self.live_policies
-        roomy = [policy for policy in live if policy.samples.has_slot]
-        full = [policy for policy in live if not policy.samples.has_slot]
+        roomy: list[PolicyState] = []
+        full: list[PolicyState] = []
+        for policy in self._trained:
+            if policy.end is None:
+                (roomy if policy.samples.has_slot else full).append(policy)
+        if not full:
+            return roomy
         starving = [policy for policy in roomy if policy.samples.is_starving]
-        if full and not all(self._may_miss(each, short) for each in full for short in starving):
+        if not all(self._may_miss(each, short) for each in full for short in starving):
             return []
-        return roomy if not full else starving
+        return starving
 
     @property
     def full_policy(self) -> PolicyState | None:

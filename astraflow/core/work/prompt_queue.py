@@ -86,8 +86,12 @@ class PromptQueue:
 
     @property
     def is_through(self) -> bool:
-        has_more = any(data_set.has_more for data_set in self._data_sets.values())
-        return not (self._admitted or self._lost or self._again or has_more)
+        if self._admitted or self._lost or self._again:
+            return False
+        for data_set in self._data_sets.values():
+            if data_set.prompts or not data_set.is_through:
+                return False
+        return True
 
     @property
     def drawn_counts(self) -> dict[str, int]:
