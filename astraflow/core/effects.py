@@ -278,16 +278,14 @@ class Decision:
         Equal decisions have equal ones in every process. Of rollouts, tasks and prompts their ids
         count, of numbers with a fraction five digits; bytes and tensors do not.
         """
-        return crc32(self._text.encode())
-
-    @property
-    def _text(self) -> str:
         answer, effects = self.answer, self.effects
         if type(answer) is ItemAck and len(effects) == 1 and type(effects[0]) is RecordRollout:
             # What most events come to, as the other line says it.
             said = answer.item_id, str(answer.disposition), str(answer.reason)
-            return repr((said, [(effects[0].rollout.rollout_id, effects[0].member_id)]))
-        return repr((_plain(answer), _plain(effects)))
+            text = repr((said, [(effects[0].rollout.rollout_id, effects[0].member_id)]))
+        else:
+            text = repr((_plain(answer), _plain(effects)))
+        return crc32(text.encode())
 
 
 class Effects:

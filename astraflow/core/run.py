@@ -87,7 +87,9 @@ class Run:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
         run = self._components
-        changes_nothing = run.membership.is_plain_renewal(event, now)
+        changes_nothing = type(event) is ev.MemberKeptAlive and run.membership.is_there(
+            event.member_id, now
+        )
         try:
             answer = take(run, event, now)
         except AstraflowError:

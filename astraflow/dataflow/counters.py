@@ -83,7 +83,7 @@ class HubCounters:
     def _rollout(self, effect: RecordRollout, region: str) -> None:
         rollout = effect.rollout
         self.rollouts[effect.purpose, rollout.outcome] += 1
-        self.tokens[(region,)] += sum(one.sampled_count for one in rollout.trajectories)
+        self.tokens[(region,)] += sum([one.sampled_count for one in rollout.trajectories])
 
     def _batch(self, effect: RecordBatch) -> None:
         key = (effect.policy_id,)

@@ -21,8 +21,6 @@ from astraflow.core.effects import (
 )
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import (
-    Event,
-    MemberKeptAlive,
     RaasJoined,
     SessionSecrets,
     TrainerRegistered,
@@ -84,11 +82,9 @@ class Membership:
             server_time=now,
         )
 
-    def is_plain_renewal(self, event: Event, now: datetime) -> bool:
-        """Whether an event only says that a member is there which nobody took for silent."""
-        if not isinstance(event, MemberKeptAlive):
-            return False
-        member = self.sessions.find(event.member_id)
+    def is_there(self, member_id: MemberId, now: datetime) -> bool:
+        """Whether a member has a session and nobody takes it for silent."""
+        member = self.sessions.find(member_id)
         return member is not None and not self.sessions.is_silent(member, now)
 
     def give_credit(self, member: LiveRaas, event: TaskCredit) -> None:
