@@ -316,5 +316,4 @@ class RunSettings:
 
     @property
     def workflow(self) -> WorkflowSpec:
-        wanted = self.rollouts.workflow_id
-        return next(each for each in self.workflows if each.workflow_id == wanted)
+        return {each.workflow_id: each for each in self.workflows}[self.rollouts.workflow_id]
