@@ -94,15 +94,10 @@ class Share(Sequence[BatchPart]):
         policy_ids: Sequence[PolicyId],
         loss_weights: Sequence[float] | None = None,
     ) -> None:
-        """Take rows as they are now.
+        """Take the rows of a rank, in order, as they are now.
 
-        Args:
-            batch_id: Which batch.
-            rows: Of this rank, in order.
-            max_tokens: Per part, at most; 0: as many as travel well.
-            group_indexes: Positions in the header's groups.
-            policy_ids: The header's; the first is the batch's own.
-            loss_weights: Factor on the loss of each row; None: 1 for all.
+        Parts have at most `max_tokens`, 0: as many as travel well. Group indexes and policies are
+        those of the header, of which the first policy is the batch's own.
         """
         trajectories = [row.trajectory for row in rows]
         self.has_payloads = any(each.payload is not None for each in trajectories)

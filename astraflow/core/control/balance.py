@@ -7,9 +7,9 @@ as a snapshot of counters; two of them give the balance between.
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Self
 
 from astraflow.core.autoscale import (
     FULL,
@@ -50,6 +50,29 @@ class PolicyCounters:
     stale: int = 0
     filtered: int = 0
 
+    def since(self, before: Self) -> Self:
+        """Return what came since an earlier time."""
+        names = [each.name for each in fields(self)]
+        return replace(
+            self, **{name: getattr(self, name) - getattr(before, name) for name in names}
+        )
+
+    @property
+    def use_per_s(self) -> float:
+        """Rollouts per second of training; 0: none were trained on, or taken back."""
+        return max(0, self.consumed) / self.acked_s if self.acked_s > 0 else 0.0
+
+    def balance(self, policy_id: PolicyId) -> PolicyBalance:
+        seconds = self.waited_s + self.trained_s
+        return PolicyBalance(
+            policy_id=policy_id,
+            wait_fraction=self.waited_s / seconds if seconds > 0 else 0.0,
+            produced_count=self.produced,
+            entered_count=self.entered,
+            consumed_count=self.consumed,
+            stale_count=self.stale,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterSnapshot:
@@ -85,32 +108,12 @@ def cost_of(policy_id: PolicyId, first: CounterSnapshot, last: CounterSnapshot) 
     Rollouts of groups that are not whole yet do not count: a pool that stops or begins has more or
     fewer of them than it makes.
     """
-    before, after = first.policies[policy_id], last.policies[policy_id]
+    done = last.policies[policy_id].since(first.policies[policy_id])
     rollouts = last.train_rollout_count - first.train_rollout_count
-    entered, filtered = after.entered - before.entered, after.filtered - before.filtered
-    if not rollouts or not entered:
+    if not rollouts or not done.entered:
         return 0.0
     tokens = last.train_token_count - first.train_token_count
-    return tokens / rollouts * (entered + filtered) / entered
-
-
-def used_of(first: PolicyCounters, last: PolicyCounters) -> float:
-    """Return the rollouts per second of training; 0: none were trained on, or taken back."""
-    acked_s = last.acked_s - first.acked_s
-    return max(0, last.consumed - first.consumed) / acked_s if acked_s > 0 else 0.0
-
-
-def balance_of(policy_id: PolicyId, first: PolicyCounters, last: PolicyCounters) -> PolicyBalance:
-    waited_s, trained_s = last.waited_s - first.waited_s, last.trained_s - first.trained_s
-    seconds = waited_s + trained_s
-    return PolicyBalance(
-        policy_id=policy_id,
-        wait_fraction=waited_s / seconds if seconds > 0 else 0.0,
-        produced_count=last.produced - first.produced,
-        entered_count=last.entered - first.entered,
-        consumed_count=last.consumed - first.consumed,
-        stale_count=last.stale - first.stale,
-    )
+    return tokens / rollouts * (done.entered + done.filtered) / done.entered
 
 
 _SNAPSHOTS: Final = 32
@@ -133,59 +136,47 @@ class _Wait:
     batch_count: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pool:
-    """Integrals over what was seen of the pool.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Balance:
+    """Measures a run, and says how large its pool should be.
 
-    Attributes:
-        live_s: Accelerators times seconds.
-        busy_s: The same of those that were busy.
-        usable: Share of the credit that is used when all of the pool is at work.
-        full_token_rate: Tokens per second of one accelerator when all were at work.
+    The pool is seen as integrals: accelerators times seconds, and the same of those that were busy.
+    Usable is the share of the credit that is used when all of the pool is at work; the full rate is
+    in tokens per second of one accelerator then.
     """
 
-    live_s: float = 0.0
-    busy_s: float = 0.0
-    usable: float = 1.0
-    full_token_rate: float = 0.0
+    settings: RunSettings
+    policies: Mapping[PolicyId, PolicyState]
+    sessions: Sessions
+    measured: Measured
+    training: Training
+    pacing: PolicyPacing
+    lifecycle: RunLifecycle
+    _snapshots: deque[CounterSnapshot] = field(init=False)
+    _interval: timedelta = field(init=False)
+    _waits: dict[PolicyId, _Wait] = field(init=False)
+    _live_s: float = field(init=False, default=0.0)
+    _busy_s: float = field(init=False, default=0.0)
+    _usable: float = field(init=False, default=1.0)
+    _full_token_rate: float = field(init=False, default=0.0)
+    _time: datetime | None = field(init=False, default=None)
+    _sizes: tuple[int, int] = field(init=False, default=(0, 0))
+    _change_time: datetime | None = field(init=False, default=None)
 
-
-class Balance:
-    """Measures a run, and says how large its pool should be."""
-
-    def __init__(
-        self,
-        settings: RunSettings,
-        *,
-        policies: Mapping[PolicyId, PolicyState],
-        sessions: Sessions,
-        measured: Measured,
-        training: Training,
-        pacing: PolicyPacing,
-        lifecycle: RunLifecycle,
-    ) -> None:
-        self._settings = settings.scale
-        self._policy_ids = settings.workflow.policy_ids
-        self._policies = policies
-        self._sessions = sessions
-        self._measured = measured
-        self._training = training
-        self._pacing = pacing
-        self._lifecycle = lifecycle
-        self._snapshots = deque[CounterSnapshot](maxlen=_SNAPSHOTS + 2)
-        self._interval = settings.scale.window / _SNAPSHOTS
-        self._waits = {policy_id: _Wait() for policy_id in policies}
-        self._pool = _Pool()
-        self._time: datetime | None = None
-        self._sizes = (0, 0)
-        self._change_time: datetime | None = None
+    def __post_init__(self) -> None:
+        self._snapshots = deque(maxlen=_SNAPSHOTS + 2)
+        self._interval = self.settings.scale.window / _SNAPSHOTS
+        self._waits = {policy_id: _Wait() for policy_id in self.policies}
 
     def advance(self, now: datetime) -> None:
         """Count the time since the last event, and look at the pool when it is due."""
         if self._time is not None:
-            self._count((now - self._time).total_seconds())
+            seconds = (now - self._time).total_seconds()
+            for wait in self._waits.values():
+                wait.waited_s += seconds * wait.waits
+                wait.trained_s += seconds * wait.trains
         self._time = now
-        for policy_id, policy in self._policies.items():
+        for policy_id, policy in self.policies.items():
             wait = self._waits[policy_id]
             wait.waits, wait.trains = self._doing(policy)
             batch_count = policy.progress.consumed_count
@@ -207,11 +198,11 @@ class Balance:
             now: The time.
             window: To look back over, at most that of the settings; None: that one.
         """
-        settings = self._settings
+        settings = self.settings.scale
         wanted = settings.window if window is None else min(window, settings.window)
         last = self._snapshot(now)
         start, middle = self._at(now - wanted), self._at(now - wanted / 2)
-        cost = {policy_id: cost_of(policy_id, start, last) for policy_id in self._policies}
+        cost = {policy_id: cost_of(policy_id, start, last) for policy_id in self.policies}
         changed = self._change_time
         if _moved(self._sizes, (self._present(), self._sizes[1])):
             changed = now
@@ -231,21 +222,16 @@ class Balance:
 
     def _doing(self, policy: PolicyState) -> tuple[bool, bool]:
         """Say whether a policy's trainer waits for the pool, and whether it trains."""
-        if not policy.lease_table.streams or policy.end is not None or self._lifecycle.is_paused:
+        if not policy.lease_table.streams or policy.end is not None or self.lifecycle.is_paused:
             return False, False
         if policy.lease_table.leases:
             return False, True
-        return self._pacing.blocker_of(policy) is None, False
-
-    def _count(self, seconds: float) -> None:
-        for wait in self._waits.values():
-            wait.waited_s += seconds * wait.waits
-            wait.trained_s += seconds * wait.trains
+        return self.pacing.blocker_of(policy) is None, False
 
     def _sample_pool(self, now: datetime) -> None:
         """Take the pool as it is for the time since the last look."""
         before = self._snapshots[-1] if self._snapshots else None
-        policy_ids, sessions = self._policy_ids, self._sessions
+        policy_ids, sessions = self.settings.workflow.policy_ids, self.sessions
         live = [
             member
             for member in sessions.pool
@@ -259,24 +245,24 @@ class Balance:
             self._sizes, self._change_time = sizes, now
         if before is not None:
             seconds = (now - before.time).total_seconds()
-            self._pool.live_s += seconds * count
-            self._pool.busy_s += seconds * count * self._busy(live)
+            self._live_s += seconds * count
+            self._busy_s += seconds * count * self._busy(live)
         self._snapshots.append(self._snapshot(now))
         self._note_full()
 
     def _present(self) -> int:
         """Return the accelerators of all nodes but those that drain."""
-        pool = self._sessions.pool
+        pool = self.sessions.pool
         return sum(accelerators(member) for member in pool if not member.is_draining)
 
     def _busy(self, live: list[LiveRaas]) -> float:
         """Return which share of what the pool can do it is asked for."""
         used = sum(min(member.outstanding, member.max_outstanding) for member in live)
         share = used / max(1, sum(member.max_outstanding for member in live))
-        if self._training.needs_capacity:
-            self._pool.usable += _WEIGHT * (share - self._pool.usable)
+        if self.training.needs_capacity:
+            self._usable += _WEIGHT * (share - self._usable)
             return 1.0
-        return min(1.0, share / max(self._pool.usable, 1e-3))
+        return min(1.0, share / max(self._usable, 1e-3))
 
     def _note_full(self) -> None:
         """Measure what one accelerator does while all are at work, and nobody is new."""
@@ -288,17 +274,17 @@ class Balance:
         live_s, busy_s = last.live_s - first.live_s, last.busy_s - first.busy_s
         if live_s > 0 and busy_s >= FULL * live_s:
             rate = (last.token_count - first.token_count) / live_s
-            known = self._pool.full_token_rate
-            self._pool.full_token_rate = known + _WEIGHT * (rate - known) if known else rate
+            known = self._full_token_rate
+            self._full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
     def _snapshot(self, now: datetime) -> CounterSnapshot:
-        members = self._sessions.pool
-        measured = self._measured
+        members = self.sessions.pool
+        measured = self.measured
         return CounterSnapshot(
             time=now,
-            policies={policy_id: self._sums(p) for policy_id, p in self._policies.items()},
-            live_s=self._pool.live_s,
-            busy_s=self._pool.busy_s,
+            policies={policy_id: self._sums(p) for policy_id, p in self.policies.items()},
+            live_s=self._live_s,
+            busy_s=self._busy_s,
             token_count=measured.token_count,
             rollout_count=measured.rollout_count,
             eval_token_count=measured.eval_token_count,
@@ -338,36 +324,25 @@ class Balance:
         looked_at = self._snapshots[-1].time if self._snapshots else last.time
         looked = max(1e-9, (looked_at - first.time).total_seconds())
         live = seen_s / min(seconds, looked) if seconds > 0 else 0.0
+        done = {
+            policy_id: last.policies[policy_id].since(first.policies[policy_id])
+            for policy_id, policy in self.policies.items()
+            if policy.end is None
+        }
+        # What training would use without a wait, and what evaluations did use.
+        used_token_rate = max((each.use_per_s * cost[p] for p, each in done.items()), default=0.0)
+        if used_token_rate:
+            evals = last.eval_token_count - first.eval_token_count
+            used_token_rate = used_token_rate + evals / seconds if seconds > 0 else 0.0
         return PoolBalance(
             span=last.time - first.time,
             accelerator_count=live,
             busy_fraction=(last.busy_s - first.busy_s) / seen_s if seen_s > 0 else 1.0,
             token_rate=(last.token_count - first.token_count) / seconds if seconds > 0 else 0.0,
-            full_token_rate=self._pool.full_token_rate,
-            used_token_rate=self._used_token_rate(first, last, cost),
-            policies=tuple(
-                balance_of(policy_id, first.policies[policy_id], last.policies[policy_id])
-                for policy_id, policy in self._policies.items()
-                if policy.end is None
-            ),
+            full_token_rate=self._full_token_rate,
+            used_token_rate=used_token_rate,
+            policies=tuple(each.balance(policy_id) for policy_id, each in done.items()),
         )
-
-    def _used_token_rate(
-        self, first: CounterSnapshot, last: CounterSnapshot, cost: Mapping[PolicyId, float]
-    ) -> float:
-        """Return what training would use without a wait, and what evaluations did use."""
-        trained = max(
-            (
-                used_of(first.policies[policy_id], last.policies[policy_id]) * cost[policy_id]
-                for policy_id, policy in self._policies.items()
-                if policy.end is None
-            ),
-            default=0.0,
-        )
-        seconds = (last.time - first.time).total_seconds()
-        if not trained or seconds <= 0:
-            return 0.0
-        return trained + (last.eval_token_count - first.eval_token_count) / seconds
 
     def _members(self, start: CounterSnapshot) -> tuple[MemberBalance, ...]:
         return tuple(
@@ -381,7 +356,7 @@ class Balance:
                 inflight_count=member.outstanding,
                 is_live=bool(member.live),
             )
-            for member in self._sessions.pool
+            for member in self.sessions.pool
             if not member.is_draining
         )
 
