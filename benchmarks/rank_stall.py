@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from astraflow.config.policies import Fsdp
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
@@ -111,7 +112,7 @@ def main() -> None:
     given = parser.parse_args()
     configure_logging("trainer", level="warning")
     began = time.monotonic()
-    with joined_ranks(device="cpu", replicas=1) as ranks, tempfile.TemporaryDirectory() as own:
+    with joined_ranks(device="cpu", fsdp=Fsdp()) as ranks, tempfile.TemporaryDirectory() as own:
         folder = Path(ranks.broadcast(own))
         with shared_interpreter():
             result = {

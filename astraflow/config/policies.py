@@ -472,6 +472,9 @@ class Fsdp(Strict):
     context_parallel: int = Field(default=1, ge=1)
     """Ranks, one after the other, that have a part of every row each, and exchange heads for tokens
     in attention (Ulysses); divides the model's heads."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks, one after the other, that have a part of every matrix of a block each, and the same
+    rows; divides the model's heads and key heads. For ranks of one machine."""
 
 
 class TrainerConfig(Strict):
@@ -566,11 +569,14 @@ class TrainerConfig(Strict):
 
     @model_validator(mode="after")
     def _ranks_do_what_they_can(self) -> Self:
-        if self.ranks % (self.fsdp.replicas * self.fsdp.context_parallel):
-            raise ValueError("fsdp.replicas times fsdp.context_parallel divides ranks")
-        if self.fsdp.context_parallel > 1 and self.critic is not None:
-            raise ValueError("a critic sees whole rows; take fsdp.context_parallel: 1")
-        if self.fsdp.context_parallel > 1 and self.loss.router_balance_coefficient:
+        fsdp = self.fsdp
+        if self.ranks % (fsdp.replicas * fsdp.context_parallel * fsdp.tensor_parallel):
+            raise ValueError("replicas times context_parallel times tensor_parallel divides ranks")
+        if fsdp.context_parallel * fsdp.tensor_parallel > 1 and self.critic is not None:
+            raise ValueError(
+                "a critic sees whole rows; take context_parallel and tensor_parallel 1"
+            )
+        if fsdp.context_parallel > 1 and self.loss.router_balance_coefficient:
             raise ValueError("the balance of experts sees whole rows; take context_parallel: 1")
         if self.ranks == 1 and self.fsdp.offload:
             raise ValueError("fsdp.offload needs ranks above 1; on one rank all is on its device")

@@ -1,6 +1,6 @@
 """Transformer blocks: in which type they compute, and what of them waits for the gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
@@ -87,15 +87,34 @@ def _compute_in(block: nn.Module, dtype: torch.dtype, *, is_last: bool) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         given, named = tree_map(partial(_cast, dtype), (args, kwargs))
         weights = {name: each.to(dtype) for name, each in block.named_parameters()}
-        # functional_call comes by block.forward, whatever it is by now.
-        outer, block.forward = block.forward, plain
-        try:
-            found = functional_call(block, weights, given, named)
-        finally:
-            block.forward = outer
+        found = computed_with(weights, block, plain, given, named)
         return tree_map(partial(_cast, torch.float32), found) if is_last else found
 
     block.forward = forward
+
+
+def computed_with(
+    weights: Mapping[str, Tensor],
+    module: nn.Module,
+    plain: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Return what a module computes with other weights than its own.
+
+    Args:
+        weights: By name.
+        module: Whose forward may be another one by now.
+        plain: What it computes.
+        args: Of that.
+        kwargs: Of that.
+    """
+    # functional_call comes by module.forward, whatever it is.
+    outer, module.forward = module.forward, plain
+    try:
+        return functional_call(module, dict(weights), args, dict(kwargs))
+    finally:
+        module.forward = outer
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A Hugging Face causal language model, as a trainer uses it, and torch around it."""
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from astraflow.engines.modules import empty_causal_model, read_causal_model, use
 from astraflow.engines.routers import RouteReplay
 
 if TYPE_CHECKING:
-    from astraflow.trainers.context_parallel import ContextParallel
+    from astraflow.trainers.context_parallel import RowGroup
 
 Made = TypeVar("Made")
 
@@ -60,7 +60,7 @@ class CausalModel:
 
     Attributes:
         never_sampled: i64[b], on the host, rising.
-        context: The ranks that have a part of every row each; None: rows are whole.
+        row_groups: Other ranks that have the same rows, and compute a part of them each.
     """
 
     def __init__(self, module: nn.Module, *, never_sampled: Iterable[int] = ()) -> None:
@@ -80,7 +80,7 @@ class CausalModel:
         self._made: Any = None
         self._hidden: Tensor | None = None
         self._replay = RouteReplay(module)
-        self.context: ContextParallel | None = None
+        self.row_groups: Sequence[RowGroup] = ()
         self._head: nn.Module | None = cast("Any", module).get_output_embeddings()
         if self._head is not None:
             self._head.register_forward_pre_hook(self._choose)
@@ -127,12 +127,18 @@ class CausalModel:
         if not isinstance(self._head, nn.Linear):
             return None
         self.replay(None)
-        # More than one: padding may be embedded as zeros, of which every function makes zeros.
-        chosen = torch.arange(min(8, self.vocabulary_size), device=self.device)
-        tokens = chosen[None]
+        tokens = self._few_tokens
         with torch.no_grad():
-            found = self.at_head(tokens, chosen, self._head.forward)
-            return self._head if torch.equal(found, self.logits(tokens, chosen)) else None
+            found = self.at_head(tokens[None], tokens, self._head.forward)
+            return self._head if torch.equal(found, self.logits(tokens[None], tokens)) else None
+
+    @property
+    def _few_tokens(self) -> Tensor:
+        """i64[k], to ask the model with; also where they stand.
+
+        More than one: padding may be embedded as zeros, of which every function makes zeros.
+        """
+        return torch.arange(min(8, self.vocabulary_size), device=self.device)
 
     @property
     def attention_tokens(self) -> float:
@@ -221,7 +227,7 @@ class CausalModel:
         """
         if not self._replay.is_known:
             self.replay(None)
-            tokens = torch.arange(min(8, self.vocabulary_size), device=self.device)
+            tokens = self._few_tokens
             with torch.no_grad():
                 self.logits(tokens[None], tokens)
         self._replay.require_choices()
@@ -261,8 +267,8 @@ class CausalModel:
         seen: dict[str, Tensor] = {}
         if branches is not None:
             seen = {"position_ids": branches.positions, "attention_mask": branches.mask}
-        if self.context is not None:
-            seen["position_ids"] = self.context.positions(tokens.shape[1], tokens.device)
+        for each in self.row_groups:
+            seen |= each.told(tokens)
         try:
             return cast("Any", self.module)(input_ids=tokens, use_cache=False, **seen).logits
         finally:

@@ -4,6 +4,8 @@ Between two layers of attention a token needs nobody. In attention each rank has
 some of the heads: what a rank has is exchanged before and after it (Ulysses, arXiv 2309.14509).
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -20,11 +22,11 @@ from astraflow.trainers.tensors import to_tensor
 _NAME: Final = "ulysses"
 
 
-class ContextParallel:
-    """This rank among those that share every row.
+class RowGroup(ABC):
+    """This rank among some that have the same rows, and compute a part of what is to be computed.
 
     Attributes:
-        rank: 0 .. count - 1: the first has the rows' beginnings.
+        rank: 0 .. count - 1.
         count: Of ranks.
     """
 
@@ -37,8 +39,37 @@ class ContextParallel:
         self._group = group
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
 
-    def adopt(self, module: nn.Module) -> None:
+    @abstractmethod
+    def part_of(self, one: PassTokens) -> tuple[PassTokens, np.ndarray]:
+        """Return what this rank has of a pass, and which of its loss tokens these are, i64[k]."""
+
+    def told(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        """Return what a model is told of the tokens that lie here beside them."""
+        del tokens
+        return {}
+
+    def joined(self, values: Tensor, here: np.ndarray, count: int) -> Tensor:
+        """Return f[count], the values of all ranks, each of which has the gradient of its own.
+
+        Args:
+            values: f[k], of this rank.
+            here: i64[k], where each belongs.
+            count: Of all values.
+        """
+        places = to_tensor(here, values.device)
+        whole = values.new_zeros(count).index_copy(0, places, values)
+        return summed(whole, self._group) if count else whole
+
+
+class ContextParallel(RowGroup):
+    """This rank among those that share every row; the first has the rows' beginnings."""
+
+    def adopt(self, module: nn.Module, *, part_count: int) -> None:
         """Have the attention of a model meet the other ranks.
+
+        Args:
+            module: A causal model of transformers.
+            part_count: Ranks that have a part of the heads of each layer already.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING for a model whose layers do not all attend to
@@ -56,8 +87,9 @@ class ContextParallel:
             why = "layers attend to a window" if read_architecture(model.config).window else ""
         except (AstraflowError, AttributeError) as error:
             why = str(error)
-        if config.num_attention_heads % self.count:
-            why = f"{config.num_attention_heads} heads"
+        heads = config.num_attention_heads // part_count
+        if heads % self.count:
+            why = f"{heads} heads"
         if why:
             raise AstraflowError(
                 Reason.CAPABILITY_MISSING,
@@ -67,9 +99,11 @@ class ContextParallel:
         cast("Any", AttentionInterface).register(_NAME, self.attend)
         model.set_attn_implementation(_NAME)
 
-    def positions(self, length: int, device: torch.device) -> Tensor:
-        """Return i64[1, L], where the tokens that lie here stand in their rows."""
-        return torch.arange(length, device=device)[None] + self.rank * length
+    def told(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        """Return where the tokens that lie here stand in their rows, i64[1, L]."""
+        length = tokens.shape[1]
+        places = torch.arange(length, device=tokens.device) + self.rank * length
+        return {"position_ids": places[None]}
 
     def part_of(self, one: PassTokens) -> tuple[PassTokens, np.ndarray]:
         """Return what lies here of a pass, and which of its loss tokens these are, i64[k].
@@ -88,29 +122,12 @@ class ContextParallel:
             rows = routes.reshape(count, length, *routes.shape[1:])
             routes = rows[:, sources].reshape(-1, *routes.shape[1:])
         cut = replace(
-            one,
+            one.where(here),
             tokens=np.ascontiguousarray(one.tokens[:, sources]),
             chosen=row[here] * part + place[here] - first,
-            targets=one.targets[here],
-            loss_indices=one.loss_indices[here],
-            temperatures=None if one.temperatures is None else one.temperatures[here],
             routed_experts=routes,
         )
         return cut, here
-
-    def joined(self, values: Tensor, here: np.ndarray, count: int) -> Tensor:
-        """Return f[count], the values of all ranks, each of which has the gradient of its own.
-
-        Args:
-            values: f[k], of this rank.
-            here: i64[k], where each belongs.
-            count: Of all values.
-        """
-        places = to_tensor(here, values.device)
-        whole = values.new_zeros(count).index_copy(0, places, values)
-        if not count:
-            return whole
-        return cast("Any", _Joined).apply(whole, self._group)
 
     def attend(
         self,
@@ -189,16 +206,20 @@ class _Exchange(torch.autograd.Function):
         return found, None
 
 
-class _Joined(torch.autograd.Function):
-    """The sum over ranks. All make the same loss of it, so each passes its own gradient on."""
+def summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over ranks; all make the same of it, so each passes its own gradient on."""
+    return cast("Any", _Summed).apply(values, group)
 
+
+class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
+        del ctx
         found = values.clone()
-        ctx.count = len(values)
         cast("Any", dist).all_reduce(found, group=group)
         return found
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream[0].view(ctx.count), None
+        del ctx
+        return upstream[0], None

@@ -1,8 +1,9 @@
 """Log-probabilities of the tokens of a batch under a model, pass by pass."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,11 @@ from astraflow.trainers.fused_head import Head, Tiling, fused_logprobs
 from astraflow.trainers.passes import ModelPass
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import to_tensor
+
+if TYPE_CHECKING:
+    from astraflow.trainers.context_parallel import RowGroup
+
+Compute = Callable[[CausalModel, "PassTokens"], tuple[Tensor, Tensor]]
 
 # Elements of the logits that the entropy looks at in one go: 64 MiB in f32.
 _ENTROPY_ELEMENTS = 1 << 24
@@ -77,12 +83,34 @@ class PassTokens:
             slots=np.unique(np.concatenate(slots.paths)),
         )
 
+    def where(self, here: np.ndarray) -> "PassTokens":
+        """Return the pass with some of its loss tokens, i64[k]; `chosen` is left."""
+        return replace(
+            self,
+            targets=self.targets[here],
+            loss_indices=self.loss_indices[here],
+            temperatures=None if self.temperatures is None else self.temperatures[here],
+        )
+
     @classmethod
     def nothing(cls) -> "PassTokens":
         """Return what a rank computes that has no rows left while others have."""
         none = np.zeros(0, np.int64)
         tokens = np.zeros((1, 1), np.int64)
         return cls(tokens=tokens, chosen=none, targets=none, loss_indices=none, temperatures=None)
+
+    @classmethod
+    def of_few(cls, model: CausalModel) -> "PassTokens":
+        """Return a row of a few tokens, to ask a model with."""
+        tokens = np.arange(min(8, model.vocabulary_size))
+        places = tokens[:-1]
+        return cls(
+            tokens=tokens[None],
+            chosen=places,
+            targets=tokens[1:],
+            loss_indices=places,
+            temperatures=None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,15 +187,19 @@ def log_softmax_of(
         fuse_above=fuse_above,
         needs_entropy_gradient=needs_entropy_gradient,
     )
-    if model.context is None:
+    return _shared_out(compute, model, one, model.row_groups)
+
+
+def _shared_out(
+    compute: Compute, model: CausalModel, one: PassTokens, groups: Sequence["RowGroup"]
+) -> tuple[Tensor, Tensor]:
+    """Compute what the groups leave to this rank of a pass, and return what all of them found."""
+    if not groups:
         return compute(model, one)
-    part, here = model.context.part_of(one)
-    logprobs, entropies = compute(model, part)
-    count = len(one.targets)
-    return (
-        model.context.joined(logprobs, here, count),
-        model.context.joined(entropies, here, count),
-    )
+    part, here = groups[0].part_of(one)
+    found = _shared_out(compute, model, part, groups[1:])
+    logprobs, entropies = (groups[0].joined(each, here, len(one.targets)) for each in found)
+    return logprobs, entropies
 
 
 def _log_softmax(

@@ -101,7 +101,7 @@ class StepMemory:
         Args:
             shape: Of the model.
             fsdp: As `blocks.resolved` returns it for the device.
-            tokens: Of one pass, on this rank.
+            tokens: Of one pass, on this rank; with context parallelism of its parts of rows.
             ranks: That share the model.
 
         Example:
@@ -115,11 +115,11 @@ class StepMemory:
         """
         size = _F32 if fsdp.compute == "f32" else 2
         own = -(-shape.parameters // ranks)
-        computed = tokens * _kept_nbytes(shape, size)
+        computed = tokens * _kept_nbytes(shape, size, fsdp.tensor_parallel)
         waiting = tokens * size * shape.hidden if fsdp.checkpointing else computed
         is_cast = size != _F32
         is_shared = ranks > 1
-        block = shape.block_parameters
+        block = shape.block_parameters // fsdp.tensor_parallel
         # Weights of two blocks, the next one early, and the gradient of one in both types.
         blocks = block * (2 * size + size + _F32)
         outer = shape.outer_parameters * 2 * _F32
@@ -148,14 +148,15 @@ class StepMemory:
         )
 
 
-def _kept_nbytes(shape: ModelShape, size: int) -> int:
+def _kept_nbytes(shape: ModelShape, size: int, parts: int) -> int:
     """Return what a block keeps of each token for its gradient, computing in numbers of a size.
 
     Two norms keep their input, what is normalised and what they say, attention its queries, keys,
     values (norms of these take as much again) and what comes of them, the feed-forward layer its
     gate, before and after the activation, the other branch and their product. Norms compute in f32.
+    Of heads and of the feed-forward width there may be parts on several ranks.
     """
     attention = 3 * shape.heads + 3 * shape.kv_heads
-    numbers = 6 * shape.hidden + attention + 4 * shape.intermediate
+    numbers = 6 * shape.hidden + (attention + 4 * shape.intermediate) // parts
     in_f32 = 0 if size == _F32 else 2 * shape.hidden * _F32
     return numbers * size + in_f32

@@ -42,6 +42,7 @@ class WeightOptimizer:
         """
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._parameters = [*named.values()]
+        self._alike = _alike(self._parameters)
         self._settings = settings
         if settings.kind == "adamw":
             self._parts = [_adamw(self._parameters, settings)]
@@ -78,8 +79,7 @@ class WeightOptimizer:
         Raises:
             AstraflowError: INTERNAL when one is not finite; they are forgotten.
         """
-        found = nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
-        norm = float(tensors.whole(found))
+        norm = self._clip()
         if not isfinite(norm):
             self.forget()
             raise AstraflowError(
@@ -90,6 +90,15 @@ class WeightOptimizer:
                 "before",
             )
         return norm
+
+    def _clip(self) -> float:
+        """Clip the gradients, however they are cut; return the norm of all before."""
+        groups = [[each.grad for each in some if each.grad is not None] for some in self._alike]
+        norms = [tensors.whole(nn.utils.get_total_norm(some)) for some in groups if some]
+        norm = torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(())
+        for some in self._alike:
+            nn.utils.clip_grads_with_norm_(some, self._settings.max_grad_norm, norm)
+        return float(norm)
 
     def apply(self, step: int) -> None:
         """Change the weights by the gradients, and forget these."""
@@ -154,9 +163,17 @@ _NEEDED: Final[Mapping[type[torch.optim.Optimizer], str]] = {
 }
 
 
+def _alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return those together that are cut over the same ranks, whose sums can be made at once."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for each in parameters:
+        groups.setdefault(getattr(each, "device_mesh", None), []).append(each)
+    return [*groups.values()]
+
+
 def _adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
-        parameters,
+        [{"params": some} for some in _alike(parameters)],
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.eps,
@@ -356,10 +373,9 @@ def _empty_tensor(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Te
 
 
 def _cut_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return the rows of a whole tensor that lie here of a parameter."""
+    """Return the part of a whole tensor that lies here of a parameter."""
     if not hasattr(parameter, "to_local") or value.shape != parameter.shape:
         return value
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - slow to import
-
-    given = cast("Any", parameter)
-    return distribute_tensor(value, given.device_mesh, given.placements, src_data_rank=None)
+    cut = torch.empty_like(parameter, dtype=value.dtype)
+    tensors.local(cut).copy_(tensors.part_of(value, parameter))
+    return cut

@@ -28,6 +28,23 @@ def local(tensor: Tensor) -> Tensor:
     return cast("Any", tensor).to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def part_of(whole: Tensor, cut: Tensor) -> Tensor:
+    """Return what lies here of a whole tensor that is to be cut over ranks as another one is.
+
+    Over several dimensions of ranks it is cut from the last one on, as FSDP2 cuts what others have.
+    """
+    if not hasattr(cut, "placements"):
+        return whole
+    mesh, placements, part = cast("Any", cut).device_mesh, cast("Any", cut).placements, whole
+    for axis in reversed(range(mesh.ndim)):
+        if not placements[axis].is_replicate():
+            dim: int = placements[axis].dim
+            share = -(-part.shape[dim] // int(mesh.size(axis)))
+            first = min(share * int(mesh.get_local_rank(axis)), part.shape[dim])
+            part = part.narrow(dim, first, min(share, part.shape[dim] - first))
+    return part
+
+
 def step(optimizer: torch.optim.Optimizer) -> None:
     """Change the weights by their gradients, then forget these."""
     cast("Any", optimizer).step()

@@ -60,11 +60,12 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     assert "PAYLOAD_LOST" not in str(books)
 
 
-def test_ranks_that_share_rows_train_and_publish(tmp_path, cache):
+@pytest.mark.parametrize("kind", ["context_parallel", "tensor_parallel"])
+def test_ranks_that_share_rows_train_and_publish(tmp_path, cache, kind):
     with started(
         "sort.yaml",
         "policies.solver.trainer.ranks=3",
-        "policies.solver.trainer.fsdp.context_parallel=3",
+        f"policies.solver.trainer.fsdp.{kind}=3",
         "policies.solver.trainer.step_count=3",
         "raas.count=1",
         "evals={}",

@@ -94,6 +94,9 @@ def measured(model, fsdp, tokens):
     return allocated.peak_nbytes
 
 
+GPU = torch.device("cuda")
+
+
 @pytest.mark.parametrize("compute", ["f32", "bf16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_arithmetic_is_what_torch_allocates(make_model, compute, checkpointing):
@@ -111,9 +114,20 @@ def test_arithmetic_is_what_torch_allocates(make_model, compute, checkpointing):
     ("config", "ranks", "most"), [(QWEN3, 1, 60), (SEVEN, 8, 40)], ids=["1.7b-on-1", "7b-on-8"]
 )
 def test_defaults_of_a_gpu_leave_room(config, ranks, most):
-    fsdp = resolved(Fsdp(), torch.device("cuda"))
+    fsdp = resolved(Fsdp(), GPU)
     found = StepMemory.of(ModelShape.of(config), fsdp, tokens=8192, ranks=ranks)
     assert found.total < most * GIB
+
+
+def test_every_matrix_in_parts_takes_less_of_what_is_gathered_and_computed():
+    shape = ModelShape.of(SEVEN)
+    one, four = (
+        StepMemory.of(shape, resolved(Fsdp(tensor_parallel=n), GPU), tokens=8192, ranks=8)
+        for n in (1, 4)
+    )
+    assert four.weights == one.weights
+    assert four.gathered < one.gathered
+    assert four.block < one.block / 2
 
 
 def test_what_is_not_cut_does_not_fit():

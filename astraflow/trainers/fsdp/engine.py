@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed.checkpoint
@@ -16,19 +16,20 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import distribute_tensor
 
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, TrainerConfig
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.blocks import COMPUTED, blocks_of, recompute, resolved
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
 from astraflow.trainers.fsdp.ranks import Ranks, naming_lost_ranks
+from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.model_files import write_description
 from astraflow.trainers.optimizer import OPTIMIZER_DIR
 from astraflow.trainers.peers import agreeing
-from astraflow.trainers.tensors import local
+from astraflow.trainers.tensors import local, part_of
 from astraflow.trainers.torch_engine import TorchEngine
 
 
@@ -44,19 +45,25 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
         settings: How, as `resolved` returns it.
 
     Raises:
-        AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.
+        AstraflowError: CAPABILITY_MISSING when it has no blocks that are known, or they cannot be
+            shared out as the settings have it.
     """
     shard = partial(
-        cast("Callable[..., FSDPModule]", fully_shard),
-        mesh=ranks.shard_mesh,
-        offload_policy=_offload(settings, ranks),
+        cast("Callable[..., FSDPModule]", fully_shard), offload_policy=_offload(settings, ranks)
     )
     blocks = blocks_of(module)
+    if ranks.tensor is not None:
+        ranks.tensor.adopt(module, blocks)
+    if ranks.context is not None:
+        ranks.context.adopt(module, part_count=1 if ranks.tensor is None else ranks.tensor.count)
     for block in blocks:
+        if ranks.tensor is not None:
+            ranks.tensor.cut(block)
         if settings.checkpointing:
             recompute(block)
-        shard(block, mp_policy=_precision(settings, is_last=block is blocks[-1]))
-    shard(module)
+        precision = _precision(settings, is_last=block is blocks[-1])
+        shard(block, mesh=ranks.shard_mesh(is_block=True), mp_policy=precision)
+    shard(module, mesh=ranks.shard_mesh())
     for each in _fsdp_modules(module):
         # A loss is divided by what counts in the whole batch: gradients of ranks add up.
         each.set_gradient_divide_factor(1.0)
@@ -73,14 +80,11 @@ def scatter_weights(module: nn.Module, whole: dict[str, Tensor], ranks: Ranks) -
         ranks: All of them.
     """
     for name, parameter in module.named_parameters():
-        given, here = whole.pop(name), cast("Any", parameter)
-        full = (
-            given.to(ranks.device)
-            if ranks.rank == 0
-            else torch.empty_like(given, device=ranks.device)
-        )
-        rows = distribute_tensor(full, here.device_mesh, here.placements)
-        local(parameter).copy_(local(rows))
+        given = whole.pop(name)
+        is_first = ranks.rank == 0
+        full = given.to(ranks.device) if is_first else torch.empty_like(given, device=ranks.device)
+        cast("Any", torch.distributed).broadcast(full, src=0)
+        local(parameter).copy_(part_of(full, parameter))
 
 
 def _fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
@@ -101,6 +105,10 @@ def _precision(settings: Fsdp, *, is_last: bool) -> MixedPrecisionPolicy:
         reduce_dtype=torch.float32,
         output_dtype=torch.float32 if is_last else None,
     )
+
+
+# Far above the rounding of bf16, far below what a trained model that is cut wrongly says.
+_APART_NATS: Final = 0.3
 
 
 class ShardedEngine(TorchEngine):
@@ -179,13 +187,35 @@ class ShardedEngine(TorchEngine):
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep this rank's rows of a model, which all have from rank 0."""
         settings = resolved(self._settings.fsdp, self._ranks.device)
-        model.context = self._ranks.context
-        if model.context is not None:
-            model.context.adopt(model.module)
+        said = self._said(model) if self._ranks.row_groups and self._ranks.rank == 0 else None
+        model.row_groups = self._ranks.row_groups
         whole = {name: each.detach() for name, each in model.module.named_parameters()}
         shard_model(model.module, self._ranks, settings)
         scatter_weights(model.module, whole, self._ranks)
         model.compute_on(self._ranks.device)
         # Asks the model, which all ranks have to do together.
         _ = model.linear_head
+        if self._ranks.row_groups:
+            self._require_same(model, said)
         return model
+
+    def _require_same(self, model: CausalModel, said: Tensor | None) -> None:
+        """Refuse a model of which ranks that share rows say something else than one does.
+
+        Args:
+            model: Shared out.
+            said: f[k], log-probabilities of a few tokens by all of it, on rank 0.
+        """
+        found = self._said(model)
+        with agreeing(self._ranks):
+            # Also where it is no number.
+            if said is not None and not float((found - said).abs().mean()) < _APART_NATS:
+                raise AstraflowError(
+                    Reason.CAPABILITY_MISSING,
+                    f"{type(model.module).__name__} computes something else when ranks share its "
+                    "rows; take fsdp.tensor_parallel: 1 and fsdp.context_parallel: 1",
+                )
+
+    @torch.no_grad()
+    def _said(self, model: CausalModel) -> Tensor:
+        return log_softmax_of(model, PassTokens.of_few(model))[0].cpu()

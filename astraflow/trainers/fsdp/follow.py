@@ -30,7 +30,7 @@ from astraflow.trainers.fsdp.orders import (
     TrainStep,
 )
 from astraflow.trainers.fsdp.ranks import Ranks, together
-from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
+from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
 from astraflow.trainers.joining import TrainerPlace, served_lanes
 from astraflow.trainers.origin import VersionListener, published_layout, store_url
 from astraflow.trainers.peers import agreeing
@@ -195,7 +195,7 @@ class FollowerRank:
     def _publish(self, order: PublishVersion) -> None:
         """Encode this rank's rows beside the steps that follow, which wait to change them."""
         self._hold()
-        tensors = dict(self._engine.named_parameters())
+        tensors = published_rows(self._engine.named_parameters(), self._ranks)
         self._made = self._encoder.submit(
             publish_shard,
             cast("WeightPublisher", self._publisher),

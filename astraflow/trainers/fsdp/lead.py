@@ -24,7 +24,7 @@ from astraflow.trainers.fsdp.orders import (
     TrainStep,
 )
 from astraflow.trainers.fsdp.ranks import Ranks, together
-from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
+from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
 from astraflow.weights.publish.publisher import WeightPublisher
 
 
@@ -99,7 +99,7 @@ class LeadEngine:
     def publishing(self, policy_id: PolicyId, layout: Layout) -> "LeadPublishing":
         """Return what publishes and serves the rows of all ranks."""
         own = shard_publisher(policy_id, layout, self._ranks)
-        return LeadPublishing(own, self._ranks, publishers=self._publishers)
+        return LeadPublishing(own, self._engine, self._ranks, publishers=self._publishers)
 
     def leave(self) -> None:
         """Let all ranks end."""
@@ -113,15 +113,20 @@ class LeadPublishing:
         own: Publisher of rank 0's rows.
     """
 
-    def __init__(self, own: WeightPublisher, ranks: Ranks, *, publishers: Ranks) -> None:
+    def __init__(
+        self, own: WeightPublisher, engine: ShardedEngine, ranks: Ranks, *, publishers: Ranks
+    ) -> None:
         """Publish nothing yet.
 
         Args:
             own: Publisher of rank 0's rows.
+            engine: Of rank 0.
             ranks: That are told on the thread that trains.
             publishers: The same, on the threads that encode.
         """
         self.own = own
+        self._engine = engine
+        self._rows: Mapping[str, Tensor] = {}
         self._ranks = ranks
         self._publishers = publishers
         self._board = SecretsBoard()
@@ -139,6 +144,7 @@ class LeadPublishing:
     def order(self, version: int, step: int, restored_from: int | None) -> None:
         """Have the other ranks encode their rows, beside their steps as here."""
         self._ranks.broadcast(PublishVersion(version, step, restored_from))
+        self._rows = published_rows(self._engine.named_parameters(), self._ranks)
 
     def publish(
         self,
@@ -149,8 +155,10 @@ class LeadPublishing:
         restored_from: int | None = None,
     ) -> VersionInfo:
         """Make a version that was ordered ready to be pulled from all ranks."""
+        del tensors
+        rows, self._rows = self._rows, {}
         order = PublishVersion(version, step, restored_from)
-        return publish_shard(self.own, tensors, order, self._publishers)
+        return publish_shard(self.own, rows, order, self._publishers)
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
         """Return where all ranks serve their rows.

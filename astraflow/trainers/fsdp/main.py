@@ -44,10 +44,7 @@ def train_rank(
         AstraflowError: What joining and training raise; MEMBER_LOST when another rank is gone.
     """
     settings = policy.trainer
-    fsdp = settings.fsdp
-    with joined_ranks(
-        device=settings.device, replicas=fsdp.replicas, context=fsdp.context_parallel
-    ) as ranks:
+    with joined_ranks(device=settings.device, fsdp=settings.fsdp) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
         lora = policy.model.lora
         engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)

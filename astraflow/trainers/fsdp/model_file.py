@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from astraflow.config.lora import TENSOR_FILE
 from astraflow.trainers.fsdp.ranks import Ranks
 from astraflow.trainers.lora import adapter_settings, trained_parameters
-from astraflow.trainers.tensors import local
 
 _MODEL_FILE: Final = "model.safetensors"
 _NAMES: Final = {
@@ -133,7 +132,7 @@ def _sync(path: Path) -> None:
 def _parts(places: list[_Place], ranks: Ranks) -> Iterator[tuple[memoryview, int]]:
     """Yield this rank's bytes and where they belong; rank 0 has what is not sharded."""
     for place in places:
-        mine = local(place.tensor).detach()
+        mine = ranks.rows_of(place.tensor).detach()
         is_shard = hasattr(place.tensor, "to_local")
         if not mine.numel() or not (is_shard or ranks.rank == 0):
             continue

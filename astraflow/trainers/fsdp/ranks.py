@@ -5,17 +5,21 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from astraflow.config.policies import Fsdp
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import resolve_device
-from astraflow.trainers.context_parallel import ContextParallel
+from astraflow.trainers.context_parallel import ContextParallel, RowGroup
+from astraflow.trainers.tensor_parallel import TensorParallel
+from astraflow.trainers.tensors import local, whole
 
 Arguments = ParamSpec("Arguments")
 
@@ -32,6 +36,8 @@ _REPLICATE = "replicate"
 _DATA = "data"
 
 _CONTEXT = "context"
+
+_TENSOR = "tensor"
 
 
 def _named(
@@ -56,42 +62,48 @@ class Ranks:
         rank: 0 .. count - 1.
         count: Of ranks.
         device: Of this rank.
-        mesh: (replicate, shard): a parameter is cut over the second dimension.
         context: Those that have the same rows as this rank, a part of each; None: nobody.
+        tensor: Those that have the same rows, and a part of every matrix each; None: nobody.
     """
 
-    def __init__(self, *, device: torch.device, replicas: int, context: int = 1) -> None:
+    def __init__(self, *, device: torch.device, fsdp: Fsdp) -> None:
         """Join the other ranks; the default process group is there.
 
         Args:
             device: Of this rank.
-            replicas: Groups of ranks that have the whole model each.
-            context: Ranks, one after the other, that share every row.
+            fsdp: How they share the model and rows out.
 
         Raises:
             AstraflowError: INVALID_FIELD when the ranks cannot be shared out so.
         """
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        if self.count % replicas:
+        replicas, context, tensor = fsdp.replicas, fsdp.context_parallel, fsdp.tensor_parallel
+        if self.count % (replicas * context * tensor):
             raise AstraflowError(
                 Reason.INVALID_FIELD,
-                f"{self.count} ranks make no {replicas} replicas; take a trainer.fsdp.replicas "
-                "that divides trainer.ranks",
+                f"{self.count} ranks make no {replicas} replicas of {context} x {tensor} ranks; "
+                "take a trainer.fsdp.replicas, context_parallel and tensor_parallel whose product "
+                "divides trainer.ranks",
             )
         self.device = device
-        self.mesh: DeviceMesh = init_device_mesh(
-            device.type,
-            (replicas, self.count // replicas),
-            mesh_dim_names=(_REPLICATE, _SHARD),
+        make = partial(init_device_mesh, device.type)
+        # A parameter is cut over the second dimension; one of a block over two, where blocks are.
+        self._mesh: DeviceMesh = make(
+            (replicas, self.count // replicas), mesh_dim_names=(_REPLICATE, _SHARD)
         )
-        self._context_count = context
+        self._block_mesh = self._mesh
         self.context: ContextParallel | None = None
+        self.tensor: TensorParallel | None = None
+        self._sharing_count = context * tensor
+        if tensor > 1:
+            shape = (replicas, self.count // replicas // tensor, tensor)
+            self._block_mesh = make(shape, mesh_dim_names=(_REPLICATE, _SHARD, _TENSOR))
+            self.tensor = TensorParallel(self._block_mesh[_TENSOR])
         if context > 1:
-            names = (_DATA, _CONTEXT)
-            shape = (self.count // context, context)
-            rows = init_device_mesh(device.type, shape, mesh_dim_names=names)
+            shape = (self.count // self._sharing_count, context, tensor)
+            rows = make(shape, mesh_dim_names=(_DATA, _CONTEXT, _TENSOR))
             self.context = ContextParallel(rows.get_group(_CONTEXT))
-        self._row_group = self._shared_row_group() if context > 1 else None
+        self._row_group = self._shared_row_group() if self._sharing_count > 1 else None
         # What is told beside the weights stays on the host, and may be waited for for long.
         self._host = _host_group()
 
@@ -103,31 +115,31 @@ class Ranks:
 
     def _shared_row_group(self) -> dist.ProcessGroup:
         """Return the group of those that share this rank's rows, over the host."""
-        size = self._context_count
+        size = self._sharing_count
         groups = [_host_group([*range(at, at + size)]) for at in range(0, self.count, size)]
         return groups[self.data_rank]
 
     @property
     def data_rank(self) -> int:
         """Which share of every batch this rank has."""
-        return self.rank // self._context_count
+        return self.rank // self._sharing_count
 
     @property
     def data_count(self) -> int:
         """Shares of a batch."""
-        return self.count // self._context_count
+        return self.count // self._sharing_count
 
     @property
     def reads_batches(self) -> bool:
         """Whether this rank is the one that reads its share."""
-        return self.rank % self._context_count == 0
+        return self.rank % self._sharing_count == 0
 
     def shared_rows(self, rows: Result | None) -> Result:
         """Return what the rank that reads has, on all that share its rows."""
         if self._row_group is None:
             return cast("Result", rows)
         box = [rows]
-        first = self.data_rank * self._context_count
+        first = self.data_rank * self._sharing_count
         dist.broadcast_object_list(box, src=first, group=self._row_group)
         return cast("Result", box[0])
 
@@ -137,24 +149,40 @@ class Ranks:
         return self._host
 
     @property
-    def shard_mesh(self) -> DeviceMesh:
-        """What `fully_shard` takes: one dimension where nothing is replicated."""
-        return self.mesh if self.mesh.size(0) > 1 else self.mesh[_SHARD]
+    def row_groups(self) -> Sequence[RowGroup]:
+        """Those that have the same rows as this rank."""
+        return [each for each in (self.context, self.tensor) if each is not None]
+
+    def shard_mesh(self, *, is_block: bool = False) -> DeviceMesh:
+        """Return what `fully_shard` takes for the model, or one of its blocks."""
+        mesh = self._block_mesh if is_block else self._mesh
+        return mesh[_REPLICATE, _SHARD] if mesh.size(0) > 1 else mesh[_SHARD]
 
     @property
     def shard_rank(self) -> int:
         """Which shard of the model this rank has."""
-        return self.mesh.get_local_rank(_SHARD)
+        return self._mesh.get_local_rank(_SHARD)
 
     @property
     def shard_count(self) -> int:
         """Shards of the model."""
-        return self.mesh.size(1)
+        return self._mesh.size(1)
 
     @property
     def publishes(self) -> bool:
         """Whether this rank's shard is the one that is published and saved."""
-        return self.mesh.get_local_rank(_REPLICATE) == 0
+        return self._mesh.get_local_rank(_REPLICATE) == 0
+
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor: `shard_count` shards, as `torch.chunk` cuts them.
+
+        Those of blocks are gathered where blocks are cut otherwise: all ranks call this together.
+        """
+        if not _is_of_block(tensor):
+            return local(tensor)
+        all_rows = whole(tensor.detach())
+        share = -(-len(all_rows) // self.shard_count)
+        return all_rows[share * self.shard_rank :][:share].clone()
 
     @_named
     def broadcast(self, said: object = None) -> Any:
@@ -209,7 +237,13 @@ class Ranks:
 
     def _by_share(self, said: Result) -> list[Result]:
         """Return what the ranks say, once of those that share rows and so say the same."""
-        return self.all_gather_object(said)[:: self._context_count]
+        return self.all_gather_object(said)[:: self._sharing_count]
+
+
+def _is_of_block(tensor: Tensor) -> bool:
+    """Whether a tensor is cut over ranks that share every matrix of a block."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return mesh is not None and _TENSOR in mesh.mesh_dim_names
 
 
 def _host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
@@ -261,13 +295,12 @@ def _is_lost(error: Exception) -> bool:
 
 
 @contextmanager
-def joined_ranks(*, device: str, replicas: int, context: int = 1) -> Generator[Ranks]:
+def joined_ranks(*, device: str, fsdp: Fsdp) -> Generator[Ranks]:
     """Join the ranks that torchrun started.
 
     Args:
         device: Of the recipe; cuda is that of the local rank.
-        replicas: Groups of ranks that have the whole model each.
-        context: Ranks that share every row.
+        fsdp: How they share the model and rows out.
 
     Raises:
         AstraflowError: INVALID_FIELD; MEMBER_LOST when a rank did not come.
@@ -278,7 +311,7 @@ def joined_ranks(*, device: str, replicas: int, context: int = 1) -> Generator[R
     with naming_lost_ranks():
         dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
-        yield Ranks(device=here, replicas=replicas, context=context)
+        yield Ranks(device=here, fsdp=fsdp)
     finally:
         dist.destroy_process_group()
 

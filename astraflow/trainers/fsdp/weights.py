@@ -1,8 +1,10 @@
 """The weights of a sharded model, published: every rank encodes and serves its own rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
@@ -20,6 +22,11 @@ def shard_publisher(policy_id: PolicyId, layout: Layout, ranks: Ranks) -> Weight
     return WeightPublisher(policy_id, layout, shard=shard)
 
 
+def published_rows(parameters: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Tensor]:
+    """Return this rank's rows of what is published, by name; every rank calls it."""
+    return {name: ranks.rows_of(each) for name, each in parameters}
+
+
 def publish_shard(
     publisher: WeightPublisher, tensors: Mapping[str, Any], order: PublishVersion, ranks: Ranks
 ) -> VersionInfo:
@@ -30,7 +37,7 @@ def publish_shard(
 
     Args:
         publisher: Of this rank; nobody reads that of one whose rows another one publishes.
-        tensors: DTensors by name.
+        tensors: Its rows, by name.
         order: Which version.
         ranks: All of them.
 

@@ -1,5 +1,6 @@
 """What one rank does in these tests: `torchrun ranks_at_work.py FOLDER`."""
 
+import copy
 import pickle
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -9,15 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype
-from astraflow.trainers.fsdp.engine import ShardedEngine
+from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.fsdp.engine import ShardedEngine, shard_model
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
-from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
+from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
+from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.origin import published_layout
 from astraflow.trainers.tensors import local, whole
@@ -37,16 +42,13 @@ class Work:
         self.counts = given["counts"]
         self.batches = given["batches"][ranks.rank]
         self.contexts = given["contexts"]
+        self.families = given["families"]
         self.found: dict[str, object] = {}
 
     def engine(self, name: str) -> ShardedEngine:
         model_dir = self.folder / "model"
-        settings, ranks = self.settings[name], self.ranks
-        fsdp = settings.fsdp
-        if fsdp.replicas > 1 or fsdp.context_parallel > 1:
-            ranks = Ranks(
-                device=ranks.device, replicas=fsdp.replicas, context=fsdp.context_parallel
-            )
+        settings = self.settings[name]
+        ranks = Ranks(device=self.ranks.device, fsdp=settings.fsdp)
         lora = self.lora.get(name)
         engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
         engine.prepare()
@@ -90,7 +92,7 @@ class Work:
         with ThreadPoolExecutor(1) as encoder:
 
             def begin(version: int) -> None:
-                tensors = dict(engine.named_parameters())
+                tensors = published_rows(engine.named_parameters(), self.ranks)
                 order = PublishVersion(version, version, None)
                 made.append(encoder.submit(publish_shard, publisher, tensors, order, beside))
 
@@ -132,13 +134,81 @@ class Work:
                 self.found[name] = self.steps(self.engine(name), slice(-LAST, None))
 
     def share_rows(self, name: str) -> None:
-        """Have a part of every row each; only one of those that share them has read a batch."""
+        """Train beside ranks that have the same rows: of these, one has read a batch."""
         engine = self.engine(name)
         ranks = engine._ranks
         batches = self.contexts[name][ranks.data_rank][-LAST:]
         given = batches if ranks.reads_batches else [None] * LAST
         self.found[name] = [dict(engine.train_step(each)) for each in given]
         self.found[f"{name} bits"] = gathered(engine)
+        layout = published_layout(engine.named_parameters(), Dtype.BF16)
+        publisher = shard_publisher(PolicyId("solver"), layout, ranks)
+        rows = published_rows(engine.named_parameters(), ranks)
+        order = PublishVersion(0, LAST, None)
+        self.found[f"{name} version"] = publish_shard(publisher, rows, order, ranks)
+        self.save(engine, name)
+        engine.wait_for_save()
+        then = dict(engine.train_step(given[0]))
+        engine.restore(self.folder / name)
+        assert dict(engine.train_step(given[0])) == then
+        self.found[f"{name} then"] = then
+
+    def compare_families(self) -> None:
+        """Share out every matrix of models of many families, with the gradients of one rank."""
+        if self.ranks.count > 2:
+            return
+        fsdp = Fsdp(tensor_parallel=2, compute="f32", checkpointing=False)
+        found: dict[str, float | str] = {}
+        for name in self.families:
+            ranks, module = Ranks(device=self.ranks.device, fsdp=fsdp), made(name)
+            whole_model = CausalModel(copy.deepcopy(module))
+            model = CausalModel(module)
+            model.row_groups = ranks.row_groups
+            try:
+                shard_model(module, ranks, fsdp)
+            except AstraflowError as error:
+                found[name] = error.message
+                continue
+            gradients = [gradients_of(each) for each in (whole_model, model)]
+            gaps = [(gradients[1][key] - each).abs().max() for key, each in gradients[0].items()]
+            largest = max(each.abs().max() for each in gradients[0].values())
+            found[name] = float(max(gaps) / largest)
+        self.found["families"] = found
+
+
+def made(name: str) -> torch.nn.Module:
+    """Return a small model of a family, the same on all ranks."""
+    known = AutoConfig.for_model(name)
+    fields = {key: value for key, value in TINY.items() if hasattr(known, key)}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields))
+
+
+def gradients_of(model: CausalModel) -> dict[str, torch.Tensor]:
+    tokens = PassTokens.of_few(model)
+    log_softmax_of(model, tokens)[0].sum().backward()
+    named = model.module.named_parameters()
+    return {name: whole(each.grad) for name, each in named if each.grad is not None}
+
+
+# What families call the same; each takes the keys that it knows.
+TINY = {
+    **dict.fromkeys(("hidden_size", "n_embd"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
 
 
 def gathered(engine: ShardedEngine) -> dict[str, np.ndarray]:
@@ -150,7 +220,7 @@ def gathered(engine: ShardedEngine) -> dict[str, np.ndarray]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    with joined_ranks(device="cpu", replicas=1) as ranks:
+    with joined_ranks(device="cpu", fsdp=Fsdp()) as ranks:
         work = Work(folder, ranks)
         for name in work.counts:
             work.train_and_save(name)
@@ -159,6 +229,7 @@ def main() -> None:
             work.publish("lora")
             work.refuse()
         work.variants()
+        work.compare_families()
         (folder / f"found-{ranks.rank}.pickle").write_bytes(pickle.dumps(work.found))
 
 
