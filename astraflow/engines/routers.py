@@ -20,15 +20,6 @@ from astraflow.core.rollouts import UNROUTED
 _CHOICES = (torch.topk, Tensor.topk)
 
 
-# Logits of all experts, [tokens, experts]; weights and numbers of those chosen, [tokens, k].
-Picks = tuple[Tensor, Tensor, Tensor]
-
-
-def routers_of(module: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the routers of a model, layer by layer, that give `Picks`; none: it has others."""
-    return tuple(each for each in module.modules() if type(each).__name__.endswith("TopKRouter"))
-
-
 class Mixture(NamedTuple):
     """A layer of experts with the router that chooses among them, and how many there are."""
 
@@ -84,7 +75,7 @@ class _Choosing(TorchFunctionMode):
     `torch.topk` of [tokens, experts]; what it makes of the scores of those taken is its own.
     """
 
-    def __init__(self, watch: "_Watch") -> None:
+    def __init__(self, watch: "MixtureWatch") -> None:
         super().__init__()
         self._watch = watch
 
@@ -97,8 +88,8 @@ class _Choosing(TorchFunctionMode):
         return self._watch.chosen(scores, result) if is_choice else result
 
 
-class _Watch:
-    """Watches one mixture; a copy of its module has one of its own."""
+class MixtureWatch:
+    """Hears what one mixture chooses; a copy of its module has one of its own."""
 
     def __init__(self, mixture: Mixture) -> None:
         self.expert_count = mixture.expert_count
@@ -138,7 +129,7 @@ class _Watch:
                 self.passed()
 
 
-class _Tap(_Watch):
+class _Tap(MixtureWatch):
     """Holds what was chosen in the last pass."""
 
     def __init__(self, mixture: Mixture) -> None:
@@ -267,7 +258,7 @@ class RouteReplay:
         return None
 
 
-class _Replay(_Watch):
+class _Replay(MixtureWatch):
     def __init__(self, owner: RouteReplay, layer: int, mixture: Mixture) -> None:
         super().__init__(mixture)
         self._owner = owner

@@ -8,22 +8,39 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.routers import Picks, routers_of
+from astraflow.engines.routers import Mixture, MixtureWatch, mixtures_of
 from astraflow.trainers.tensors import to_tensor
 
 
-def imbalance(logits: Tensor, chosen: Tensor) -> Tensor:
+def imbalance(scores: Tensor, chosen: Tensor) -> Tensor:
     """Return E sum_e f_e P_e of one layer: Switch Transformers (arXiv 2101.03961, eq. 4).
 
     f_e is the share of choices that expert e got, P_e its mean probability. 1 where both are even.
 
     Args:
-        logits: f[n, E], of the router.
+        scores: f[n, E], of the experts: probabilities, shares that make none (such as sigmoids), or
+            logits.
         chosen: i64[n, k], the experts that each token took.
     """
-    count = logits.shape[1]
+    count, found = scores.shape[1], scores.float()
+    sums = found.sum(-1, keepdim=True)
+    is_share = bool(((found >= 0) & (found <= 1) & (sums > 0)).all())
+    likely = found / sums if is_share else found.softmax(-1)
     shares = torch.bincount(chosen.flatten(), minlength=count) / chosen.numel()
-    return count * (shares * logits.float().softmax(-1).mean(0)).sum()
+    return count * (shares * likely.mean(0)).sum()
+
+
+class _HeardMixture(MixtureWatch):
+    def __init__(self, owner: "RouterBalance", mixture: Mixture) -> None:
+        super().__init__(mixture)
+        self._owner = owner
+
+    def is_needed(self) -> bool:
+        return self._owner.is_listening
+
+    def chosen(self, scores: Tensor, result: Any) -> Any:
+        self._owner.heard.append((scores, result[1]))
+        return result
 
 
 class RouterBalance:
@@ -31,6 +48,8 @@ class RouterBalance:
 
     Attributes:
         is_asked: Whether the recipe has such a loss.
+        is_listening: Whether what routers choose is kept, in
+        heard: Scores f[n, E] and choices i64[n, k] of each.
     """
 
     def __init__(self, module: nn.Module, coefficient: float) -> None:
@@ -39,35 +58,30 @@ class RouterBalance:
         Raises:
             AstraflowError: INVALID_FIELD when the model has no routers.
         """
-        self.is_asked = coefficient > 0
+        self.is_asked, self.is_listening = coefficient > 0, False
+        self.heard: list[tuple[Tensor, Tensor]] = []
         self._coefficient = coefficient
-        self._is_listening = False
-        self._picked: list[tuple[Tensor, Tensor]] = []
-        if not self.is_asked:
-            return
-        routers = routers_of(module)
-        if not routers:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"loss.router_balance_coefficient: {type(module).__name__} has no routers of "
-                "experts that are known; leave it out",
-            )
-        for router in routers:
-            router.register_forward_hook(self._keep)
+        self._name = type(module).__name__
+        mixtures = mixtures_of(module) if self.is_asked else ()
+        self._watches = [_HeardMixture(self, each) for each in mixtures]
+        if self.is_asked and not mixtures:
+            raise self._unknown("has no experts")
 
-    def _keep(self, _router: nn.Module, _args: Any, output: Picks) -> None:
-        if self._is_listening:
-            self._picked.append((output[0], output[2]))
+    def _unknown(self, why: str) -> AstraflowError:
+        return AstraflowError(
+            Reason.INVALID_FIELD,
+            f"loss.router_balance_coefficient: {self._name} {why}; leave it out",
+        )
 
     @contextmanager
     def listening(self) -> Generator[None]:
         """Keep what routers pick in a pass."""
-        self._picked.clear()
-        self._is_listening = True
+        self.heard.clear()
+        self.is_listening = self.is_asked
         try:
             yield
         finally:
-            self._is_listening = False
+            self.is_listening = False
 
     def loss(self, slots: Any, *, share: float) -> tuple[Tensor, float]:
         """Return the loss of the pass, a scalar with a gradient, and the imbalance in it.
@@ -75,11 +89,18 @@ class RouterBalance:
         Args:
             slots: i64[t], which tokens of the pass are no padding.
             share: Of the pass in the update; the imbalance is a mean over passes and layers.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a model that chooses in a way that is not known.
         """
         if not share:
             return torch.zeros(()), 0.0
-        at = to_tensor(slots, self._picked[0][0].device)
-        layers = [imbalance(logits[at], chosen[at]) for logits, chosen in self._picked]
+        if len(self.heard) != len(self._watches) or not all(
+            one.requires_grad for one, _ in self.heard
+        ):
+            raise self._unknown("chooses its experts in a way that is not known")
+        at = to_tensor(slots, self.heard[0][0].device)
+        layers = [imbalance(scores[at], chosen[at]) for scores, chosen in self.heard]
         found = share * torch.stack(layers).mean()
-        self._picked.clear()
+        self.heard.clear()
         return self._coefficient * found, float(found.detach())

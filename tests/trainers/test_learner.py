@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from astraflow.config.recipe import Kl, Loss, Optimizer, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
@@ -13,7 +14,7 @@ from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.losses import LossInputs, clip_range_of, policy_loss
 from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.passes import passes_of
-from astraflow.trainers.router_balance import imbalance
+from astraflow.trainers.router_balance import RouterBalance, imbalance
 from astraflow.trainers.rows import TrainRows
 
 SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
@@ -284,7 +285,36 @@ def test_imbalance_is_that_of_the_formula():
     assert float(imbalance(logits, torch.tensor([[0], [1]]))) == pytest.approx(float(right))
 
 
+# They score experts by softmax, by sigmoids with a bias and in groups, and by logits.
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "glm4_moe", "granitemoe", "gpt_oss"])
+def test_a_family_is_balanced_however_it_scores_its_experts(name):
+    known = AutoConfig.for_model(name)
+    fields = {key: value for key, value in TINY.items() if hasattr(known, key)}
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields))
+    balance = RouterBalance(module, 1.0)
+    with balance.listening():
+        module(input_ids=torch.arange(12)[None])
+    loss, found = balance.loss(np.arange(12), share=1.0)
+    loss.backward()
+    assert found > 1 - 1e-6
+    moved = {key for key, each in module.named_parameters() if each.grad is not None}
+    assert any("router" in key or "gate" in key for key in moved)
+
+
+TINY = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "pad_token_id"), 2),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    "first_k_dense_replace": 0,
+    "head_dim": 16,
+    "vocab_size": 64,
+}
+
+
 def test_a_dense_model_has_no_experts_to_balance(make_model):
     settings = SETTINGS.model_copy(update={"loss": Loss(router_balance_coefficient=0.1)})
-    with pytest.raises(AstraflowError, match="has no routers"):
+    with pytest.raises(AstraflowError, match="LlamaForCausalLM has no experts"):
         PolicyLearner(make_model(), settings)
