@@ -53,4 +53,4 @@ def test_the_template_has_an_algorithm_for_every_point(monkeypatch, point, name)
     monkeypatch.syspath_prepend(RECIPES)
     assert importlib.util.find_spec("algorithms_template")
     spec = PlugInSpec(name=f"algorithms_template:{name}")
-    assert finding.make(point, spec, finding._BASES[point]).metrics() is not None
+    assert finding.make(finding.BASES[point], spec).metrics() is not None
