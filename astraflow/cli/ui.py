@@ -33,11 +33,16 @@ def ui(
     """
     import asyncio  # noqa: PLC0415
 
+    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
     from astraflow.launch.runs import list_runs  # noqa: PLC0415
     from astraflow.ui.export import export_page  # noqa: PLC0415
     from astraflow.ui.server import serve_until_told, shown_runs  # noqa: PLC0415
 
     folders = runs or [Path("runs") / row["name"] for row in list_runs(Path("runs"))]
+    if not folders:
+        raise AstraflowError(
+            Reason.NOT_READY, "runs has no run; start one: `astraflow run`, or name a RUN"
+        )
     shown = shown_runs(folders)
     if export is None:
         asyncio.run(serve_until_told(shown, port=port, opens=not no_open))

@@ -49,6 +49,8 @@ class ShownRun:
         self._batch_lines = GrowingLines(run_dir.batches)
         # Where the line of a step begins, by policy and step.
         self._batches: dict[tuple[str, int], int] = {}
+        # By recorded rollout: the steps that trained on it, each as policy and step.
+        self._trained: dict[str, tuple[tuple[str, int], ...]] = {}
         self._reading, self._indexing = Lock(), Lock()
 
     def head(self) -> Json:
@@ -146,6 +148,7 @@ class ShownRun:
         return {
             **line,
             "trajectories": trajectories,
+            "trained": self._trained_rows(rollout_id),
             "place": self.rollouts.rows([self.rollouts.places[rollout_id]])[0],
             "group": self.rollouts.rows(places),
         }
@@ -189,9 +192,33 @@ class ShownRun:
     def _note_batch(self, offset: int, batch: Json) -> None:
         step, rows = batch["step"], batch["rows"]
         self._batches[batch["policy"], step] = offset
+        mark = (batch["policy"], step)
         for row, rollout_id in enumerate(rows["rollout_id"]):
             advantage = rows["advantage"][row]
             self.rollouts.train(rollout_id, step=step, row=row, advantage=advantage)
+        for rollout_id in filter(
+            self.rollouts.places.__contains__, dict.fromkeys(rows["rollout_id"])
+        ):
+            self._trained[rollout_id] = (*self._trained.get(rollout_id, ()), mark)
+
+    def _trained_rows(self, rollout_id: str) -> list[Json]:
+        """Return in which rows of which steps a rollout was trained on, step by step."""
+        found: list[Json] = []
+        for policy, step in self._trained.get(rollout_id, ()):
+            rows = self._batch_lines.at(self._batches[policy, step])["rows"]
+            found += [
+                {
+                    "policy": policy,
+                    "step": step,
+                    "row": row,
+                    "trajectory": rows["trajectory"][row],
+                    "advantage": rows["advantage"][row],
+                }
+                # None is left where the step was lost with its trainer and done again.
+                for row, each in enumerate(rows["rollout_id"])
+                if each == rollout_id
+            ]
+        return found
 
     def _read_steps(self) -> dict[str, list[Row]]:
         with self._reading:

@@ -1,10 +1,14 @@
 """What the page is told of a run, and who is told."""
 
+import os
+
 import httpx
 import pytest
 
-from astraflow.config.run_dir import read_json_lines
+from astraflow.config.loader import dump_recipe
+from astraflow.config.run_dir import HubEndpoint, read_json_lines
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.testing import small_recipe, start_run
 from astraflow.ui.server import serve_page, shown_runs
 
 RUN = "/api/runs/small"
@@ -41,6 +45,15 @@ async def test_a_step_leads_to_the_rollouts_that_it_trained_on(recorded, serve):
                 rollout = (await page.get(f"{RUN}/rollouts/{rollout_id}")).json()
                 place, group = rollout["place"], step["batch"]["groups"][rows["group"][row]]
                 assert (place["step"], place["row"]) == (step["step"], row)
+                assert rollout["trained"] == [
+                    {
+                        "policy": "solver",
+                        "step": step["step"],
+                        "row": row,
+                        "trajectory": 0,
+                        "advantage": rows["advantage"][row],
+                    }
+                ]
                 assert place["advantage"] == rows["advantage"][row]
                 assert rollout["reward"] == pytest.approx(rows["reward"][row], rel=1e-5)
                 assert rollout["prompt_id"] == group["prompt_id"]
@@ -100,6 +113,22 @@ async def test_books_and_timeline_are_those_of_the_hub(recorded, serve):
     assert [account["balanced"] for account in status["books"]] == [True]
     assert timeline["trainers"]["solver"]["step"] == [1, 2, 3, 4]
     assert set(timeline["versions"]["member"]) <= {each["member_id"] for each in status["members"]}
+
+
+async def test_a_live_run_is_told_by_its_hub(serve, tmp_path):
+    run_dir = tmp_path / "live"
+    recipe = small_recipe(tmp_path)
+    async with start_run(recipe, run_dir=run_dir) as hub:
+        tokens = {"operator_token": hub.operator_token, "join_token": hub.join_token}
+        endpoint = HubEndpoint(address=hub.address, pid=os.getpid(), **tokens)
+        hub.run_dir.write_endpoint(endpoint)
+        (run_dir / "recipe.yaml").write_text(dump_recipe(recipe))
+        async with serve(run_dir) as page:
+            (run,) = (await page.get("/api/runs")).json()["runs"]
+            status = (await page.get("/api/runs/live/status")).json()
+    assert (run["is_live"], run["state"]) == (True, "live")
+    assert [wait["cause"] for wait in status["waits"]][:1] == ["no_trainer"]
+    assert [account["balanced"] for account in status["books"]] == [True]
 
 
 async def test_what_a_run_writes_meanwhile_is_read_on(recorded, serve, tmp_path):

@@ -41,9 +41,18 @@ function tokensOf(trajectory, index, found) {
       id, at, trajectory: index, turn, isSampled, text: trajectory.pieces[at],
       version: place === null ? null : versions[place],
       logprob: place === null ? null : (trajectory.logprobs?.[place] ?? null),
-      advantage: isSampled ? found.place.advantage : null,
+      advantage: isSampled ? (trainedOn(found, index)?.advantage ?? null) : null,
     };
   });
+}
+
+/** The row that a trajectory was trained on in last; none where no step did. */
+function trainedOn(found, trajectory) {
+  return found.trained.findLast((row) => row.trajectory === trajectory);
+}
+
+function stepLink(run, row) {
+  return h("a", { href: link("step", [run.key, row.policy, row.step]) }, `step ${row.step}`);
 }
 
 function promptOf(found) {
@@ -103,8 +112,8 @@ function legend(mode, tokens) {
     return h("span.legend", {}, h("i.ramp"), known.length ? `likely to unlikely; the lowest is ${signed(Math.min(...known))} nats` : "not recorded");
   }
   if (mode === "advantage") {
-    const advantage = sampled[0]?.advantage ?? null;
-    return h("span.legend", {}, advantage === null ? "no step has trained on it" : `${signed(advantage)} for every sampled token`);
+    const told = [...new Set(sampled.map((token) => token.advantage).filter((each) => each !== null).map(signed))];
+    return h("span.legend", {}, told.length ? `${told.join(" or ")} for every sampled token` : "no step has trained on it");
   }
   return h("span.legend", {}, h("i.sampled"), `${num(sampled.length)} sampled of ${num(tokens.length)} tokens`);
 }
@@ -135,16 +144,14 @@ function choose(place, tokens, show, first) {
 
 /** What stands beside the text: where the chosen token, or the rollout, came from. */
 function about(found, run, token) {
-  const { place } = found;
-  const trained = () => place.step === null ? null : h("a", { href: link("step", [run.key, found.trajectories[0].policy, place.step]) }, `step ${place.step}`);
   const duration = found.start_time && found.finish_time ? (Date.parse(found.finish_time) - Date.parse(found.start_time)) / 1000 : null;
   const rewardParts = Object.entries(found.reward_parts);
   return [
-    token ? lineage(found, token, trained) : "",
+    token ? lineage(found, run, token) : "",
     part("Rollout", null, facts([
       ["reward", num(found.reward)],
-      ["advantage", place.advantage === null ? "–" : signed(place.advantage)],
-      ["trained on in", trained() ? h("span", {}, trained(), `, row ${place.row}`) : "no step"],
+      ["advantage", [...new Set(found.trained.map((row) => signed(row.advantage)))].join(", ") || "–"],
+      ["trained on in", found.trained.length ? h("span", {}, found.trained.map((row, at) => [at ? "; " : "", found.trajectories.length > 1 ? `${found.trajectories[row.trajectory].agent || row.policy}: ` : "", stepLink(run, row), `, row ${row.row}`]).flat()) : "no step"],
       ["node", h("a", { href: link("timeline", [run.key]) }, short(found.member))],
       ["versions", Object.entries(found.versions).map(([policy, version]) => `${policy} from ${version}`).join(", ") || "–"],
       ["sample", `${found.sample_index + 1} of its group`],
@@ -159,14 +166,15 @@ function about(found, run, token) {
   ];
 }
 
-function lineage(found, token, trained) {
+function lineage(found, run, token) {
+  const row = trainedOn(found, token.trajectory);
   const text = JSON.stringify(token.text);
   return part("Token", null, h("ol.lineage", {},
     h("li", {}, h("b", {}, text), ` id ${token.id}, number ${token.at} of ${found.trajectories.length > 1 ? `trajectory ${token.trajectory + 1}` : "the row"}`),
     token.isSampled
       ? [h("li", {}, `sampled by version ${token.version}`, token.logprob === null ? "" : ` at ${signed(token.logprob)} nats, ${num(100 * Math.exp(token.logprob), 2)} %`),
         h("li", {}, `on node ${short(found.member)}`),
-        trained() ? h("li", {}, "trained on in ", trained(), `, row ${found.place.row}, with advantage ${signed(token.advantage ?? 0)}`) : h("li", {}, "trained on in no step")]
+        row ? h("li", {}, "trained on in ", stepLink(run, row), `, row ${row.row}, with advantage ${signed(row.advantage)}`) : h("li", {}, "trained on in no step")]
       : h("li", {}, "given, not sampled: nothing is trained on it"),
     h("li", {}, "for prompt ", h("code", {}, found.prompt_id), `, pass ${found.epoch + 1} over ${found.data_set}`)));
 }

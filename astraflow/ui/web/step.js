@@ -19,7 +19,8 @@ export async function step({ place, run, parts, query }) {
   const { metrics, batch } = found;
   place.append(
     h("div.title", {}, arrow(found.before, "←", "Step before"), h("h1", {}, `Step ${number}`), arrow(found.after, "→", "Step after"),
-      h("span.sub", {}, `${policy} of ${run.key}, trained on version ${metrics.version}`)),
+      h("span.sub", {}, `${policy} of ${run.key}, trained on version ${metrics.version}`), h("span.grow"),
+      run.policies.length > 1 ? choice("Policy", run.policies.map((each) => [each, each]), policy, (each) => { location.hash = link("step", [run.key, each], query); }) : ""),
     facts([
       ["reward", `${num(metrics["reward/mean"])} ± ${num(metrics["reward/std"])}`],
       ["rollouts", `${num(metrics["batch/rollouts"])} in ${num(metrics["batch/groups"])} groups`],
