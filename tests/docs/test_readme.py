@@ -14,10 +14,9 @@ _TITLED = re.compile(r"^```python title=\"([^\"]+)\"\n(.*?)^```$", re.DOTALL | r
 
 
 def test_the_code_on_the_front_page_is_the_code_that_the_docs_run(blocks):
-    pages = ("workflows.md", "trainers.md")
-    run = {title: code for page in pages for _, title, code in blocks(page) if title}
+    run = {title: code for _, title, code in blocks("workflows.md") if title}
     shown = dict(_TITLED.findall((ROOT / "README.md").read_text(encoding="utf-8")))
-    assert shown.keys() == {"my_workflows.py", "my_trainer.py"}
+    assert shown.keys() == {"my_workflows.py"}
     assert {title: run[title] for title in shown} == shown
 
 
