@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-all test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs format proto clean
+.PHONY: demo test test-all test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs notebooks lock format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -96,6 +96,17 @@ proto: $(VENV)/.dev
 
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/build_docs.py
+
+# Every tutorial, with real runs; what its cells print goes into the notebook, for the site.
+notebooks: $(VENV)/.dev
+	$(INSTALL) --editable '.[notebooks]'
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/run_notebooks.py --write docs/tutorials/*.ipynb
+
+lock: $(BIN)/python
+	$(PIP) install uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra docs --extra notebooks --universal \
+		--python-version 3.11 --generate-hashes --constraint constraints-cpu.txt \
+		--no-header --no-annotate --no-emit-index-url --quiet --output-file requirements/lock.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
