@@ -17,7 +17,6 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
-from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
 from astraflow.engines.devices import Machine, place_engines
 from astraflow.engines.models import first_model
@@ -36,7 +35,7 @@ from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import RelayServer
-from astraflow.workflows.building import workflow_specs
+from astraflow.workflows.building import recipe_codes
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -78,7 +77,7 @@ def main_join(
         name=name or f"{socket.gethostname()}-{os.getpid()}",
         capacity=recipe.raas.capacity,
         eval_extra=recipe.raas.eval_place_count,
-        codes=_codes(recipe),
+        codes=recipe_codes(recipe),
         resources=_resources(),
         region=region,
         software=f"astraflow/{__version__}",
@@ -266,13 +265,6 @@ def _copies(recipe: Recipe, policy_ids: Iterable[PolicyId]) -> Mapping[PolicyId,
 
 def _kinds(recipe: Recipe) -> frozenset[SourceKind] | None:
     return frozenset({SourceKind.OBJECT_STORE}) if recipe.raas.sources == "store" else None
-
-
-def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
-    codes: list[RegisteredCode] = []
-    for spec in workflow_specs(recipe):
-        codes += [spec.code, *(() if spec.scorer is None else (spec.scorer,))]
-    return tuple(dict.fromkeys(codes))
 
 
 def _resources() -> Resources:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
-from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
 from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
@@ -14,7 +13,7 @@ from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import RelayServer
-from astraflow.workflows.building import workflow_specs
+from astraflow.workflows.building import recipe_codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +71,7 @@ def make_node(
             name=name,
             capacity=capacity,
             eval_extra=eval_extra,
-            codes=_codes(recipe),
+            codes=recipe_codes(recipe),
             patience_s=patience_s,
             kinds=kinds,
         ),
@@ -80,8 +79,3 @@ def make_node(
         puller=puller,
         relays=relays,
     )
-
-
-def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
-    specs = workflow_specs(recipe)
-    return tuple(code for spec in specs for code in (spec.code, spec.scorer) if code is not None)

@@ -19,10 +19,6 @@ from astraflow.workflows.scoring import GuardedScorer
 from astraflow.workflows.tutors import Tutor
 
 
-class NoOptions(Strict):
-    """Options of code that declares none."""
-
-
 def workflow_specs(recipe: Recipe) -> tuple[WorkflowSpec, ...]:
     """Return the workflows of a recipe with the digests of their code; runs none of it.
 
@@ -41,6 +37,13 @@ def workflow_specs(recipe: Recipe) -> tuple[WorkflowSpec, ...]:
         )
         for name, settings in recipe.workflows.items()
     )
+
+
+def recipe_codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
+    """Return the workflows and scorers of a recipe, each once."""
+    specs = workflow_specs(recipe)
+    codes = [code for spec in specs for code in (spec.code, spec.scorer) if code is not None]
+    return tuple(dict.fromkeys(codes))
 
 
 def build_workflows(specs: Sequence[WorkflowSpec]) -> Mapping[WorkflowId, LoadedWorkflow]:
@@ -78,7 +81,7 @@ def parse_options(made: Any, options: Mapping[str, Any], *, where: str) -> BaseM
     Raises:
         AstraflowError: INVALID_FIELD; lists every problem.
     """
-    model = cast("type[BaseModel]", getattr(made, "Options", NoOptions))
+    model = cast("type[BaseModel]", getattr(made, "Options", Strict))
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:

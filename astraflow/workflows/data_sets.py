@@ -147,42 +147,27 @@ class ParquetRows:
             yield from batch.to_pylist()
 
 
-class HubDataSet:
-    """A folder written by `datasets.Dataset.save_to_disk`; needs datasets (extra `datasets`)."""
+def saved_rows(path: Path) -> DataSetRows:
+    """Open a folder written by `datasets.Dataset.save_to_disk`; needs datasets (extra `datasets`).
 
-    def __init__(self, path: Path) -> None:
-        """Open the folder; nothing is downloaded.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when it is not such a folder, holds several
-                splits, or datasets is missing.
-        """
-        try:
-            import datasets  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise _missing("datasets", "datasets", path) from error
-        try:
-            loaded: Any = cast("Any", datasets).load_from_disk(str(path))
-        except (OSError, ValueError) as error:
-            raise _unreadable(path, error) from error
-        if isinstance(loaded, dict):
-            splits = ", ".join(cast("dict[str, Any]", loaded))
-            raise AstraflowError(
-                Reason.INVALID_FIELD, f"{path} holds the splits {splits}; name one: {path}/<split>"
-            )
-        self._data_set = loaded
-
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self._data_set)
-
-    def __getitem__(self, index: int) -> Row:
-        """Return one row."""
-        return self._data_set[index]
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield every row."""
-        return iter(self._data_set)
+    Raises:
+        AstraflowError: INVALID_FIELD when it is not such a folder, holds several splits, or
+            datasets is missing.
+    """
+    try:
+        import datasets  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise _missing("datasets", "datasets", path) from error
+    try:
+        loaded: Any = cast("Any", datasets).load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if isinstance(loaded, dict):
+        splits = ", ".join(cast("dict[str, Any]", loaded))
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{path} holds the splits {splits}; name one: {path}/<split>"
+        )
+    return loaded
 
 
 def _open(path: Path) -> BinaryIO:
@@ -270,7 +255,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _OPENERS: Mapping[str, Callable[[Path], DataSetRows]] = {
     "jsonl": JsonLines,
     "parquet": ParquetRows,
-    "datasets": HubDataSet,
+    "datasets": saved_rows,
 }
 
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}

@@ -212,14 +212,10 @@ class SortTutor:
         return tiny_config(self.alphabet, experts=self._experts)
 
 
-class RetryTutor:
+class RetryTutor(SortTutor):
     """Is asked again after a wrong answer, and is no better then."""
 
-    Options = SloppyOptions
     alphabet = LETTERS + ASK + AGAIN
-
-    def __init__(self, options: SloppyOptions) -> None:
-        self._accuracy, self._experts = options.accuracy, options.experts
 
     def pair(self, rng: np.random.Generator) -> Pair:
         """Return a prompt with up to two wrong tries in it, and another answer."""
@@ -228,10 +224,6 @@ class RetryTutor:
         earlier = "".join(f"{wrong_answer(letters, rng)}<eos>{AGAIN}" for _ in range(tries))
         answer = sloppy_answer(letters, self._accuracy, rng)
         return Pair(prompt=letters + ASK + earlier, completion=answer)
-
-    def model_config(self) -> dict[str, Any]:
-        """Return the model's `config.json`."""
-        return tiny_config(self.alphabet, experts=self._experts)
 
 
 class VerifierTutor:

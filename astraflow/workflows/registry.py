@@ -8,7 +8,6 @@ import difflib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
@@ -86,38 +85,36 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
 }
 
 
-@dataclass(slots=True)
-class _Registered:
-    """What decorators registered in this process."""
+# What decorators registered in this process.
+_REGISTERED: dict[tuple[Kind, str], Any] = {}
 
-    by_name: dict[tuple[Kind, str], Any] = field(default_factory=dict[tuple[Kind, str], Any])
 
-    def add(self, kind: Kind, name: str, thing: T) -> T:
-        known = self.by_name.get((kind, name))
+def _register(kind: Kind, name: str) -> Callable[[T], T]:
+    def add(thing: T) -> T:
+        known = _REGISTERED.get((kind, name))
         if name in _BUILT_IN[kind] or (known is not None and _place(known) != _place(thing)):
             raise AstraflowError(
                 Reason.NAME_TAKEN, f"{kind}: the name {name} is taken; choose another"
             )
-        self.by_name[kind, name] = thing
+        _REGISTERED[kind, name] = thing
         return thing
 
-
-_REGISTERED = _Registered()
+    return add
 
 
 def workflow(name: str) -> Callable[[T], T]:
     """Register a workflow class under a name."""
-    return lambda thing: _REGISTERED.add(Kind.WORKFLOW, name, thing)
+    return _register(Kind.WORKFLOW, name)
 
 
 def scorer(name: str) -> Callable[[T], T]:
     """Register a scorer, a function or a class, under a name."""
-    return lambda thing: _REGISTERED.add(Kind.SCORER, name, thing)
+    return _register(Kind.SCORER, name)
 
 
 def tutor(name: str) -> Callable[[T], T]:
     """Register a tutor class under a name."""
-    return lambda thing: _REGISTERED.add(Kind.TUTOR, name, thing)
+    return _register(Kind.TUTOR, name)
 
 
 def find(kind: Kind, name: str) -> Any:
@@ -126,7 +123,7 @@ def find(kind: Kind, name: str) -> Any:
     Raises:
         AstraflowError: CODE_UNKNOWN when there is nothing of that name here.
     """
-    registered = _REGISTERED.by_name.get((kind, name))
+    registered = _REGISTERED.get((kind, name))
     if registered is not None:
         return registered
     return load(target_of(kind, name), what=f"{kind}: {name}")
@@ -138,7 +135,7 @@ def code_digest(kind: Kind, name: str) -> bytes:
     Raises:
         AstraflowError: CODE_UNKNOWN when there is nothing of that name here.
     """
-    registered = _REGISTERED.by_name.get((kind, name))
+    registered = _REGISTERED.get((kind, name))
     if registered is not None:
         return _file_digest(str(registered.__module__))
     return _file_digest(target_of(kind, name).partition(":")[0])
@@ -174,7 +171,7 @@ def target_of(kind: Kind, name: str, *, or_as_it_is: bool = False) -> str:
 
 def names(kind: Kind) -> tuple[str, ...]:
     """Return what is built in, what installed packages add, and what was registered here."""
-    registered = {name for known, name in _REGISTERED.by_name if known is kind}
+    registered = {name for known, name in _REGISTERED if known is kind}
     return tuple(sorted({*_BUILT_IN[kind], *_entry_points(kind), *registered}))
 
 

@@ -116,10 +116,6 @@ def memory_of(tensor: torch.Tensor) -> int:
     return memory._cdata  # noqa: SLF001
 
 
-class UnmappedError(Exception):
-    """A loader does with a tensor what is no plain copy."""
-
-
 class Parameters:
     """Parameters of a model by their memory.
 
@@ -154,7 +150,7 @@ def _flat(data: torch.Tensor) -> torch.Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes copies of given tensors into parameters, and lets nothing else write to these."""
+    """Notes copies of given tensors into parameters; what else writes to these is an error."""
 
     def __init__(self, parameters: Parameters, sources: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
@@ -173,17 +169,17 @@ class _Watch(TorchDispatchMode):
         if func in _PADDING:
             return args[0]
         if func is not torch.ops.aten.copy_.default:
-            raise UnmappedError(f"{owner} is written to by {func}")
+            raise ValueError(f"{owner} is written to by {func}")
         self._note(owner, args[0], args[1])
         return args[0]
 
     def _note(self, owner: str, target: torch.Tensor, source: torch.Tensor) -> None:
         name = self._names.get(memory_of(source))
         if name is None or target.dtype != self._parameters.flat[owner].dtype:
-            raise UnmappedError(f"{owner} gets what was computed")
+            raise ValueError(f"{owner} gets what was computed")
         view = View.of(source.expand(target.shape))
         if 0 in view.strides and not source.shape == target.shape:
-            raise UnmappedError(f"{owner} gets elements of {name} more than once")
+            raise ValueError(f"{owner} gets elements of {name} more than once")
         self.regions[name].append(Region(owner, view, View.of(target)))
 
 

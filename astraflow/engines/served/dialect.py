@@ -20,6 +20,12 @@ CONNECT_S = 60.0
 # Of completions: however long they are, a dead server closes its connections, and one that is
 # silent is looked after.
 NO_END = httpx.Timeout(None, connect=CONNECT_S)
+# How servers say that a completion ended.
+ENDS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

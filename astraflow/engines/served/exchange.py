@@ -87,13 +87,12 @@ def _memory() -> Path:
     return _SHARED_MEMORY if is_there else Path(tempfile.gettempdir())
 
 
-class ExchangeFolder:
+class ExchangeFolder(OwnedFolder):
     """A folder in memory that a server reads updates from, and imports what reads them."""
 
     def __init__(self, name: str) -> None:
         """Make it, with a link to what the server imports."""
-        self._folder = OwnedFolder(name)
-        self.path = self._folder.path
+        super().__init__(name)
         python = self.path / "python"
         python.mkdir()
         (python / "astraflow_plugins").symlink_to(Path(plugins.__file__).parent)
@@ -107,10 +106,6 @@ class ExchangeFolder:
             yield path
         finally:
             path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Remove it."""
-        self._folder.close()
 
 
 def write_update(path: Path, update: WeightUpdate) -> None:

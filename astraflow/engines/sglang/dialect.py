@@ -14,11 +14,12 @@ from typing import Any
 import httpx
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import FinishReason, KvPolicy
+from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served.dialect import (
+    ENDS,
     NO_END,
     CompletionPiece,
     ServerCommand,
@@ -112,13 +113,6 @@ def _refused(name: str, why: str) -> AstraflowError:
     )
 
 
-_REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
-
-
 def piece_of(answer: dict[str, Any], *, is_adapted: bool = False) -> CompletionPiece:
     """Return an answer of `/generate`, which in a stream holds what is new.
 
@@ -133,6 +127,7 @@ def piece_of(answer: dict[str, Any], *, is_adapted: bool = False) -> CompletionP
         AstraflowError: ENGINE_FAILED for weights of no version.
     """
     meta = answer["meta_info"]
+    reason = meta["finish_reason"]
     spans = () if is_adapted else meta.get("weight_versions") or ()
     return CompletionPiece(
         tokens=answer["output_ids"],
@@ -140,7 +135,7 @@ def piece_of(answer: dict[str, Any], *, is_adapted: bool = False) -> CompletionP
         versions=[
             (_version_number(span["version"]), span["end"] - span["start"]) for span in spans
         ],
-        finish_reason=_finish_reason(meta["finish_reason"]),
+        finish_reason=None if reason is None else ENDS[reason["type"]],
         likeliest=[
             [(token, logprob) for logprob, token, *_ in said or ()]
             for said in meta.get("output_top_logprobs") or ()
@@ -155,10 +150,6 @@ def _version_number(said: str) -> int:
             Reason.ENGINE_FAILED, f"SGLang sampled with weights of no version: it says {said!r}"
         )
     return int(said)
-
-
-def _finish_reason(said: dict[str, Any] | None) -> FinishReason | None:
-    return None if said is None else _REASONS[said["type"]]
 
 
 _ERROR_LENGTH = 500

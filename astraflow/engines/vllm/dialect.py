@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import FinishReason, KvPolicy
+from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import Grammar
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad, Likeliest
 from astraflow.engines.served.dialect import (
+    ENDS,
     NO_END,
     AdapterLimits,
     CompletionPiece,
@@ -56,12 +57,6 @@ def adapter_environment(room: AdapterLimits | None) -> Mapping[str, str]:
     return {} if room is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
 
-_ENDS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
-
 # What it tells of a token whose log-probability is not finite.
 _NO_LOGPROB = -9999.0
 
@@ -76,13 +71,13 @@ def piece_of(choice: Mapping[str, Any], *, top_count: int = 0) -> CompletionPiec
     logprobs: Mapping[str, Any] = choice["logprobs"] or {}
     content: Sequence[Mapping[str, Any]] = logprobs.get("content") or ()
     reason = choice.get("finish_reason")
-    if reason is not None and reason not in _ENDS:
+    if reason is not None and reason not in ENDS:
         raise _vllm_failed(f"a completion ended by {reason}")
     return CompletionPiece(
         tokens=choice["token_ids"] or (),
         logprobs=[_logprob(said["logprob"]) for said in content],
         versions=[_span(said) for said in spans if said["version"].isdecimal()],
-        finish_reason=None if reason is None else _ENDS[reason],
+        finish_reason=None if reason is None else ENDS[reason],
         likeliest=[_likeliest(said["top_logprobs"], top_count) for said in content]
         if top_count
         else (),

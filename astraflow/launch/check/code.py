@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from astraflow.config.extras import cure_of
 from astraflow.config.loader import problems_of
-from astraflow.config.recipe import Algorithm, TrainerConfig
+from astraflow.config.recipe import Algorithm, Strict, TrainerConfig
 from astraflow.core.algorithms import advantages, finding
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
@@ -31,7 +31,7 @@ from astraflow.launch.check.subject import (
     warning,
 )
 from astraflow.launch.tracking.trackers import PACKAGES
-from astraflow.workflows.building import NoOptions, build_tutor
+from astraflow.workflows.building import build_tutor
 from astraflow.workflows.protocol import Scorer, Workflow
 from astraflow.workflows.registry import Kind, code_digest, find, see_working_directory
 from astraflow.workflows.scoring import GuardedScorer
@@ -319,7 +319,7 @@ def _options(
     where: str, made: Any, options: Mapping[str, Any]
 ) -> Generator[Finding, None, BaseModel | None]:
     """Read options by the class that takes them; every problem is a finding."""
-    model = getattr(made, "Options", NoOptions)
+    model = getattr(made, "Options", Strict)
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
         yield error(where, f"{made.__name__}.Options is no pydantic model", "derive it from Strict")
         return None

@@ -6,7 +6,7 @@ Each imports its package when it is made: this file needs the standard library a
 import argparse
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -285,10 +285,7 @@ class TextWorld:
             self._game = None
 
     def _observation(self, state: Any, text: str) -> str:
-        said = text.strip()
-        if not self._commands:
-            return said
-        return f"{said}\nYou can: {', '.join(state['admissible_commands'])}"
+        return _with_commands(text, state["admissible_commands"] if self._commands else None)
 
     def _made(self, seed: int) -> str:
         """Return the path of the game of a seed; another process may make it at the same time."""
@@ -314,6 +311,11 @@ class TextWorld:
             beside.replace(path.with_suffix(".json"))
         draft.replace(path)
         return str(path)
+
+
+def _with_commands(text: str, commands: Iterable[str] | None) -> str:
+    """Return an observation; None: it does not tell what can be done."""
+    return text.strip() if commands is None else f"{text.strip()}\nYou can: {', '.join(commands)}"
 
 
 def _without_banner(text: str) -> str:
@@ -373,9 +375,7 @@ class TextWorldExpress:
         self._game.close()
 
     def _observation(self, infos: Mapping[str, Any], text: str) -> str:
-        if not self._commands:
-            return text.strip()
-        return f"{text.strip()}\nYou can: {', '.join(sorted(infos['validActions']))}"
+        return _with_commands(text, sorted(infos["validActions"]) if self._commands else None)
 
 
 class AlfWorld:
@@ -426,9 +426,8 @@ class AlfWorld:
             self._game = None
 
     def _observation(self, state: Any, text: str) -> str:
-        if not self._commands:
-            return text.strip()
-        return f"{text.strip()}\nYou can: {', '.join(sorted(state['admissible_commands']))}"
+        commands = sorted(state["admissible_commands"]) if self._commands else None
+        return _with_commands(text, commands)
 
 
 class OpenEnv:

@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict
 from io import BufferedRWPair
 from pathlib import Path
 from typing import Any, Literal
@@ -79,7 +80,7 @@ class KeptScorer:
             raise self._translated(error) from error
         finally:
             idle.put_nowait(worker)
-        return _score(answer)
+        return Score(**answer)
 
     def in_process(self) -> Scorer:
         """Return the scorer as it is in its own process, for this one: nothing limits it.
@@ -184,15 +185,6 @@ def _require_no_error(answer: Mapping[str, Any]) -> None:
         )
 
 
-def _score(answer: Mapping[str, Any]) -> Score:
-    return Score(
-        reward=float(answer["reward"]),
-        parts=answer["parts"],
-        metrics=answer["metrics"],
-        truncated=bool(answer["truncated"]),
-    )
-
-
 def main() -> None:
     """Score until the owner hangs up."""
     name, options = json.loads(sys.argv[2])
@@ -226,12 +218,7 @@ async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
         made = checked_score(score, what="the scorer", made_by=scorer)
     except AstraflowError as error:
         return _failed(error)
-    return {
-        "reward": made.reward,
-        "parts": dict(made.parts),
-        "metrics": dict(made.metrics),
-        "truncated": made.truncated,
-    }
+    return asdict(made)
 
 
 def _failed(error: BaseException) -> dict[str, Any]:
