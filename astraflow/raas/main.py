@@ -83,7 +83,7 @@ def main_join(
         software=f"astraflow/{__version__}",
         tls=tls,
         patience_s=recipe.hub.patience_s,
-        kinds=_kinds(recipe),
+        kinds=frozenset({SourceKind.OBJECT_STORE}) if recipe.raas.sources == "store" else None,
         ask_every=ask_every(recipe),
         agents=recipe.raas.agents,
     )
@@ -170,12 +170,9 @@ async def serving_models(
 def watching(
     recipe: Recipe, report: Callable[[Failure], None], report_from_thread: Callable[[Failure], None]
 ) -> Generator[None]:
-    """Tell what code of a user blocks the running loop, or raises where nobody awaits it.
+    """Tell what code of a user raises where nobody awaits it, or blocks the running loop.
 
-    Args:
-        recipe: Has the limits.
-        report: Told on the loop.
-        report_from_thread: Told in a thread of its own, of what blocks the loop.
+    Of what blocks it `report_from_thread` is told, in a thread of its own.
     """
     report_unawaited(asyncio.get_running_loop(), report)
     watch = LoopWatch(
@@ -261,10 +258,6 @@ def _copies(recipe: Recipe, policy_ids: Iterable[PolicyId]) -> Mapping[PolicyId,
     if recipe.raas.cache is None:
         return {}
     return {each: DiskCopy.open(recipe.raas.cache / each) for each in policy_ids}
-
-
-def _kinds(recipe: Recipe) -> frozenset[SourceKind] | None:
-    return frozenset({SourceKind.OBJECT_STORE}) if recipe.raas.sources == "store" else None
 
 
 def _resources() -> Resources:

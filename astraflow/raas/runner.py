@@ -166,12 +166,7 @@ class Places:
     """
 
     def __init__(self, *, capacity: int, eval_extra: int = 0) -> None:
-        """Have all of them free.
-
-        Args:
-            capacity: For any episode.
-            eval_extra: For evaluations alone.
-        """
+        """Have all of them free; `eval_extra` are for evaluations alone."""
         self._any = asyncio.Semaphore(capacity)
         self._eval = asyncio.Semaphore(eval_extra)
 

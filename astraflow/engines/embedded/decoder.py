@@ -327,7 +327,7 @@ class Decoder:
         request = self._rows.requests[row]
         guide = request.guide
         if guide is not None and guide.error:
-            return Ended(request=request, result=cannot_follow(guide.error))
+            return request, cannot_follow(guide.error)
         generation = Generation(
             tokens=tokens.copy(),
             logprobs=np.minimum(logprobs, 0),
@@ -337,7 +337,7 @@ class Decoder:
             constrained=None if guide is None else np.array(guide.constrained, np.bool_),
             likeliest=request.likeliest,
         )
-        return Ended(request=request, result=generation)
+        return request, generation
 
     def _remove(self, rows: np.ndarray) -> None:
         length = self._rows.max_length

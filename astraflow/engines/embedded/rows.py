@@ -69,12 +69,8 @@ class Request:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A request that left the engine, and what came of it."""
-
-    request: Request
-    result: Generation | AstraflowError
+# A request that left the engine, and what came of it.
+Ended = tuple[Request, Generation | AstraflowError]
 
 
 _FIELDS = np.dtype(

@@ -77,14 +77,14 @@ class RequestQueue:
                 ended += self.decoder.step()
         except Exception as error:  # noqa: BLE001  whatever torch raises fails these rows only
             lost = {id(request): request for request in (*self.decoder.abandon(), *admitted)}
-            return [Ended(request=request, result=_failed(error)) for request in lost.values()]
+            return [(request, _failed(error)) for request in lost.values()]
         return ended
 
     def end(self, error: AstraflowError) -> list[Ended]:
         """End all requests with an error."""
         requests = [*self.decoder.abandon(), *self._waiting]
         self._waiting.clear()
-        return [Ended(request=request, result=error) for request in requests]
+        return [(request, error) for request in requests]
 
     def _next_admitted(self) -> list[Request]:
         admitted: list[Request] = []
@@ -358,7 +358,7 @@ class DecodeWorker:
         )
 
     def _collect(self, ended: list[Ended]) -> None:
-        self._replies.extend((one.request.reply, one.result) for one in ended)
+        self._replies.extend((request.reply, result) for request, result in ended)
 
     def _report(self) -> None:
         """Publish the load, then wake the event loop once for all that was answered."""

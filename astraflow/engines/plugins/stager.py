@@ -26,13 +26,7 @@ class Stager:
         load: Loader,
         reload: Callable[[Update], None],
     ) -> None:
-        """Take what a server does to a model.
-
-        Args:
-            parameters: Returns those of the live model.
-            load: The model's own loader.
-            reload: Loads a whole checkpoint as the server does at its start.
-        """
+        """Take what a server does to a model; `reload` loads a whole checkpoint as at its start."""
         self._parameters = parameters
         self._load = load
         self._reload = reload

@@ -123,12 +123,7 @@ class AdapterVersions:
     """
 
     def __init__(self, place_count: int, let_go: Callable[[Adapter], None]) -> None:
-        """Nothing is kept.
-
-        Args:
-            place_count: Versions that there is room for.
-            let_go: Told of one that nobody needs; `forget` gives its place to another.
-        """
+        """Keep nothing; `let_go` is told of one that nobody needs, and `forget` frees its place."""
         self.live: Adapter | None = None
         self.kept: tuple[Adapter, ...] = ()
         self._pins: list[Adapter] = []

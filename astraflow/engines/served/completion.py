@@ -58,7 +58,8 @@ class CompletionBuilder:
 
         Behind a stop text only versions and experts count, which a server may tell at the very end.
         """
-        self._versions += self._versions_of(piece)
+        own = None if self.version is None else [(self.version, len(piece.tokens))]
+        self._versions += own or piece.versions
         self._told_experts = self._told_experts if piece.experts is None else piece.experts
         if self.is_over:
             return ()
@@ -107,9 +108,6 @@ class CompletionBuilder:
         if self._told_experts is None or self.experts is None:
             return None
         return self.experts.routes(self._told_experts, self.prompt_count + len(self._tokens))
-
-    def _versions_of(self, piece: CompletionPiece) -> Sequence[tuple[int, int]]:
-        return piece.versions if self.version is None else [(self.version, len(piece.tokens))]
 
     def _cut(self, before: int) -> None:
         """End it with the first token that completes a stop text."""

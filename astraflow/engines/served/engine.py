@@ -83,11 +83,7 @@ class VersionHolds:
 
     @asynccontextmanager
     async def changing(self, *, at_once: bool = False) -> AsyncGenerator[None]:
-        """Wait until nobody holds a version, and keep others from it during the body.
-
-        Args:
-            at_once: Do not wait: what was held is lost with the server.
-        """
+        """Wait until nobody holds a version, unless `at_once`; keep others from it meanwhile."""
         async with self._turn:
             self.is_awaited = True
             try:

@@ -101,10 +101,6 @@ class ModelDescription:
     def check(self, update: WeightUpdate, live: int | None) -> None:
         """Reject an update before anything of it reaches a server.
 
-        Args:
-            update: Verified.
-            live: Version that is served; None: no weights of the run.
-
         Raises:
             AstraflowError: APPLY_FAILED naming the tensor or the version.
         """

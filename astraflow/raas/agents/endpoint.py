@@ -30,12 +30,7 @@ class AgentEndpoint:
     """
 
     def __init__(self, settings: Agents | None = None, *, token: str | None = None) -> None:
-        """Listen on nothing yet.
-
-        Args:
-            settings: Of the recipe.
-            token: None: one that only agents know which this node starts.
-        """
+        """Listen on nothing yet; without a token, only agents that this node starts know it."""
         self.settings = settings or Agents()
         self.token = token or secrets.token_urlsafe(24)
         self._sessions: dict[str, AgentSession] = {}

@@ -268,7 +268,9 @@ class PooledEnvironment:
         told = {"slot": self._number, "action": action}
         answer, _ = await self._pool.ask(self._host, told, self._process)
         numbers = {"the reward": answer["reward"], **answer["metrics"]}
-        strange = [f"{name} is {value}" for name, value in numbers.items() if not _is_finite(value)]
+        strange = [
+            f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)
+        ]
         if strange:
             raise AstraflowError(
                 Reason.ENVIRONMENT_FAILED,
@@ -301,10 +303,6 @@ def _refused(field_name: str, why: str) -> AstraflowError:
     return AstraflowError(
         Reason.INVALID_FIELD, f"{field_name}: {why}", metadata={"field": field_name}
     )
-
-
-def _is_finite(value: float) -> bool:
-    return math.isfinite(value)
 
 
 async def _clear(host: _Host) -> None:

@@ -83,16 +83,7 @@ class Program:
         cwd: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> "Program":
-        """Start a program.
-
-        Args:
-            command: The program and its arguments.
-            limits: What it may take.
-            folder: Gets what it prints, `stdout` and `stderr`.
-            env: Its whole environment.
-            cwd: Where it runs; None: here.
-            pass_fds: That it inherits.
-        """
+        """Start a program; `env` is all that it has, the folder gets `stdout` and `stderr`."""
         told = {
             "time_s": limits.time_s or 0,
             "memory_nbytes": limits.memory_mb * 2**20,

@@ -383,14 +383,7 @@ async def judge(
 
     The right answers never enter the program's process; outputs are compared here, and what a
     function returned comes as plain data. A program that ends its sandbox fails what is left.
-
-    Args:
-        sandbox: A fresh one.
-        source: The program.
-        tests: What it has to pass.
-        time_s: Seconds for one case.
-        tolerance: Of numbers (`same_output`, `same_value`).
-        stops_early: Run no more cases after the first that fails.
+    With `stops_early` no case runs after the first that fails.
 
     Returns:
         A verdict for each case that ran, in their order.

@@ -76,14 +76,7 @@ class GuestSandbox:
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> "GuestSandbox":
-        """Start a guest and wait until it is ready.
-
-        Args:
-            command: Starts it; its standard input and output are the guest's.
-            limits: What programs may take.
-            place: Where it is.
-            pass_fds: That the command inherits.
-            env: Its whole environment; None: this process's.
+        """Start a guest and wait until it is ready; without an `env` it has that of this process.
 
         Raises:
             AstraflowError: ENVIRONMENT_FAILED with what the command said.
