@@ -47,7 +47,7 @@ from astraflow.core.versions import (
     WeightEndpoint,
 )
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.prompts import DataSets, PromptSources
+from astraflow.dataflow.prompts import DataSets
 from astraflow.dataflow.recorder import RunRecorder
 from astraflow.wire.versions import VersionEncoder
 from astraflow_proto.weights.v1.version_service_pb2 import WatchVersionsResponse
@@ -70,7 +70,7 @@ class Pool:
         self.hub = Hub(
             Run(_settings(), start_time=clock.now()),
             data_sets=DataSets({}),
-            sources=PromptSources({}),
+            sources={},
             recorder=RunRecorder(RunDir(folder)),
             clock=clock,
         )

@@ -24,7 +24,7 @@ import numpy as np
 
 from astraflow.config.run_dir import RunDir
 from astraflow.core.batches import BatchGroup, TrainedRow
-from astraflow.core.effects import RecordBatch
+from astraflow.core.effects import RecordBatch, RecordRollout, RecordVersion
 from astraflow.core.errors import Reason
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
 from astraflow.core.status import DropCount, LedgerAccount
@@ -79,8 +79,11 @@ def _record_step(recorder: RunRecorder, step: int, rng: np.random.Generator) -> 
         mean = sum(each.reward or 0.0 for each in made) / GROUP_SIZE
         for rollout in made:
             member_id = f"raas-large-{number % _NODES}"
-            recorder.rollout(
-                now, rollout, prompt=prompt, purpose=TaskPurpose.TRAIN, member_id=member_id
+            recorder.record(
+                RecordRollout(
+                    member_id=member_id, rollout=rollout, prompt=prompt, purpose=TaskPurpose.TRAIN
+                ),
+                now,
             )
             rows.append(_row(head, rollout, member_id, mean))
     rewards = np.array([row.reward for row in rows])
@@ -107,7 +110,7 @@ def _record_step(recorder: RunRecorder, step: int, rng: np.random.Generator) -> 
         metrics=metrics,
         trained_rows=tuple(rows),
     )
-    recorder.batch(now, batch)
+    recorder.record(batch, now)
     for node in range(_NODES):
         report = VersionReport(
             policy_id="solver",
@@ -117,7 +120,8 @@ def _record_step(recorder: RunRecorder, step: int, rng: np.random.Generator) -> 
             pull_duration=timedelta(milliseconds=20 + node),
             pause_duration=timedelta(milliseconds=1),
         )
-        recorder.version(now + timedelta(milliseconds=50 * node), f"raas-large-{node}", report)
+        effect = RecordVersion(member_id=f"raas-large-{node}", report=report)
+        recorder.record(effect, now + timedelta(milliseconds=50 * node))
 
 
 def _rollout(head: BatchGroup, sample: int, step: int, rng: np.random.Generator) -> Rollout:
