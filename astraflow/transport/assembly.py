@@ -100,8 +100,7 @@ class FrameInbox:
 
         Args:
             stall_timeout_s: A source that sends nothing for so long is given up.
-            on_pressure: Called with True when the reader is behind by 32 MiB, with False when
-                it has caught up.
+            on_pressure: Called with True when the reader is behind by 32 MiB; False: it caught up.
             on_plan: Called with the plan; returns where payloads will lie, None: in frames.
             bound: By what the run registered; None: nothing of it is.
         """

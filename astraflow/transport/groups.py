@@ -14,9 +14,8 @@ import struct
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from astraflow.core.errors import AstraflowError
 from astraflow.transport.frames import (
@@ -50,29 +49,23 @@ _RISE: Final = 1.1
 _MEMORY: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(NamedTuple):
     """What connections have sent.
 
     Attributes:
-        packet_count: Since they stand.
-        repeat_count: Of these, that had to be sent again.
+        repeat_count: Packets that had to be sent again.
+        packet_count: All, since the connections stand.
         bytes_per_s: At which they delivered of late.
     """
 
-    packet_count: int = 0
     repeat_count: int = 0
+    packet_count: int = 0
     bytes_per_s: int = 0
 
 
 def measure(connections: Collection[socket.socket]) -> Sent:
     """Return what the kernel knows; zeros where it tells nothing."""
-    rows = [_info(each) for each in connections]
-    return Sent(
-        packet_count=sum(row[1] for row in rows),
-        repeat_count=sum(row[0] for row in rows),
-        bytes_per_s=sum(row[2] for row in rows),
-    )
+    return Sent(*map(sum, zip(*map(_info, connections), strict=True)))
 
 
 class Pacer:
@@ -226,10 +219,15 @@ class ConnectionGroup:
     A large transfer goes over all but the first: each takes the next part when it has room, so
     a fast one takes more. A small one goes over the first alone. Its rate was found alone too;
     the others' rates are shares of the way, and a small transfer is over before they grow.
+
+    Attributes:
+        carrier: Of its lane.
+        secret: That all of them prove.
     """
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Carrier, secret: bytes) -> None:
         self.carrier = carrier
+        self.secret = secret
         self._connections: set[Connection] = set()
         self._parts: asyncio.Queue[Part] = asyncio.Queue(_QUEUE_LENGTH)
         # Short: what waits here when the others join goes over a connection that is new.
@@ -293,9 +291,7 @@ class ConnectionGroup:
             transfer.close()
 
     async def _put(self, nbytes: int, part: Part) -> None:
-        is_small = nbytes <= _SMALL_NBYTES
-        is_alone = len(self._connections) == 1
-        if is_small or is_alone:
+        if nbytes <= _SMALL_NBYTES or len(self._connections) == 1:
             await self._put_first(part)
         else:
             await self._parts.put(part)
@@ -316,8 +312,10 @@ class ConnectionGroup:
         try:
             while True:
                 batch = [await parts.get()]
-                while not parts.empty() and _nbytes(batch) < _BRIEF_NBYTES:
+                nbytes = sum(map(len, batch[0]))
+                while not parts.empty() and nbytes < _BRIEF_NBYTES:
                     batch.append(parts.get_nowait())
+                    nbytes += sum(map(len, batch[-1]))
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
                     records = chain.from_iterable(map(channel.sealed, batch))
                     await connection.send([*records])
@@ -327,7 +325,3 @@ class ConnectionGroup:
                     self._first_unsent_count -= len(batch)
         except (OSError, TimeoutError):
             connection.end()
-
-
-def _nbytes(parts: Sequence[Part]) -> int:
-    return sum(len(buffer) for part in parts for buffer in part)

@@ -125,9 +125,6 @@ class SourceHandshake:
         self._share = _Share(seals=seals)
         self.greeting = _GREETING.pack(_MAGIC, seals, secrets.token_bytes(27), self._share.public)
 
-    def group_of(self, hello: bytes) -> bytes:
-        return hello[:GROUP_NBYTES]
-
     def is_proven(self, hello: bytes, secret: bytes) -> bool:
         """Whether a puller's answer to this greeting was made with a secret; an empty one: no."""
         given = hello[-_HELLO_PROOF_NBYTES:]

@@ -32,12 +32,7 @@ def is_encrypted(chosen: bool | None, tls: Tls | None) -> bool:
 
 
 class LaneHosts:
-    """Serves transfers over every lane but gRPC, for one event loop.
-
-    Attributes:
-        transfers: That are served.
-        endpoints: Where.
-    """
+    """Serves transfers over every lane but gRPC, for one event loop."""
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers = transfers

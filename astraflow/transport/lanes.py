@@ -124,7 +124,6 @@ class SourceConnections:
     """What is known of one source.
 
     Attributes:
-        sessions: That stand, or have ended.
         plain_until: Until then it has no lane but gRPC, by the monotonic clock.
         is_known: Whether it was asked before.
         ready: A version that was asked for before there is one, and over what it comes.

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,7 @@ from astraflow.transport.frames import (
     unpack,
 )
 from astraflow.transport.groups import Carrier, Connection, ConnectionGroup
-from astraflow.transport.handshake import HELLO_NBYTES, Channel, SourceHandshake
+from astraflow.transport.handshake import GROUP_NBYTES, HELLO_NBYTES, Channel, SourceHandshake
 from astraflow.transport.sockets import SocketConnection, Tasks, kept, readable, tune
 from astraflow.transport.transfers import Transfers
 
@@ -27,14 +26,6 @@ _MAX_CONNECTIONS: Final = 4096
 # More that have proven nothing push the oldest out. Eight far pullers at once bring 768.
 _MAX_UNPROVEN: Final = 1024
 _BACKLOG: Final = 512
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Connections that belong together, and the secret that all of them prove."""
-
-    connections: ConnectionGroup
-    secret: bytes
 
 
 class StreamHost:
@@ -53,7 +44,7 @@ class StreamHost:
         self._transfers = transfers
         self._carrier = carrier
         self._tasks = Tasks()
-        self._groups: dict[bytes, _Group] = {}
+        self._groups: dict[bytes, ConnectionGroup] = {}
         self._listeners: list[socket.socket] = []
         self._connections: set[Connection] = set()
         # The oldest first.
@@ -72,7 +63,7 @@ class StreamHost:
         for connection in self._connections:
             connection.close()
         for group in list(self._groups.values()):
-            await group.connections.close()
+            await group.close()
         self._groups.clear()
         for listener in self._listeners:
             listener.close()
@@ -117,7 +108,7 @@ class StreamHost:
             await connection.send([handshake.greeting])
             hello = await connection.receive(HELLO_NBYTES)
         # Who proves nothing learns nothing: his connection ends.
-        name = handshake.group_of(hello)
+        name = hello[:GROUP_NBYTES]
         group = self._groups.get(name)
         if group is None:
             group = self._found(name, partial(handshake.is_proven, hello))
@@ -127,24 +118,23 @@ class StreamHost:
         try:
             welcome, channel = handshake.welcome(hello, group.secret)
             await connection.send([welcome])
-            group.connections.join(connection, channel)
+            group.join(connection, channel)
             while True:
-                await self._obey(connection, channel, group.connections)
+                await self._obey(connection, channel, group)
         finally:
             # The puller asks for what is missing in another way.
             self._groups.pop(name, None)
-            await group.connections.close()
+            await group.close()
 
-    def _found(self, name: bytes, is_proven: Callable[[bytes], bool]) -> _Group:
+    def _found(self, name: bytes, is_proven: Callable[[bytes], bool]) -> ConnectionGroup:
         proven = [secret for secret in self._transfers.secrets() if is_proven(secret)]
         if proven:
             secret, transfer = proven[0], None
         else:
             secret, transfer = self._transfers.claim(is_proven)
-        connections = ConnectionGroup(self._carrier())
-        group = self._groups[name] = _Group(connections, secret)
+        group = self._groups[name] = ConnectionGroup(self._carrier(), secret)
         if transfer is not None:
-            connections.begin(transfer, with_plan=not transfer.plan.patches)
+            group.begin(transfer, with_plan=not transfer.plan.patches)
         return group
 
     async def _obey(self, connection: Connection, channel: Channel, group: ConnectionGroup) -> None:

@@ -39,8 +39,6 @@ class Transfer(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
-    """A transfer that no connection has claimed yet."""
-
     transfer: Transfer
     token: bytes
     timer: asyncio.TimerHandle

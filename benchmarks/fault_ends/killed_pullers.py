@@ -19,8 +19,7 @@ from astraflow.core.tensors import Layout, WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.disk import files, writer
-from astraflow.weights.disk.copy import DiskCopy
-from astraflow.weights.disk.writer import MAX_STEPS, Snapshots
+from astraflow.weights.disk.copy import MAX_STEPS, DiskCopy, Snapshots
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import WeightServer
 from fault_ends.kills import SCALE, Countdown, SlowPublisher, TellingLane

@@ -4,29 +4,257 @@ Patches are appended to files as they come, and a record, replaced at once, says
 the state. So a version costs the disk the bytes of its patch, and nothing is ever written in place.
 Now and then the state itself is written, and takes the place of the patches before it. All of that
 is done beside the pulls, in a thread of low priority: a disk that is full or slow costs the copy,
-never a version.
+never a version. A state is copied range by range while later versions are written over it.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Final, Self
+from threading import Lock
+from typing import BinaryIO, Final, Self
 
+import numpy as np
 import structlog
 
+from astraflow.codec.changes import Change
+from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkRange
+from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo
 from astraflow.storage.lock import FileLock
-from astraflow.weights.disk.files import LOCK, Loaded, RecordStep, load
-from astraflow.weights.disk.writer import MAX_STEPS, DiskWriter, Snapshots
+from astraflow.weights.disk.files import (
+    LAYOUT,
+    LOCK,
+    RECORD,
+    Loaded,
+    PatchWriter,
+    Record,
+    RecordStep,
+    base_file,
+    load,
+    patch_file,
+    replace_file,
+)
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import HeldState, StagedState
 from astraflow.weights.publish.background import lower_priority
+from astraflow.wire.weights import PatchIndex, encode_layout
+
+_BLOCK_NBYTES: Final = 1 << 20
+
+
+class Snapshots:
+    """Commits versions, and copies one of them while later ones are committed.
+
+    Every change knows the bits that it takes the place of. A commit waits for one range that is
+    being copied, never for the rest.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._held: HeldState | None = None
+        self._copied: HeldState | None = None
+        self._changes: list[Change] = []
+
+    def hold(self, held: HeldState | None) -> None:
+        with self._lock:
+            self._held = held
+
+    def commit(self, staged: StagedState) -> HeldState:
+        with self._lock:
+            if self._copied is not None and self._copied.flat is staged.state.flat:
+                self._changes.extend(staged.changes)
+            self._held = staged.commit()
+            return self._held
+
+    def begin(self) -> HeldState | None:
+        """Return the version that is held now; `blocks` copies it. None: there is none."""
+        with self._lock:
+            self._copied, self._changes = self._held, []
+            return self._held
+
+    def blocks(self) -> Generator[np.ndarray]:
+        """Yield what `begin` returned, by offset: u8[up to a block], copies."""
+        held = self._copied
+        try:
+            flat = np.zeros(0, np.uint8) if held is None else held.flat
+            for first in range(0, len(flat), _BLOCK_NBYTES):
+                with self._lock:
+                    changes = self._changes[::-1]
+                    block = flat[first : first + _BLOCK_NBYTES].copy()
+                _undo(block, first, changes)
+                yield block
+        finally:
+            with self._lock:
+                self._copied, self._changes = None, []
+
+
+def _undo(block: np.ndarray, first: int, changes: Sequence[Change]) -> None:
+    """Take changes back, the newest first."""
+    for change in changes:
+        itemsize = change.dtype.itemsize
+        place = first // itemsize
+        indices, part = change.between(place, place + len(block) // itemsize)
+        bits = block[: len(block) // itemsize * itemsize].view(change.dtype.bits)
+        bits[indices] = change.before[part]
+
+
+# What is loaded is applied again: 16 patches at 10 GB/s take as long as reading the state does.
+MAX_STEPS: Final = 16
+_MAX_PATCH_SHARE: Final = 0.25
+
+# Versions that pass before a state that could not be written is tried again, at most.
+_MAX_PAUSE: Final = 64
+
+
+class DiskWriter:
+    """Appends patches, records versions, and writes the state when it is shorter to load."""
+
+    def __init__(self, folder: Path, snapshots: Snapshots, *, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._folder = folder
+        self._snapshots = snapshots
+        self._frame: LayoutFrame | None = None
+        self._record: Record | None = None
+        self._writers: dict[bytes, PatchWriter] = {}
+        self._is_behind = False
+        self._pause = self._not_before = 0
+
+    def go_on(self, record: Record | None) -> None:
+        """Take what was loaded for what is held; None: nothing is."""
+        self._record = record
+
+    def write_layout(self, frame: LayoutFrame) -> None:
+        if self._frame is not None and self._frame.digest == frame.digest:
+            return
+        content = encode_layout(frame.layout).SerializeToString(deterministic=True)
+        replace_file(self._folder / LAYOUT, content)
+        self._frame = frame
+
+    def write_chunk(self, index: PatchIndex, chunk: Chunk) -> None:
+        if self._is_behind:
+            return
+        root = index.patch.root_digest
+        try:
+            if root not in self._writers:
+                self._writers[root] = PatchWriter(self._folder, index)
+            self._writers[root].append(chunk)
+        except OSError:
+            self._drop(root)
+            raise
+
+    def enter(self, steps: Sequence[RecordStep], base_version: int | None) -> None:
+        """Record what led to the version that is held now, or write the state instead."""
+        is_there = all(self._has(root) for step in steps for root in step.roots)
+        before = self._record_before(base_version)
+        try:
+            if before is None or not is_there or self._is_behind:
+                self._is_behind = True
+            else:
+                self._take(replace(before, steps=(*before.steps, *steps)))
+        except OSError:
+            self._is_behind = True
+            raise
+        if self._is_behind or self._is_long():
+            self._write_state(steps[-1].version)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            with suppress(OSError):
+                writer.close()
+        self._writers.clear()
+
+    def _record_before(self, base_version: int | None) -> Record | None:
+        if self._frame is None:
+            return None
+        if base_version is None:
+            return Record(layout_digest=self._frame.digest, base=None, steps=())
+        record = self._record
+        return record if record is not None and record.version == base_version else None
+
+    def _has(self, root: bytes) -> bool:
+        return root in self._writers and self._writers[root].is_complete
+
+    def _is_long(self) -> bool:
+        if self._record is None or self._frame is None:
+            return False
+        share = self._record.patch_nbytes / max(self._frame.layout.nbytes, 1)
+        return len(self._record.steps) > self._max_steps or share > _MAX_PATCH_SHARE
+
+    def _take(self, record: Record) -> None:
+        """Let a record count, then remove what it does not need."""
+        replace_file(self._folder / RECORD, record.to_bytes())
+        self._record = record
+        self.close()
+        for path in self._folder.iterdir():
+            if path.name not in {LAYOUT, RECORD, LOCK, *record.names}:
+                path.unlink()
+
+    def _write_state(self, version: int) -> None:
+        """Write the state as it is now, verify what was written, and begin anew with it."""
+        if version < self._not_before:
+            return
+        held = self._snapshots.begin()
+        if held is None or self._frame is None or held.frame.digest != self._frame.digest:
+            return
+        path = self._folder / base_file(held.version)
+        try:
+            self._write_base(path, held)
+            base = (held.version, held.digest.to_bytes())
+            self._take(Record(layout_digest=held.frame.digest, base=base, steps=()))
+        except OSError:
+            self._pause = min(2 * self._pause + 1, _MAX_PAUSE)
+            self._not_before = version + self._pause
+            raise
+        self._is_behind, self._pause = False, 0
+
+    def _write_base(self, path: Path, held: HeldState) -> None:
+        part = path.with_name(path.name + ".part")
+        try:
+            with closing(self._snapshots.blocks()) as blocks, part.open("wb") as file:
+                for block in blocks:
+                    file.write(block.data)
+            _verify(part, held)
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+    def _drop(self, root: bytes) -> None:
+        """Give up a file: what follows a torn chunk is lost, and without it there is room."""
+        writer = self._writers.pop(root, None)
+        with suppress(OSError):
+            if writer is not None:
+                writer.close()
+        with suppress(OSError):
+            (self._folder / patch_file(root)).unlink()
+
+
+def _verify(path: Path, held: HeldState) -> None:
+    with path.open("rb") as file:
+        digest = StateDigest.of_pieces(_pieces(file, held.frame.layout))
+    if digest != held.digest:
+        raise OSError(f"{path} does not hold what was written to it")
+
+
+def _pieces(file: BinaryIO, layout: Layout) -> Iterator[tuple[ChunkRange, np.ndarray]]:
+    """Yield the tensors of a file, 4 MiB at a time: a mapped file that fails ends the process."""
+    for spec in layout.tensors:
+        end = spec.offset + spec.nbytes
+        for offset in range(spec.offset, end, CHUNK_NBYTES):
+            nbytes = min(CHUNK_NBYTES, end - offset)
+            file.seek(offset)
+            bits = np.frombuffer(file.read(nbytes), spec.dtype.bits)
+            yield ChunkRange(offset=offset, nbytes=nbytes, dtype=spec.dtype), bits
+
 
 _PLACE_COUNT: Final = 64
 
@@ -37,12 +265,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class DiskCopy:
-    """Keeps what one puller holds in a folder that no other process uses.
-
-    Attributes:
-        folder: Of this copy.
-        failure_count: Writes that failed.
-    """
+    """Keeps what one puller holds in a folder that no other process uses."""
 
     def __init__(self, folder: Path, lock: FileLock, *, max_steps: int) -> None:
         self.folder = folder
@@ -64,9 +287,7 @@ class DiskCopy:
     def open(cls, folder: Path, *, max_steps: int = MAX_STEPS) -> Self:
         """Take the first place in a folder that no other process has: its copy becomes ours.
 
-        Args:
-            folder: Of all copies.
-            max_steps: Versions by patches; after more the state is written.
+        After more than `max_steps` versions by patches the state is written.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING when nothing can be written there.

@@ -52,14 +52,7 @@ _DIGEST_NBYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStep:
-    """A version that follows from the one before.
-
-    Attributes:
-        version: Which.
-        digest: Of the state that it leaves.
-        roots: Of its patches.
-        nbytes: Of their payloads.
-    """
+    """A version that follows from the one before by its patches, and the state digest then."""
 
     version: int
     digest: bytes
@@ -259,7 +252,7 @@ class Loaded:
 
     Attributes:
         frame: Of the layout; None: nothing was found.
-        held: The newest state that could be verified; None: none.
+        held: The newest state that could be verified.
         record: Which files make it.
         chunks: Verified ones of patches that are not in it.
         patches: That made the state from nothing; empty: it lay in a file of its own.

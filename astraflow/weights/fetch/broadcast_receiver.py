@@ -52,11 +52,7 @@ class BroadcastPuller:
         *,
         listed: ListVersions | None = None,
     ) -> PullResult:
-        """Get a verified version, staged beside what is held.
-
-        Raises:
-            PullFailed: As `WeightPuller.pull`.
-        """
+        """Get a verified version, staged beside what is held; as `WeightPuller.pull`."""
         offered = target
         if await self._inbox.has(target.version):
             offered = replace(target, sources=(_SOURCE, *target.sources))
@@ -119,13 +115,7 @@ class BroadcastPuller:
 def broadcast_puller(
     settings: Broadcast, lane: AnyLane, pulling: Callable[..., WeightPuller]
 ) -> BroadcastPuller:
-    """Return a puller that takes part in the group of a recipe.
-
-    Args:
-        settings: Of the group.
-        lane: To all other sources.
-        pulling: Makes the puller, given its lane.
-    """
+    """Return a puller that takes part in a group; `pulling` makes it, given the lane to others."""
     inbox = BroadcastInbox()
     lane.inbox = inbox
     return BroadcastPuller(pulling(lane=lane), inbox, settings)

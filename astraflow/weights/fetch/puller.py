@@ -179,7 +179,15 @@ class WeightPuller:
                 the run knows no way to it; SOURCE_UNREACHABLE or SOURCE_TIMEOUT.
         """
         started, known = time.monotonic(), {**known, target.version: target}
-        fetch = self._fetch(target, transfer_token, listed)
+        listeners = (self._relay, self._copy, self._progress, self._decoder)
+        fetch = Fetch(
+            self._lane,
+            self._memory.ordered(target),
+            transfer_token,
+            listeners=[each for each in listeners if each is not None],
+            settings=self._settings,
+            listed=listed,
+        )
         async with self._one_at_a_time:
             self._times, self._arrived = PullTimes(), 0.0
             if self.version is None:
@@ -201,19 +209,6 @@ class WeightPuller:
             duration=timedelta(seconds=(self._arrived or time.monotonic()) - started),
             reports=reports,
             times=self._times,
-        )
-
-    def _fetch(
-        self, target: VersionInfo, transfer_token: bytes, listed: ListVersions | None
-    ) -> Fetch:
-        listeners = (self._relay, self._copy, self._progress, self._decoder)
-        return Fetch(
-            self._lane,
-            self._memory.ordered(target),
-            transfer_token,
-            listeners=[each for each in listeners if each is not None],
-            settings=self._settings,
-            listed=listed,
         )
 
     def full_update(self) -> WeightUpdate:

@@ -39,7 +39,6 @@ class IncomingVersion:
     be sent by the next one; nor again, when the next pull begins with what this one has left.
 
     Attributes:
-        target: What is wanted.
         base_version: What is held; None: nothing.
         nbytes: Payload received and verified.
         chunk_count: Chunks received and verified.
@@ -145,12 +144,9 @@ class IncomingVersion:
     ) -> None:
         """Take the plan or a chunk of it.
 
-        Args:
-            item: Which.
-            frame: Of the layout.
-            is_stored: Whether it comes from where anybody could have put it: then the patches of
-                a version with a signing key must be signed. Members of a release without
-                signatures leave them out; what they send is compared with what the run told.
+        What is stored comes from where anybody could have put it: then the patches of a version
+        with a signing key must be signed. Members of a release without signatures leave them out;
+        what they send is compared with what the run told.
 
         Raises:
             AstraflowError: DIGEST_MISMATCH, CHUNK_INVALID, SIGNATURE_INVALID: the source lies or

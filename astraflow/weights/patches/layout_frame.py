@@ -25,13 +25,7 @@ class _Column:
 
 
 class LayoutFrame:
-    """What publisher and puller both need of a layout.
-
-    Attributes:
-        layout: Of all versions.
-        digest: Of the layout.
-        runs: How it is cut into chunks.
-    """
+    """What publisher and puller both need of a layout: its digest, and how it is cut (`runs`)."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

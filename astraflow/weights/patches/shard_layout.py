@@ -37,10 +37,8 @@ class ShardPiece:
     """Rows of one tensor.
 
     Attributes:
-        spec: Of the tensor.
         first: Element of the tensor that it begins with.
         offset: Of that element in the layout, in bytes.
-        nbytes: Of the piece.
     """
 
     spec: TensorSpec
@@ -64,8 +62,6 @@ class ShardLayout(Runs):
     4 MiB, and the pieces lie in memory one behind the other, each on a 64-byte boundary.
 
     Attributes:
-        layout: Of which it is a part.
-        shard: Whose part.
         pieces: By offset; those without bytes are left out.
         nbytes: Of the part in memory.
         payload_nbytes: Of all its ranges.

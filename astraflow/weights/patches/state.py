@@ -75,18 +75,11 @@ _Step = Sequence[Patch]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldState:
-    """What a receiver holds.
-
-    Attributes:
-        frame: Of all versions of the layout.
-        version: Whose bits these are.
-        flat: u8[nbytes].
-        digest: Of the state.
-    """
+    """What a receiver holds: the bits of a version."""
 
     frame: LayoutFrame
     version: int
-    flat: np.ndarray
+    flat: np.ndarray  # u8[nbytes]
     digest: StateDigest
 
 
@@ -147,7 +140,6 @@ class GrowingState:
     """A version that comes from nothing: chunks are decoded into it in any order.
 
     Attributes:
-        frame: Of its layout.
         flat: u8[nbytes]: zeros where nothing was filled in.
         filled: Indexes of the chunks that are in it, by root of their patch.
     """
@@ -179,7 +171,7 @@ def stage(
     """Decode patches over a base, which is not touched, and verify every state on the way.
 
     Args:
-        frame: Of the target's layout.
+        frame: Of the layout.
         held: The base; None: the first patch is from nothing.
         patches: Verified, complete, in order; those of the shards of a version side by side.
         content_digests: By version, as the run registered them.

@@ -41,12 +41,13 @@ def lower_priority() -> None:
 
 
 class BackgroundWorker:
-    """Does its work whenever it is woken; what comes while it works is one more time.
+    """Works on what a publisher has when it is woken; what comes meanwhile is one more time.
 
     With `last_s` the work is done once more at its end, which is waited for that long.
     """
 
-    def __init__(self, *, name: str, last_s: float = 0.0) -> None:
+    def __init__(self, publisher: WeightPublisher, *, name: str, last_s: float = 0.0) -> None:
+        self._publisher = publisher
         self._last_s = last_s
         self._is_over = self._has_failed = False
         self._wake = threading.Event()
@@ -62,6 +63,10 @@ class BackgroundWorker:
         self._is_over = True
         self._wake.set()
         self._thread.join(self._last_s or None)
+
+    def wake(self) -> None:
+        """Say that the newest version of the publisher was announced; returns at once."""
+        self._wake.set()
 
     def _run(self) -> None:
         lower_priority()
@@ -103,8 +108,7 @@ class Scrub(BackgroundWorker):
             damaged: Called when it is found damaged: the next version should come soon.
             time_share: Of one core, that this may take.
         """
-        super().__init__(name="astraflow-scrub")
-        self._publisher = publisher
+        super().__init__(publisher, name="astraflow-scrub")
         self._damaged = damaged
         self._time_share = time_share
         self._next = 0.0
@@ -123,10 +127,6 @@ class Scrub(BackgroundWorker):
     @property
     def _is_doubted(self) -> bool:
         return self._doubted > self._cleared
-
-    def wake(self) -> None:
-        """Say that there is a newer version; returns at once."""
-        self._wake.set()
 
     def _work(self) -> None:
         while not (self._is_over or self._is_doubted) and (left_s := self._next - monotonic()) > 0:
@@ -188,9 +188,8 @@ class ExtraPatches(BackgroundWorker):
             worth_nbytes: A way of fewer bytes is left as it is.
             then: Called once a version has gained what it could; None: nobody asks.
         """
-        super().__init__(name="astraflow-extra-patches")
+        super().__init__(publisher, name="astraflow-extra-patches")
         self._then = then
-        self._publisher = publisher
         self._announce = announce
         self._time_share = time_share
         self._worth_nbytes = worth_nbytes
@@ -198,10 +197,9 @@ class ExtraPatches(BackgroundWorker):
         self._interval_s = 0.0
 
     def wake(self) -> None:
-        """Say that the newest version of the publisher was announced; returns at once."""
         now = monotonic()
         self._interval_s, self._last = now - self._last, now
-        self._wake.set()
+        super().wake()
 
     def _work(self) -> None:
         self._publisher.flush()

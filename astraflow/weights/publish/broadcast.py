@@ -264,13 +264,7 @@ class Broadcaster:
     """
 
     def __init__(self, publisher: WeightPublisher, settings: Broadcast, *, host: str) -> None:
-        """Listen on nothing; `with` starts the thread.
-
-        Args:
-            publisher: Whose versions are sent.
-            settings: Of the group.
-            host: Where the receivers dial.
-        """
+        """Listen on nothing; `with` starts the thread. Receivers dial the host."""
         self._publisher = publisher
         self._settings = settings
         self._host = host
@@ -280,11 +274,6 @@ class Broadcaster:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Listen for receivers.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when the port cannot be listened on.
-        """
         meetings = SenderMeetings(self._settings, self._host, lambda: self._is_over)
         self._thread = threading.Thread(
             target=self._run, args=(meetings,), name="astraflow-broadcast", daemon=True

@@ -75,12 +75,7 @@ class DeviceCopy:
     """
 
     def __init__(self, part: ShardLayout, device: torch.device) -> None:
-        """Take as much memory of the device as the part has.
-
-        Args:
-            part: What of the layout is published.
-            device: Where the weights are.
-        """
+        """Take as much memory of the device, where the weights are, as the part has."""
         self.device = device
         self._part = part
         self._flat = torch.zeros(part.nbytes, dtype=torch.uint8, device=device)
@@ -99,10 +94,7 @@ class DeviceCopy:
     ) -> EncodedPatch:
         """Return the patch to the next version, and make it what is held.
 
-        Args:
-            target: The next version; it stays as it is until this returns.
-            digest: Of what is held.
-            made: Called with each chunk, in order, as soon as it is known.
+        The target stays as it is until this returns; the digest is of what is held.
         """
         with self._beside():
             encoded = encode_patch_on_device(self._part, target, self._bits, digest, made=made)
@@ -200,15 +192,7 @@ def encode_patch_on_device(
     *,
     made: Callable[[Chunk], None] = lambda _: None,
 ) -> EncodedPatch:
-    """Return what `codec.encode.encode_patch` returns, of bits on a device.
-
-    Args:
-        runs: Of the layout of both, or of a part of it.
-        target: The new state.
-        base: The old one.
-        digest: Of the old one.
-        made: Called with each chunk, in order, as soon as it is known.
-    """
+    """Return what `codec.encode.encode_patch` returns, of bits on a device."""
     low = high = 0
 
     def chunks_of() -> Iterator[Chunk]:

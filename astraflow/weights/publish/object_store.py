@@ -89,9 +89,8 @@ class ObjectWriter(BackgroundWorker):
         Raises:
             AstraflowError: INVALID_FIELD, CAPABILITY_MISSING: see Bucket.
         """
-        super().__init__(name="astraflow-store", last_s=_LAST_S)
+        super().__init__(publisher, name="astraflow-store", last_s=_LAST_S)
         self.failure_count = 0
-        self._publisher = publisher
         self._announce = announce
         self._bucket = Bucket(f"{url.rstrip('/')}/{publisher.policy_id}")
         self.url = self._bucket.url
@@ -103,9 +102,8 @@ class ObjectWriter(BackgroundWorker):
         self._is_started = False
 
     def wake(self) -> None:
-        """Say that the newest version of the publisher was announced; returns at once."""
         self._newest = self._publisher.version
-        self._wake.set()
+        super().wake()
 
     def note_patches(self) -> None:
         """Say that versions have gained patches; returns at once."""

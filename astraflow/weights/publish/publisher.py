@@ -33,18 +33,13 @@ if TYPE_CHECKING:
 
 
 class Stages:
-    """Seconds by stage; one begins where the one before ended.
-
-    Attributes:
-        seconds: By name, ending in `_s`, to a tenth of a millisecond.
-    """
+    """Seconds by stage, to a tenth of a millisecond; one begins where the one before ended."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._started = perf_counter()
 
     def end(self, name: str) -> None:
-        """End the stage that is running, and give it its name."""
         now = perf_counter()
         self.seconds[f"{name}_s"] = round(now - self._started, 4)
         self._started = now
@@ -374,10 +369,7 @@ class WeightPublisher:
 
 
 def combined(infos: list[VersionInfo]) -> VersionInfo:
-    """Return what the run is told of a version that every rank published a part of.
-
-    Args:
-        infos: What `publish` returned on each rank of one version.
+    """Return what the run is told of a version, from what `publish` returned on each rank.
 
     Raises:
         AstraflowError: INVALID_FIELD when they are not the parts of one version.

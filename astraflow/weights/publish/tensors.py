@@ -23,12 +23,9 @@ class ReadBits(Protocol):
     """Reads the bits of one tensor."""
 
     def __call__(self, start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
-        """Return the bits of the elements from a first one to before a last one: uN[n].
+        """Return the bits of elements: uN[n].
 
-        Args:
-            start: The first.
-            stop: One after the last.
-            into: uN[n], where bits may be put that do not lie in memory as they are wanted.
+        Those that do not lie in memory as they are wanted may be put `into` uN[n].
         """
         ...
 

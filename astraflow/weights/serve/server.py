@@ -152,16 +152,7 @@ class TransferServer:
     async def start(
         self, *, listen: str = "127.0.0.1:0", advertise: str | None = None, tls: Tls | None = None
     ) -> None:
-        """Start to serve.
-
-        Args:
-            listen: host:port; port 0 takes a free one.
-            advertise: How others dial it: auto, fqdn, a host or IP; None: as listened on.
-            tls: None: plain text.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when it cannot listen there.
-        """
+        """Start to serve; for what it is given and raises see `rpc.server.start_server`."""
         self._server = await start_server(
             [Servicer(add=add_TransferServiceServicer_to_server, methods=self._servicer)],
             listen=listen,
@@ -203,7 +194,7 @@ class RelayServer(TransferServer):
         Args:
             policy_ids: Whose versions the node pulls.
             lanes: Of these TCP is served beside gRPC; None: it is.
-            encrypts: Whether it is encrypted; None: beside TLS.
+            encrypts: Whether lanes are encrypted; None: beside TLS.
             wait_s: How long a version may be asked for before its pull begins here.
         """
         self.relays = {policy_id: WeightRelay(wait_s=wait_s) for policy_id in policy_ids}
@@ -238,7 +229,7 @@ class WeightServer:
             tls: None: plain text.
             loop: Shared with a TrainerClient; None: one of its own.
             lanes: Served beside gRPC; None: shared memory and TCP.
-            encrypts: Whether the lanes that leave the host are encrypted; None: beside TLS.
+            encrypts: Whether lanes that leave the host are encrypted; None: beside TLS.
         """
         self._server = TransferServer(
             {publisher.policy_id: publisher.store},
@@ -250,11 +241,6 @@ class WeightServer:
         self._loop = loop or LoopThread(name="astraflow-weights")
 
     def __enter__(self) -> Self:
-        """Start to serve.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when it cannot listen there.
-        """
         if self._owns_loop:
             self._loop.start()
         self._loop.call(self._start())
