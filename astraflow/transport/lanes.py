@@ -153,7 +153,7 @@ async def speculative_items(
         async with aclosing(session.items()) as items:
             async for item in items:
                 if isinstance(item, TransferPlan):
-                    yield Waiting(since_s=session.since_s)
+                    yield Waiting(since_s=session.inbox and session.inbox.since_s)
                 yield item
     except AstraflowError as error:
         if progress.has_plan or error.reason is Reason.CHUNK_INVALID:
@@ -415,7 +415,9 @@ class Lanes:
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
         session = self._session(place.lane)
-        session.begin(bound, plan if plan.patches else None)
+        inbox = session.begin(bound)
+        if plan.patches:
+            inbox.take_plan(plan)
         await session.open(plan.token, dial, count=count)
         return session
 

@@ -76,14 +76,14 @@ async def open_shm(
         return lent
 
     session = StreamSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
-    session.begin(bound)
+    inbox = session.begin(bound)
     # A source hands a transfer over once: without memory another lane must still find it.
     if bound is None or plan.payload_nbytes <= bound.payload_nbytes:
         pool.take(arena_nbytes(plan))
     await session.open(plan.token, dial)
     try:
         # Only now is there a connection over which the arena can go.
-        session.take_plan(plan)
+        inbox.take_plan(plan)
     except AstraflowError:
         await session.close()
         raise

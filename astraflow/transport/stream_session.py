@@ -75,11 +75,6 @@ class StreamSession:
     def is_ended(self) -> bool:
         return self._ending is not None
 
-    @property
-    def since_s(self) -> float | None:
-        """When the first bytes of the transfer came, by the monotonic clock; None: none have."""
-        return None if self.inbox is None else self.inbox.since_s
-
     async def open(
         self,
         secret: bytes,
@@ -104,8 +99,8 @@ class StreamSession:
             await self.close()
             raise error
 
-    def begin(self, bound: TransferBound | None, plan: TransferPlan | None = None) -> None:
-        """Expect a transfer; without a plan it comes in a frame, or through `take_plan`."""
+    def begin(self, bound: TransferBound | None) -> FrameInbox:
+        """Expect a transfer; its plan comes in a frame, unless the inbox is given it."""
         self.inbox = FrameInbox(
             bound=bound,
             stall_timeout_s=self._stall_timeout_s,
@@ -114,12 +109,7 @@ class StreamSession:
         )
         if self._ending is not None:
             self.inbox.fail(self._ending)
-        if plan is not None:
-            self.inbox.take_plan(plan)
-
-    def take_plan(self, plan: TransferPlan) -> None:
-        if self.inbox is not None:
-            self.inbox.take_plan(plan)
+        return self.inbox
 
     async def wait_plan(self, timeout_s: float) -> None:
         """Return once the plan has come, or the source waits for it itself."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.disk import writer
+from astraflow.weights.disk import copy as disk_copy
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import RECORD, Record, read_patch
 from astraflow.weights.fetch.holding import is_registered
@@ -109,7 +109,7 @@ async def test_a_version_costs_the_disk_its_patch_until_the_state_is_shorter(nod
 async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it(
     nodes, monkeypatch
 ):
-    monkeypatch.setattr(writer, "_BLOCK_NBYTES", 1024)
+    monkeypatch.setattr(disk_copy, "_BLOCK_NBYTES", 1024)
     nodes.options = {"max_steps": 99}
     nodes.start()
     await follow(nodes, 2)

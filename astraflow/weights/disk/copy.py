@@ -152,7 +152,8 @@ class DiskWriter:
 
     def enter(self, steps: Sequence[RecordStep], base_version: int | None) -> None:
         """Record what led to the version that is held now, or write the state instead."""
-        is_there = all(self._has(root) for step in steps for root in step.roots)
+        writers = [self._writers.get(root) for step in steps for root in step.roots]
+        is_there = all(each is not None and each.is_complete for each in writers)
         before = self._record_before(base_version)
         try:
             if before is None or not is_there or self._is_behind:
@@ -178,9 +179,6 @@ class DiskWriter:
             return Record(layout_digest=self._frame.digest, base=None, steps=())
         record = self._record
         return record if record is not None and record.version == base_version else None
-
-    def _has(self, root: bytes) -> bool:
-        return root in self._writers and self._writers[root].is_complete
 
     def _is_long(self) -> bool:
         if self._record is None or self._frame is None:

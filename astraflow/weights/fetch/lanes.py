@@ -215,8 +215,11 @@ class BroadcastInbox:
                 self._coming.add(item.chunk)
             else:
                 raise AstraflowError(Reason.CHUNK_INVALID, "a broadcast sends one patch at a time")
-        self._newest = newest
-        self._evict()
+        self._newest, room_nbytes = newest, _KEPT_NBYTES
+        for version in sorted(self._arrived, reverse=True)[1:]:
+            room_nbytes -= self._arrived[version].info.payload_nbytes
+            if room_nbytes < 0:
+                del self._arrived[version]
         self._changed.set()
 
     def end(self) -> None:
@@ -260,13 +263,6 @@ class BroadcastInbox:
         for number, patch in enumerate(way):
             for chunk in patch.chunks.values():
                 yield SentChunk(patch_index=number, chunk=chunk)
-
-    def _evict(self) -> None:
-        room_nbytes = _KEPT_NBYTES
-        for version in sorted(self._arrived, reverse=True)[1:]:
-            room_nbytes -= self._arrived[version].info.payload_nbytes
-            if room_nbytes < 0:
-                del self._arrived[version]
 
 
 class AnyLane(Lanes):

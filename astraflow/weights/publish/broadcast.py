@@ -133,13 +133,11 @@ class SenderMeetings(_Meetings):
         self._number += 1
         with _torch_errors():
             self._store.set("group", str(self._number))
-            if not self._wait(self._is_taken):
+            seats, count = f"{self._number}/seats", self._settings.node_count
+            if not self._wait(lambda: self._store.add(seats, 0) >= count):
                 return None
             self._store.set(f"{self._number}/full", "")
             return self._met(self._number, SENDER_RANK)
-
-    def _is_taken(self) -> bool:
-        return self._store.add(f"{self._number}/seats", 0) >= self._settings.node_count
 
 
 class ReceiverMeetings(_Meetings):

@@ -208,16 +208,12 @@ def encode_patch_on_device(
 
 def encode_range_on_device(where: ChunkRange, new: torch.Tensor, old: torch.Tensor) -> EncodedRange:
     """Return what `codec.encode.encode_fast` returns: iN[element_count] each."""
-    change = _difference(new, old)
+    indices = (new != old).nonzero().reshape(-1)
+    change = DeviceChange(indices=indices, before=old[indices], values=new[indices])
     low, high = change.sums(where.first)
     streams = _streams(change, fast_limit(where))
     found = FastScan(changed_count=len(change.indices), low=low, high=high, streams=streams)
     return fast_range(where, found, lambda: _to_bytes(new))
-
-
-def _difference(new: torch.Tensor, old: torch.Tensor) -> DeviceChange:
-    indices = (new != old).nonzero().reshape(-1)
-    return DeviceChange(indices=indices, before=old[indices], values=new[indices])
 
 
 def _streams(change: DeviceChange, limit_nbytes: int) -> Streams | None:
