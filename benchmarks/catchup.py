@@ -27,7 +27,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, make_patch
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.patches.store import PatchStore

@@ -38,7 +38,7 @@ from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.relay import WeightRelay

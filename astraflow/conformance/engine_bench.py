@@ -15,7 +15,7 @@ from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.tensors import Dtype
 from astraflow.trainers.engine import TrainEngine
 from astraflow.trainers.origin import published_layout
-from astraflow.weights.patches.shard_layout import WHOLE
+from astraflow.weights.patches.layouts import WHOLE
 from astraflow.weights.publish.tensors import reader_of
 
 _POLICY: Final = PolicyId("solver")

@@ -11,7 +11,7 @@ from astraflow.codec.encode import encode_patch, flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches.shard_layout import WHOLE, Shard
+from astraflow.weights.patches.layouts import WHOLE, Shard
 from astraflow.weights.publish.device import DeviceExport, encode_patch_on_device
 from astraflow.weights.publish.publisher import WeightPublisher
 

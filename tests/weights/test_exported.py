@@ -10,7 +10,7 @@ from torch.distributed.tensor import distribute_tensor
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches.shard_layout import WHOLE, Shard, ShardLayout
+from astraflow.weights.patches.layouts import WHOLE, Shard, ShardLayout
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.weights.publish.tensors import Exported, Reads, reader_of
 

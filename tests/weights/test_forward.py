@@ -9,7 +9,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.history import History
-from astraflow.weights.patches.shard_layout import ShardLayout
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.publish.background import ExtraPatches
 from astraflow.weights.publish.publisher import WeightPublisher, thread_count_for
 from astraflow.weights.publish.tensors import Exported, Reads

@@ -11,7 +11,7 @@ from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
-from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined

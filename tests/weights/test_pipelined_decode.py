@@ -6,7 +6,7 @@ import pytest
 from astraflow.codec.decode import decode_change
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.state import stage
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import SentChunk

@@ -5,7 +5,7 @@ import torch
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches.shard_layout import ShardLayout
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.publish.tensors import Reads
 
 LAYOUT = Layout.of([("w", Dtype.BF16, (4, 6))])

@@ -8,7 +8,7 @@ from astraflow.core.errors import Reason
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.fetch.lanes import joined
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
-from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.weights.serve.relay import WeightRelay

@@ -10,8 +10,8 @@ from astraflow.launch.weights import verify_stored
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.object_lane import stored_version
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import make_patch
-from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.wire.signatures import PatchSigner, require_signed

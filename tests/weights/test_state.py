@@ -9,8 +9,8 @@ from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Encoding
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
+from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.patches.state import Overlay, stage
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 

@@ -11,8 +11,8 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks
+from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import make_patch
-from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 
 

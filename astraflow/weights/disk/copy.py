@@ -42,7 +42,7 @@ from astraflow.weights.disk.files import (
     replace_file,
 )
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.state import HeldState, StagedState
 from astraflow.weights.publish.background import lower_priority
 from astraflow.wire.weights import PatchIndex, encode_layout

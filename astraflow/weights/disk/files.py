@@ -28,7 +28,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.incoming import VerifiedChunks
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.wire.weights import (

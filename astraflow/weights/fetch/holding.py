@@ -18,7 +18,7 @@ from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import Loaded
 from astraflow.weights.patches.incoming import VerifiedChunks
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.routes import is_readable
 from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
 from astraflow.weights.serve.relay import WeightRelay, whole_patch

@@ -14,7 +14,7 @@ from astraflow.transport.frames import source_lost
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk

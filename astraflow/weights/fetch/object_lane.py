@@ -20,8 +20,8 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.storage.buckets import Bucket
 from astraflow.transport.frames import source_late, source_lost
+from astraflow.weights.patches.layouts import WHOLE
 from astraflow.weights.patches.routes import cheapest_way, is_readable, steps
-from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
 from astraflow.weights.publish.publisher import combined
 from astraflow.wire.signatures import require_signed

@@ -35,7 +35,7 @@ from astraflow.weights.fetch.lanes import (
 )
 from astraflow.weights.fetch.sources import Fetch, FetchSettings, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.routes import payload_nbytes, steps
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.serve.relay import WeightRelay

@@ -18,7 +18,7 @@ from astraflow.transport.frames import SourceError, source_lost
 from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener, joined
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 

@@ -20,7 +20,7 @@ from astraflow.codec.encode import RangeBits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
-from astraflow.weights.patches.shard_layout import ShardLayout
+from astraflow.weights.patches.layouts import ShardLayout
 
 Sign = Callable[[PatchInfo], PatchInfo]
 """Returns a patch with its signature."""

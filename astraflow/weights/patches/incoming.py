@@ -20,7 +20,7 @@ from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.transport.frames import source_lost
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import is_readable, registered_bound, steps
 from astraflow.weights.patches.state import GrowingState, HeldState, bits_in

@@ -16,8 +16,8 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History, Sign
+from astraflow.weights.patches.layouts import WHOLE, Shard
 from astraflow.weights.patches.routes import PatchStep, cheapest_way
-from astraflow.weights.patches.shard_layout import WHOLE, Shard
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import PatchIndex, digest_of, root_digest
 

@@ -16,7 +16,7 @@ from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout, TensorUpdate
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch
 from astraflow.wire.weights import PatchIndex
 

@@ -18,7 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.history import History
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches, evicted
 from astraflow.weights.patches.routes import Compact, Link
 from astraflow.wire.transfers import ChunkSet

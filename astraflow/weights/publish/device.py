@@ -18,7 +18,7 @@ from astraflow.codec.chunks import Chunk, ChunkRange, Encoding, Runs, merge_unch
 from astraflow.codec.encode import EncodedPatch, EncodedRange, RangeBits, fast_limit, fast_range
 from astraflow.codec.sparse_fast import ESCAPE, FastScan, Streams
 from astraflow.codec.state_digest import StateDigest
-from astraflow.weights.patches.shard_layout import ShardLayout
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.publish.tensors import TORCH_NAMES, can_round, dtype_of, local_part
 
 DeviceBits = Callable[[ChunkRange], torch.Tensor]

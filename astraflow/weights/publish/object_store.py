@@ -21,8 +21,8 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.storage.buckets import Bucket
+from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.wire.signatures import require_signed

@@ -17,10 +17,9 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import WHOLE, LayoutFrame, Shard, ShardLayout
 from astraflow.weights.patches.patch import Patch, PatchName, index_of, make_patch
 from astraflow.weights.patches.routes import Compact
-from astraflow.weights.patches.shard_layout import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.publish.tensors import Exported, Reads
 from astraflow.wire.signatures import PatchSigner

@@ -16,7 +16,7 @@ from astraflow.codec.chunks import CHUNK_NBYTES, ChunkRange
 from astraflow.codec.float_bits import round_bf16
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorSpec
-from astraflow.weights.patches.shard_layout import Shard, ShardLayout
+from astraflow.weights.patches.layouts import Shard, ShardLayout
 
 
 class ReadBits(Protocol):

@@ -12,7 +12,7 @@ from astraflow.codec.encode import encode_whole, flat_bits
 from astraflow.core.versions import PatchInfo
 from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, evicted
 from astraflow.weights.patches.routes import Link, cheapest_way, steps
 from astraflow.weights.patches.state import HeldState

@@ -6,7 +6,7 @@ import pytest
 from astraflow.codec.changes import Change
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.layouts import LayoutFrame
 
 FRAME = LayoutFrame(
     Layout.of(
