@@ -65,7 +65,14 @@ class ArenaPool:
 
     def take(self, nbytes: int) -> Arena:
         if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
-            self._last = _made(nbytes)
+            try:
+                self._last = _Memory(nbytes)
+            except OSError as error:
+                raise AstraflowError(
+                    Reason.LANE_UNAVAILABLE,
+                    f"the system gives no {nbytes} bytes of shared memory ({error.strerror}); free"
+                    " some or raise the limits of memory, file size and open files",
+                ) from error
         return Arena(self._last)
 
 
@@ -96,14 +103,3 @@ class _Memory:
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first:
             self._mapped.madvise(mmap.MADV_REMOVE, first, end - first)
-
-
-def _made(nbytes: int) -> _Memory:
-    try:
-        return _Memory(nbytes)
-    except OSError as error:
-        raise AstraflowError(
-            Reason.LANE_UNAVAILABLE,
-            f"the system gives no {nbytes} bytes of shared memory ({error.strerror}); free some or"
-            " raise the limits of memory, file size and open files",
-        ) from error

@@ -207,8 +207,7 @@ class InlineCarrier:
             self._pacer.adjust(self._paced)
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
-        frames = chunk_frames(sent, self._segment_nbytes)
-        return [[pack(frame), body] for frame, body in frames]
+        return [[pack(frame), body] for frame, body in chunk_frames(sent, self._segment_nbytes)]
 
     def close(self) -> None: ...
 

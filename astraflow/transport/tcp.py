@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -83,22 +82,19 @@ class TcpHost(StreamHost):
         Raises:
             AstraflowError: INVALID_FIELD when it cannot listen there.
         """
-        *others, last = ports
-        for port in others:
-            with suppress(AstraflowError):
-                return self._listen_on(host, advertised_host, port)
-        return self._listen_on(host, advertised_host, last)
-
-    def _listen_on(self, host: str, advertised_host: str, port: int) -> str:
-        try:
-            listener = _bound(host, port)
-        except OSError as error:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"the TCP lane cannot listen on {join_address(host, port)}: {error.strerror}",
-            ) from error
-        self.listen(listener)
-        return join_address(advertised_host, listener.getsockname()[1])
+        failure: OSError | None = None
+        for port in ports:
+            try:
+                listener = _bound(host, port)
+            except OSError as error:
+                failure = error
+                continue
+            self.listen(listener)
+            return join_address(advertised_host, listener.getsockname()[1])
+        place, why = join_address(host, ports[-1]), failure and failure.strerror
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"the TCP lane cannot listen on {place}: {why}"
+        ) from failure
 
 
 def _bound(host: str, port: int) -> socket.socket:

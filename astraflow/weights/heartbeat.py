@@ -128,7 +128,6 @@ class StallWatch:
     Attributes:
         answer_s: From a request to its first sign; 0: unknown.
         is_only: Whether there is no other source.
-        clock: Tells the time.
         since_s: What comes has been on its way since then, asked for ahead; None: it was not.
     """
 

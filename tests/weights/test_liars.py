@@ -67,7 +67,8 @@ class Lies:
         if not self.is_due or self.rng.random() < 0.3:
             return truth
         self.is_due, self.was_sent = False, True
-        sent, at = [*truth], self.rng.randrange(len(truth))
+        # Before the last: who has all that is true reads no lie behind it.
+        sent, at = [*truth], self.rng.randrange(max(1, len(truth) - 1))
         for _ in range(self.burst):
             self.count += 1
             frame, body = self.rng.choice(truth)

@@ -231,13 +231,12 @@ def _chunks(content: memoryview, at: int, index: PatchIndex) -> Iterator[tuple[C
 
 def _taken(content: memoryview, at: int) -> tuple[memoryview, int]:
     """Return a part with its length before it, and where it ends."""
-    start = at + _LENGTH.size
-    if start > len(content):
+    start = end = at + _LENGTH.size
+    if start <= len(content):
+        end += _LENGTH.unpack_from(content, at)[0]
+    if end > len(content):
         raise AstraflowError(Reason.CHUNK_INVALID, "the file ends")
-    (nbytes,) = _LENGTH.unpack(content[at:start])
-    if start + nbytes > len(content):
-        raise AstraflowError(Reason.CHUNK_INVALID, "the file ends")
-    return content[start : start + nbytes], start + nbytes
+    return content[start:end], end
 
 
 # json, numpy and the file system have errors of their own for what is damaged.

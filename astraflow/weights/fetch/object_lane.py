@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -209,10 +210,9 @@ def _cheapest(
 
 
 def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject:
-    for manifest in manifests:
-        for patch in manifest.patches:
-            if patch.index.patch == info:
-                return patch
+    for patch in chain.from_iterable(manifest.patches for manifest in manifests):
+        if patch.index.patch == info:
+            return patch
     raise AstraflowError(
         Reason.VERSION_EVICTED, f"a patch to version {info.version} is no longer in the store"
     )

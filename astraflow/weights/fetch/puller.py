@@ -175,8 +175,7 @@ class WeightPuller:
         Raises:
             PullFailed: VERSION_EVICTED when no source serves it any more; DIGEST_MISMATCH,
                 CHUNK_INVALID or SIGNATURE_INVALID when what came is not what the run registered;
-                PATCH_UNKNOWN when
-                the run knows no way to it; SOURCE_UNREACHABLE or SOURCE_TIMEOUT.
+                PATCH_UNKNOWN when the run knows no way to it; SOURCE_UNREACHABLE; SOURCE_TIMEOUT.
         """
         started, known = time.monotonic(), {**known, target.version: target}
         listeners = (self._relay, self._copy, self._progress, self._decoder)

@@ -128,15 +128,8 @@ def cheapest_way(
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7) the way from 0 to 2
     is the last one alone.
 
-    Args:
-        steps: By version: they lead to later ones only, so that what leads to a base is known
-            before it is used.
-        base: What is held; None: nothing.
-        version: What is wanted.
-        cost: Of a patch.
-
-    Returns:
-        None: there is no way.
+    Steps come by version: they lead to later ones only, so that what leads to a base is known
+    before it is used. None: there is no way; as a base, nothing is held.
     """
     ways: dict[int | None, tuple[float, tuple[PatchInfo, ...]]] = {base: (0.0, ())}
     for step in steps:
@@ -169,7 +162,7 @@ def registered_bound(
     With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7 bytes) it is 10 bytes
     in 2 patches from 0 to 2.
     """
-    most: dict[int | None, tuple[int, int, int]] = {base: (0, 0, 0)}
+    most: dict[int | None, tuple[int, ...]] = {base: (0, 0, 0)}
     for step in _registered_steps(known, base, target):
         if step.base_version not in most:
             continue
@@ -178,10 +171,8 @@ def registered_bound(
             sum(patch.chunk_count for patch in step.patches),
             sum(patch.payload_nbytes for patch in step.patches),
         )
-        way = [sum(each) for each in zip(most[step.base_version], sizes, strict=True)]
-        before = most.get(step.version, (0, 0, 0))
-        patches, chunks, nbytes = map(max, way, before)
-        most[step.version] = patches, chunks, nbytes
+        way = map(sum, zip(most[step.base_version], sizes, strict=True))
+        most[step.version] = tuple(map(max, way, most.get(step.version, (0, 0, 0))))
     if target not in most or target == base:
         return None
     patches, chunks, nbytes = most[target]

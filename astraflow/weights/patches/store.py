@@ -32,7 +32,6 @@ class PatchStore:
     """Offers the patches of the last versions of one policy; safe to use from any thread.
 
     Attributes:
-        frame: Of all versions.
         history: Which patches are made again from.
         keep: A reader so many versions behind still finds its way.
         compact: What coding a patch compactly as well has cost.

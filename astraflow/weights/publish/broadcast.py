@@ -226,20 +226,14 @@ def items(body: np.ndarray) -> Iterator[SentItem]:
     """Yield what a body, u8[n], carries."""
     view, at = body.data, 0
     while at < len(view):
-        start = at + _LENGTH.size
-        if start > len(view):
-            raise _torn()
-        at = start + _LENGTH.unpack_from(view, at)[0]
-        if at > len(view):
-            raise _torn()
         try:
-            yield decode_response(PullResponse.FromString(bytes(view[start:at])))
-        except DecodeError as error:
-            raise _torn() from error
-
-
-def _torn() -> AstraflowError:
-    return AstraflowError(Reason.CHUNK_INVALID, "a frame of the broadcast is torn")
+            start = at + _LENGTH.size
+            at = start + _LENGTH.unpack_from(view, at)[0]
+            message = PullResponse.FromString(bytes(view[start:at]))
+        except (struct.error, DecodeError) as error:
+            torn = "a frame of the broadcast is torn"
+            raise AstraflowError(Reason.CHUNK_INVALID, torn) from error
+        yield decode_response(message if at <= len(view) else None)
 
 
 # Of the deadline; but no heartbeat is later than this.

@@ -44,9 +44,8 @@ class WeightTransfer:
         """Look for what is wanted; where it may still come, `items` does.
 
         Raises:
-            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, PATCH_UNKNOWN, MEMORY_EXCEEDED;
-                LAYOUT_MISMATCH;
-                INVALID_FIELD for what is not sent ahead, LANE_UNAVAILABLE where nothing is.
+            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, PATCH_UNKNOWN, MEMORY_EXCEEDED,
+                LAYOUT_MISMATCH; INVALID_FIELD for what is not sent ahead, LANE_UNAVAILABLE.
         """
         self.plan = TransferPlan(
             transfer_id=transfer_id,
