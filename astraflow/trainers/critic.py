@@ -122,23 +122,6 @@ class CriticLearner:
         )
         return values, found
 
-    def step(
-        self, rows: TrainRows, values: np.ndarray, returns: np.ndarray, step: int
-    ) -> Mapping[str, float]:
-        """Learn the returns of a batch once; return numbers for the log.
-
-        Half the larger of the squared errors of the value and of the value clipped to `clip`
-        around the old one, a mean over tokens (PPO's implementation, arXiv 2005.12729, section 3).
-
-        Args:
-            rows: Of the batch.
-            values: f32[K], before the step.
-            returns: f64[K].
-            step: Counted from 1.
-        """
-        with self.stepping(rows, values, returns, step) as metrics:
-            return metrics
-
     @contextmanager
     def stepping(
         self,
@@ -149,7 +132,11 @@ class CriticLearner:
         *,
         part: np.ndarray | None = None,
     ) -> Generator[Mapping[str, float]]:
-        """Make the step of `step` at the end of a block; one that fails leaves all as it was.
+        """Learn the returns of a batch once, at the end of a block; yield numbers for the log.
+
+        Half the larger of the squared errors of the value and of the value clipped to `clip`
+        around the old one, a mean over tokens (PPO's implementation, arXiv 2005.12729, section 3).
+        A block that fails leaves all as it was.
 
         Args:
             rows: Of the batch.

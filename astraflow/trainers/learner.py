@@ -99,6 +99,18 @@ class MinibatchStep:
     logprobs: np.ndarray
     entropies: np.ndarray
 
+    @classmethod
+    def of(
+        cls, seen: Likelihoods, indices: np.ndarray, metrics: Mapping[str, float]
+    ) -> "MinibatchStep":
+        """Take what was seen of some loss tokens."""
+        return cls(
+            metrics=metrics,
+            indices=indices,
+            logprobs=seen.logprobs[indices],
+            entropies=seen.entropies[indices],
+        )
+
 
 class PolicyLearner:
     """Trains a model with the loss of its recipe.
@@ -214,9 +226,16 @@ class PolicyLearner:
             rows: Of a batch.
             chosen_rows: bool[N].
         """
+        return self._evaluated(self._model, rows, chosen_rows)
+
+    @torch.no_grad()
+    def _evaluated(
+        self, model: CausalModel, rows: TrainRows, chosen_rows: np.ndarray
+    ) -> Likelihoods:
         seen = Likelihoods.empty(len(rows.loss))
         for one in self._plan(rows, chosen_rows):
-            self._evaluate(rows, one, seen)
+            tokens = PassTokens.of(rows, one)
+            seen.put(tokens.loss_indices, *log_softmax_of(model, tokens))
         return seen
 
     def _step(
@@ -304,12 +323,7 @@ class PolicyLearner:
         metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
         if self._balance.is_asked:
             metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
-        return MinibatchStep(
-            metrics=metrics,
-            indices=indices,
-            logprobs=seen.logprobs[indices],
-            entropies=seen.entropies[indices],
-        )
+        return MinibatchStep.of(seen, indices, metrics)
 
     @contextmanager
     def _critic_update(
@@ -367,12 +381,7 @@ class PolicyLearner:
         chosen = np.arange(batch.rows.row_count) < _LOOKED_AT_ROWS
         seen = self.likelihoods(batch.rows, chosen)
         indices = np.flatnonzero(chosen[batch.rows.loss.rows])
-        shown = MinibatchStep(
-            metrics={},
-            indices=indices,
-            logprobs=seen.logprobs[indices],
-            entropies=seen.entropies[indices],
-        )
+        shown = MinibatchStep.of(seen, indices, {})
         return {
             "train/loss": 0.0,
             "train/grad_norm": 0.0,
@@ -465,22 +474,12 @@ class PolicyLearner:
             reference_logprobs=None if reference is None else self._tensor(reference[indices]),
         )
 
-    @torch.no_grad()
     def _reference_likelihoods(self, rows: TrainRows) -> np.ndarray | None:
         """Return f32[K], by another model, which has ways of its own through its experts."""
         if self._reference is None:
             return None
-        seen = Likelihoods.empty(len(rows.loss))
         own = replace(rows, routed_experts=None)
-        for one in self._plan(own, self._trained_rows(own)):
-            tokens = PassTokens.of(own, one)
-            seen.put(tokens.loss_indices, *log_softmax_of(self._reference, tokens))
-        return seen.logprobs
-
-    @torch.no_grad()
-    def _evaluate(self, rows: TrainRows, one: ModelPass, seen: Likelihoods) -> None:
-        tokens = PassTokens.of(rows, one)
-        seen.put(tokens.loss_indices, *log_softmax_of(self._model, tokens))
+        return self._evaluated(self._reference, own, self._trained_rows(own)).logprobs
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return to_tensor(values, self._model.device)

@@ -1,7 +1,7 @@
 """How much of a device's memory a step takes, by arithmetic: no device and no model is needed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Self
 
 from astraflow.config.policies import Fsdp
@@ -137,15 +137,7 @@ class StepMemory:
     @property
     def total(self) -> int:
         """All of it; parts that are not there at once are added all the same."""
-        return (
-            self.weights
-            + self.gradients
-            + self.moments
-            + self.gathered
-            + self.inputs
-            + self.block
-            + self.head
-        )
+        return sum(astuple(self))
 
 
 def _kept_nbytes(shape: ModelShape, size: int, parts: int) -> int:

@@ -103,14 +103,6 @@ def write_description(
     _copy_companions(directory, companions_of)
 
 
-def copy_description(source: Path, directory: Path) -> None:
-    """Copy what belongs to a model beside its weights from where it was loaded."""
-    for name in ("config.json", "generation_config.json"):
-        if (source / name).exists():
-            shutil.copyfile(source / name, directory / name)
-    _copy_companions(directory, source)
-
-
 def _copy_companions(directory: Path, companions_of: Path | None) -> None:
     for name in _COMPANIONS if companions_of else ():
         source = cast("Path", companions_of) / name

@@ -203,7 +203,7 @@ def _loss_tokens(parts: Sequence[BatchPart], offsets: np.ndarray) -> LossTokens:
             rows=rows,
             sampler_logprobs=_column(parts, "logprobs")[positions],
             advantages=_column(parts, "advantages")[positions],
-            weights=_loss_weights(parts)[positions],
+            weights=_floats(parts, "loss_weights", 1)[positions],
             # Greedy sampling reports the log-probabilities of the logits as they are.
             temperatures=np.where(temperature > 0, temperature, np.float32(1))[rows],
             rewards=_turn_rewards(parts, offsets, positions, rows),
@@ -236,13 +236,13 @@ def _column(parts: Sequence[BatchPart], name: str) -> np.ndarray:
     return np.concatenate([part.values(name) for part in parts])
 
 
-def _loss_weights(parts: Sequence[BatchPart]) -> np.ndarray:
-    """Return f32[T]; parts without the column have 1."""
+def _floats(parts: Sequence[BatchPart], name: str, default: float) -> np.ndarray:
+    """Return f32[T], a column of tokens; of parts without it the default."""
     return np.concatenate(
         [
-            part.values("loss_weights")
-            if "loss_weights" in part.columns
-            else np.ones(part.token_count, np.float32)
+            part.values(name)
+            if name in part.columns
+            else np.full(part.token_count, default, np.float32)
             for part in parts
         ]
     )
@@ -257,14 +257,7 @@ def _turn_rewards(
     """
     if not any(TURN_REWARDS in part.columns for part in parts):
         return None
-    given = np.concatenate(
-        [
-            part.values(TURN_REWARDS)
-            if TURN_REWARDS in part.columns
-            else np.zeros(part.token_count, np.float32)
-            for part in parts
-        ]
-    )
+    given = _floats(parts, TURN_REWARDS, 0)
     at = np.flatnonzero(given)
     earned = np.searchsorted(positions, at, side="right") - 1
     row = np.searchsorted(offsets, at, side="right") - 1
