@@ -188,13 +188,13 @@ def _status(rollout_count: int) -> dict[str, Any]:
 def served(*folders: Path) -> Iterator[str]:
     """Serve runs by the command, in a process of its own; give the address."""
     command = [sys.executable, "-m", "astraflow", "ui", *map(str, folders), "--no-open"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield next(word for word in process.stdout.readline().split() if word.startswith("http"))
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            yield next(word for word in line.split() if word.startswith("http"))
+        finally:
+            process.terminate()
 
 
 _SCROLL: Final = """async () => {
