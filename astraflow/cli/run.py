@@ -30,7 +30,7 @@ def run(
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="Where trainers and nodes are started: local, ssh or slurm; unset: as the "
+            help="Where trainers and nodes are started: local, ssh, slurm or ray; unset: as the "
             "recipe's [bold]executor[/] says. The hub stays here.",
         ),
     ] = None,
@@ -413,9 +413,9 @@ def autoscale(
 ) -> None:
     """Start and drain rollout nodes as the hub advises, until the run is over.
 
-    Nodes are processes on this machine, or whatever the recipe's autoscale.start starts. A node
+    Nodes are started where those of the run are, or by the recipe's autoscale.start. A node
     that is not needed finishes what it holds and leaves; nothing is lost. Ctrl-C ends the scaling;
-    nodes of this machine drain and leave then.
+    nodes that it started drain and leave then, but those of autoscale.start.
     """
     import asyncio  # noqa: PLC0415
 

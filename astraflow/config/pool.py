@@ -261,7 +261,7 @@ class ExecutorConfig(Named):
     """Where trainers and nodes are started; its name alone will do. See clusters.md."""
 
     name: str = "local"
-    """local, ssh, slurm, or an entry point astraflow.executors of an installed package."""
+    """local, ssh, slurm, ray, or an entry point astraflow.executors of an installed package."""
     options: Options = Field(default={})
     """Of that executor, such as partition."""
 
@@ -296,9 +296,9 @@ class AutoscaleConfig(Strict):
     drain_s: float | None = Field(default=None, gt=0)
     """For how long a node that leaves may finish what it holds; unset: as long as it takes."""
     start: str | None = None
-    """Shell command that starts one node, such as `sbatch node.sh {name}`; unset: a process on
-    the machine of `astraflow autoscale`. {name}, {hub}, {recipe} and {run} are filled in, quoted;
-    ASTRAFLOW_JOIN_TOKEN is in its environment."""
+    """Shell command that starts one node, such as `sbatch node.sh {name}`; unset: one more
+    where the executor starts those of the run. {name}, {hub}, {recipe} and {run} are filled in,
+    quoted; ASTRAFLOW_JOIN_TOKEN is in its environment."""
     stop: str | None = None
     """Shell command for a node that has left, such as `scancel --name {name}`; unset: a node that
     was drained ends by itself."""

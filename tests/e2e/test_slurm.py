@@ -1,13 +1,15 @@
 """A recipe on Slurm: a real cluster of two nodes on this machine."""
 
 import signal
+import subprocess
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from astraflow.config.run_dir import read_json_lines
 
-from .conftest import astraflow, started
+from .conftest import astraflow, running, started
 from .places import ask, has_slurm, members, slurm_cluster
 
 pytestmark = [
@@ -34,6 +36,13 @@ def _use_slurm(slurm, monkeypatch):
 
 def jobs(slurm):
     return ask(slurm, "squeue", "-h", "-o", "%j").split()
+
+
+def until(run, claim):
+    while not claim():
+        assert run.is_alive, run.wait()
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.05)
 
 
 def test_a_killed_node_is_another_job_and_each_has_gpus_of_its_own(tmp_path, cache, slurm):
@@ -103,3 +112,25 @@ def test_ctrl_c_leaves_no_job(tmp_path, cache, slurm):
     assert run.summary["state"] == "stopped"
     assert all(account["balanced"] for account in run.books)
     assert jobs(slurm) == []
+
+
+def test_the_pool_grows_by_jobs_and_they_leave_with_the_scaler(tmp_path, cache, slurm):
+    sets = (
+        "policies.solver.trainer.step_count=4000",
+        "raas.count=1",
+        "autoscale={min: 2, max: 2}",
+        "evals={}",
+        *ON_SLURM,
+    )
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(1)
+        words = ("autoscale", str(run.run_dir.root), "--poll", "0.5")
+        with running(*words, run_dir=run.run_dir, cache=cache) as scaler:
+            until(run, lambda: [name for name in jobs(slurm) if name.startswith("auto-")])
+            until(run, lambda: members(run, "join")[1:])
+            scaler.process.send_signal(signal.SIGTERM)
+            assert scaler.wait() == 0, scaler.output
+        assert sorted(jobs(slurm)) == ["raas-0", "trainer-solver"]
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert all(account["balanced"] for account in run.books)
