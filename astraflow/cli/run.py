@@ -39,7 +39,7 @@ def run(
         typer.Option(
             metavar="KEY=VALUE",
             help="An option of that place, such as [bold]partition=gpu[/] or "
-            "[bold]hosts=[a,b][/]. Can be given many times.",
+            r"[bold]hosts=\[a,b][/]. Can be given many times.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; unset: the recipe's.")] = None,

@@ -68,3 +68,14 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path, cache, config):
     with started("sort.yaml", on(config, "three"), runs=tmp_path / "runs", cache=cache) as run:
         assert run.wait() == 1
     assert "three cannot be reached" in run.output
+
+
+def test_a_trainer_on_hosts_that_share_no_files_is_refused(tmp_path, cache, config):
+    sets = (
+        "policies.solver.trainer.ranks=2",
+        on(config, "one", "two")[:-2] + ", ranks_per_node: 1}}",
+    )
+    with started("sort.yaml", *sets, runs=tmp_path / "runs", cache=cache) as run:
+        assert run.wait() == 1
+    assert "in a folder that they and this machine share" in " ".join(run.output.split())
+    assert not members(run)

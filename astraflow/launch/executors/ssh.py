@@ -187,6 +187,12 @@ class SshExecutor(RemoteExecutor):
         hosts = self.hosts_of(command)
         self.write_script(command)
         await asyncio.gather(*(self._copy(command, host) for host in set(hosts)))
+        if len(hosts) > 1 and not all(self._shares[host] for host in hosts):
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"executor: {command.name} is on several hosts, which write its checkpoints "
+                "together; run it in a folder that they and this machine share (--runs)",
+            )
         if self._fetching is None:
             self._fetching = asyncio.create_task(self._fetch_often())
         connections: list[tuple[str, Process]] = []
