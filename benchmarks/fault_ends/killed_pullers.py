@@ -18,7 +18,7 @@ from astraflow.codec.chunks import Chunk
 from astraflow.core.tensors import Layout, WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.transport.lanes import Lanes
-from astraflow.weights.disk import files, writer
+from astraflow.weights.disk import copy, files
 from astraflow.weights.disk.copy import MAX_STEPS, DiskCopy, Snapshots
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import WeightServer
@@ -115,7 +115,7 @@ def _die() -> None:
 
 def _die_in_writes(write: Countdown, rng: Random) -> None:
     """Count what is written to the copy: chunks, halves of them too, records, and states."""
-    append, put = files.PatchWriter.append, writer.replace_file
+    append, put = files.PatchWriter.append, copy.replace_file
     blocks = Snapshots.blocks
     of_file: Any = files.PatchWriter
 
@@ -139,7 +139,7 @@ def _die_in_writes(write: Countdown, rng: Random) -> None:
 
     Snapshots.blocks = counted  # type: ignore[method-assign]
     of_file.append = torn
-    writer.replace_file = put_or_die
+    copy.replace_file = put_or_die
 
 
 def _apply(update: WeightUpdate, layout: Layout, live: np.ndarray, tell: Countdown) -> None:
