@@ -3,7 +3,9 @@
 #
 #   scripts/install_clusters.sh
 #
-# Debian or Ubuntu, as root. Daemons that packages start by themselves are not used.
+# Debian or Ubuntu, as root. Daemons that packages start by themselves are not used. Those with the
+# marker `kubernetes` need kubectl (https://kubernetes.io/docs/tasks/tools), and for the schemas
+# `pip install kubernetes-validate`.
 set -euo pipefail
 
 apt-get update --quiet --quiet

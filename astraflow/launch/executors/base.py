@@ -167,14 +167,28 @@ class RemoteExecutor(ABC):
         """Return where a file of a process lies: `sh`, `env`, `pid` and others."""
         return self.place.run_dir.root.absolute() / "jobs" / f"{command.name}.{kind}"
 
-    def script(self, command: RoleCommand) -> str:
-        """Return what starts a process in the shell of another machine."""
+    def script(self, command: RoleCommand, *, secrets: Path | None = None) -> str:
+        """Return what starts a process in the shell of another machine.
+
+        Args:
+            command: Of the process.
+            secrets: File that it has there; None: that of the folder `jobs`.
+        """
+        secrets = secrets or self.path(command, "env")
         said = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in command.environment.items())
         return (
             f"#!/bin/sh\n# {command.name} of {self.place.name}\numask 077\n"
             f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null || cd\n"
-            f". {shlex.quote(str(self.path(command, 'env')))}\n{said}{self.launch_line(command)}\n"
+            f". {shlex.quote(str(secrets))}\n{said}{self.launch_line(command)}\n"
         )
+
+    def secrets(self, command: RoleCommand) -> str:
+        """Return the secrets of a process for a shell to read."""
+        said = {
+            **{k: v for k, v in os.environ.items() if k.startswith(_INHERITED)},
+            **command.secrets,
+        }
+        return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in said.items())
 
     def launch_line(self, command: RoleCommand) -> str:
         """Return the last line of the script."""
@@ -185,15 +199,10 @@ class RemoteExecutor(ABC):
 
     def write_script(self, command: RoleCommand) -> Path:
         """Write the script of a process and its secrets, for this user alone; return its path."""
-        secrets = {
-            **{k: v for k, v in os.environ.items() if k.startswith(_INHERITED)},
-            **command.secrets,
-        }
-        text = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in secrets.items())
         script = self.path(command, "sh")
         script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         command.log.parent.mkdir(parents=True, exist_ok=True)
-        _write_private(self.path(command, "env"), text)
+        _write_private(self.path(command, "env"), self.secrets(command))
         _write_private(script, self.script(command))
         return script
 

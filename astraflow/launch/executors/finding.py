@@ -23,6 +23,7 @@ from astraflow.rpc.address import is_loopback, split_address
 LOCAL: Final = "local"
 
 _BUILT_IN: Final = {
+    "kubernetes": "astraflow.launch.executors.kubernetes:KubernetesExecutor",
     "ray": "astraflow.launch.executors.ray:RayExecutor",
     "ssh": "astraflow.launch.executors.ssh:SshExecutor",
     "slurm": "astraflow.launch.executors.slurm:SlurmExecutor",

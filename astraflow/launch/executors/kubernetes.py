@@ -1,0 +1,360 @@
+"""Kubernetes: every trainer and every node is a Job, made and watched by `kubectl`.
+
+The folder of the run has to be on a volume that the launcher and the pods see under one path.
+States come from one `kubectl get` every two seconds for all Jobs and pods of the run, whose label
+has an id that lies in the folder: a launcher that goes on with the run finds what was left of it.
+"""
+
+import asyncio
+import json
+import shlex
+import signal
+from asyncio.subprocess import DEVNULL
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Final, cast
+from uuid import uuid4
+
+import yaml
+from pydantic import Field
+
+from astraflow.config.strict import Options
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.executors.base import (
+    ExecutorOptions,
+    RemoteExecutor,
+    RunPlace,
+    WatchedProcess,
+    attempt,
+    call,
+    require_commands,
+)
+from astraflow.launch.executors.pods import CONTAINER, Pod, end_of, merged, slug
+from astraflow.launch.processes import RoleCommand
+
+_POLL_S: Final = 2.0
+
+# What a log takes at most to be read to its end.
+_LOG_S: Final = 20.0
+
+_RUN: Final = "astraflow/run"
+
+_SECRETS: Final = Path("/run/astraflow")
+
+# Whoever launched a process starts it again, and knows when not to. The first process of a
+# namespace cannot end itself by a signal, which tells how ranks ended; so that is another one. What
+# a container gets of /dev/shm is too little for ranks and engines.
+_JOB: Final = """
+apiVersion: batch/v1
+kind: Job
+metadata: {}
+spec:
+  backoffLimit: 0
+  ttlSecondsAfterFinished: 86400
+  template:
+    spec:
+      restartPolicy: Never
+      shareProcessNamespace: true
+      enableServiceLinks: false
+      containers:
+      - name: astraflow
+        volumeMounts:
+        - {name: secrets, mountPath: /run/astraflow, readOnly: true}
+        - {name: shm, mountPath: /dev/shm}
+      volumes:
+      - {name: shm, emptyDir: {medium: Memory}}
+"""
+
+
+class KubernetesOptions(ExecutorOptions):
+    """Options of the executor kubernetes."""
+
+    python: str = "python"
+    """Interpreter of the image that has astraflow installed."""
+    image: str
+    """Of the pods' container."""
+    namespace: str | None = None
+    """Unset: that of the context."""
+    context: str | None = None
+    """Of kubectl's configuration; unset: its current one."""
+    claim: str | None = None
+    """A PersistentVolumeClaim that holds the folder of the run."""
+    mount: Path | None = None
+    """Where this machine has that volume, and pods get it; unset: the folder that has the run's."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """What a GPU is called there."""
+    service_account: str | None = None
+    """Unset: pods cannot talk to the API server."""
+    grace_s: int = Field(default=600, ge=1)
+    """Seconds that a pod has between SIGTERM and SIGKILL."""
+    pod: Options = Field(default={})
+    """More of the pod's spec; mappings merge, items of lists by their name or mountPath."""
+    args: tuple[str, ...] = ()
+    """Further arguments of every kubectl, such as --kubeconfig=FILE."""
+
+
+class _Readable(yaml.SafeDumper):
+    """Writes scripts as they are read."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Readable.add_representer(str, _Readable.represent_str)
+
+
+class KubernetesProcess(WatchedProcess):
+    """A Job."""
+
+    def __init__(self, command: RoleCommand, executor: "KubernetesExecutor", job: str) -> None:
+        super().__init__(command)
+        self.job = job
+        self._executor = executor
+        self._logs: dict[str, asyncio.Task[None]] = {}
+        self._told = {""}
+        self._live: set[str] = set()
+        self._is_ending = False
+
+    def send(self, number: signal.Signals) -> None:
+        """Have Kubernetes end it: by SIGTERM, and after `grace_s` or with SIGKILL by force."""
+        if self.exit_code is None:
+            delete = self._executor.delete("job", self.job)
+            self._executor.later(self.kill() if number is signal.SIGKILL else delete)
+
+    async def kill(self) -> None:
+        await self._executor.delete("job", self.job)
+        await self._executor.delete("pods", "-l", f"job-name={self.job}", "--grace-period=1")
+
+    def hear(self, job: Mapping[str, Any] | None, pods: Sequence[Pod]) -> Sequence[str]:
+        """Take what kubectl says; return what people should know of it."""
+        self._live = {pod.name for pod in pods if pod.exit_code is None}
+        for pod in pods:
+            if pod.has_begun and pod.name not in self._logs:
+                self._logs[pod.name] = asyncio.create_task(self._copy_log(pod.name))
+        code = end_of(job, pods, count=self.command.machine_count)
+        if code is not None and not self._is_ending:
+            self._is_ending = True
+            self._executor.later(self._end(code))
+        news = {pod.trouble for pod in pods} - self._told
+        self._told |= news
+        return [f"{self.command.name}: {each}" for each in sorted(news)]
+
+    async def _end(self, code: int) -> None:
+        if self._logs:
+            await asyncio.wait(self._logs.values(), timeout=_LOG_S)
+        self.close()
+        self.has_ended(code)
+
+    async def _copy_log(self, pod: str) -> None:
+        """Append the log of a pod, again from where a connection broke, until it is over."""
+        code, since, is_last = None, (), False
+        while not is_last and (code != 0 or pod in self._live):
+            is_last = pod not in self._live
+            code = await self._executor.append_log(pod, self.command.log, *since)
+            since = (f"--since-time={datetime.now(UTC).isoformat()}",)
+            if pod in self._live:
+                await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Read no log any more."""
+        for task in self._logs.values():
+            task.cancel()
+
+
+class KubernetesExecutor(RemoteExecutor):
+    """Makes Jobs."""
+
+    options_type: ClassVar[type[ExecutorOptions]] = KubernetesOptions
+
+    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
+        super().__init__(place, options)
+        self._said = cast("KubernetesOptions", options)
+        self._processes: dict[str, KubernetesProcess] = {}
+        self._following: asyncio.Task[None] | None = None
+
+    def require(self) -> None:
+        require_commands(
+            {"kubectl": "install it by https://kubernetes.io/docs/tasks/tools/#kubectl"}
+        )
+        if self._said.claim is None and "volumes" not in self._said.pod:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                "executor.options.claim: pods have to see the folder of the run; name a "
+                "PersistentVolumeClaim that is mounted here, or give pod.volumes",
+            )
+        root = self.place.run_dir.root.absolute()
+        if not root.is_relative_to(self._mount):
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"executor.options.mount: the folder of the run, {root}, is not in {self._mount}; "
+                "choose another by --runs",
+            )
+
+    @property
+    def _mount(self) -> Path:
+        return self._said.mount or self.place.run_dir.root.absolute().parent
+
+    @property
+    def _id_path(self) -> Path:
+        return self.place.run_dir.root.absolute() / "jobs" / "kubernetes-id"
+
+    @cached_property
+    def run_id(self) -> str:
+        """What tells the Jobs of this run from all others; it stays with the run's folder."""
+        with suppress(FileNotFoundError):
+            return self._id_path.read_text()
+        return uuid4().hex[:12]
+
+    def job(self, command: RoleCommand, name: str) -> Mapping[str, Any]:
+        """Return the Job of a process, whose pods mount a Secret of the same name."""
+        said, count = self._said, command.machine_count
+        gpus = {said.gpu_resource: str(command.gpus)} if command.gpus else {}
+        container: dict[str, Any] = {
+            "name": CONTAINER,
+            "image": said.image,
+            "command": ["/bin/sh", "-c", self.script(command, secrets=_SECRETS / "env")],
+            "resources": {"requests": {"cpu": str(command.cpus)}, "limits": gpus},
+        }
+        secrets = {"name": "secrets", "secret": {"secretName": name, "defaultMode": 0o400}}
+        pod: dict[str, Any] = {"containers": [container], "volumes": [secrets]}
+        pod["terminationGracePeriodSeconds"] = said.grace_s
+        pod["automountServiceAccountToken"] = said.service_account is not None
+        if said.service_account is not None:
+            pod["serviceAccountName"] = said.service_account
+        if said.claim is not None:
+            claim = {"name": "runs", "persistentVolumeClaim": {"claimName": said.claim}}
+            pod["volumes"].append(claim)
+            container["volumeMounts"] = [{"name": "runs", "mountPath": str(self._mount)}]
+        spec: dict[str, Any] = {"parallelism": count, "completions": count}
+        if count > 1:
+            spec["completionMode"] = "Indexed"
+        labels = {"labels": self._labels(command)}
+        spec["template"] = {"metadata": labels, "spec": merged(pod, dict(said.pod))}
+        folder = str(self.place.run_dir.root.absolute())
+        meta = {"name": name, "annotations": {"astraflow/folder": folder}}
+        meta["labels"] = self._labels(command)
+        return merged(yaml.safe_load(_JOB), {"metadata": meta, "spec": spec})
+
+    def secret(self, command: RoleCommand, name: str, text: str) -> Mapping[str, Any]:
+        """Return the Secret of a process, with what its shell reads."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": self._labels(command)},
+            "stringData": {"env": text},
+        }
+
+    def _labels(self, command: RoleCommand) -> Mapping[str, str]:
+        return {
+            "app.kubernetes.io/name": "astraflow",
+            _RUN: self.run_id,
+            "astraflow/role": command.arguments[0],
+            "astraflow/process": slug(command.name),
+        }
+
+    def preview(self, command: RoleCommand) -> str:
+        name = f"{slug(command.name)}-{self.run_id}"
+        shown = (self.secret(command, name, "# not shown\n"), self.job(command, name))
+        text = yaml.dump_all(shown, Dumper=_Readable, sort_keys=False, explicit_start=True)
+        return f"# {shlex.join(self._kubectl('create', '-f', '-'))}\n{text.rstrip()}"
+
+    def _kubectl(self, *words: str) -> Sequence[str]:
+        said = self._said
+        where = {"--context": said.context, "--namespace": said.namespace}
+        return (
+            "kubectl",
+            *(f"{key}={value}" for key, value in where.items() if value is not None),
+            *said.args,
+            *words,
+        )
+
+    async def start(self, command: RoleCommand) -> KubernetesProcess:
+        self._id_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._id_path.write_text(self.run_id)
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        name = f"{slug(command.name)}-{self.run_id}-{uuid4().hex[:6]}"
+        create = self._kubectl("create", "-f", "-", "-o", "jsonpath={.metadata.uid}")
+        uid = await call(*create, stdin=json.dumps(self.job(command, name)))
+        secret = dict(self.secret(command, name, self.secrets(command)))
+        # It goes when the Job does, whoever deletes that.
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
+        secret["metadata"] = {**secret["metadata"], "ownerReferences": [owner]}
+        try:
+            await call(*create, stdin=json.dumps(secret))
+        except AstraflowError:
+            await self.delete("job", name)
+            raise
+        process = self._processes[name] = KubernetesProcess(command, self, name)
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
+        return process
+
+    async def _follow(self) -> None:
+        """Tell the processes what becomes of their Jobs."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            known = set(self._processes)
+            try:
+                jobs, pods = await self._state()
+            except AstraflowError:
+                # An API server that is away for a while.
+                continue
+            for name in known:
+                process = self._processes[name]
+                for note in process.hear(jobs.get(name), [pod for pod in pods if pod.job == name]):
+                    self.place.note(note)
+                if process.exit_code is not None:
+                    del self._processes[name]
+
+    async def _state(self) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[Pod]]:
+        """Return the Jobs of the run by name, and their pods.
+
+        Raises:
+            AstraflowError: NOT_READY when the API server does not answer.
+        """
+        said = await call(*self._kubectl("get", "jobs,pods", "-l", self._mark, "-o", "json"))
+        items, now = json.loads(said)["items"], datetime.now(UTC)
+        jobs = {each["metadata"]["name"]: each for each in items if each["kind"] == "Job"}
+        return jobs, [Pod.of(each, now=now) for each in items if each["kind"] == "Pod"]
+
+    @property
+    def _mark(self) -> str:
+        return f"{_RUN}={self.run_id}"
+
+    async def append_log(self, pod: str, log: Path, *words: str) -> int:
+        """Append what a pod says to a log for as long as it says it; return kubectl's exit code."""
+        argv = self._kubectl("logs", "--follow", f"--container={CONTAINER}", *words, pod)
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=DEVNULL, stdout=file, stderr=DEVNULL, start_new_session=True
+            )
+        try:
+            return await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+
+    async def delete(self, *words: str) -> None:
+        """Delete what is there of it; pods have their time to end."""
+        await attempt(*self._kubectl("delete", *words, "--wait=false", "--ignore-not-found"))
+
+    async def sweep(self) -> None:
+        if not self._id_path.exists():
+            return
+        jobs, pods = await self._state()
+        over = {pod.job for pod in pods if pod.exit_code is not None}
+        left = sorted(jobs.keys() - self._processes.keys() - over)
+        if left:
+            self.place.note(f"Jobs that were left of this run are deleted: {', '.join(left)}")
+        await self.delete("jobs,secrets", "-l", self._mark)
+
+    async def close(self) -> None:
+        await super().close()
+        for process in self._processes.values():
+            process.close()
+        if self._following is not None:
+            self._following.cancel()

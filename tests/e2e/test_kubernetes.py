@@ -1,0 +1,107 @@
+"""A recipe on Kubernetes: kubectl, and an API server whose pods are processes of this machine."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from astraflow.config.run_dir import read_json_lines
+
+from .conftest import astraflow, started
+from .kube_api import kubernetes
+from .places import members
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.kubernetes,
+    pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is missing"),
+]
+
+OPTIONS = f"image: lab/astraflow, claim: runs, python: {sys.executable}"
+ON_KUBERNETES = f"executor={{name: kubernetes, options: {{{OPTIONS}}}}}"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    folder = tmp_path / "kubernetes"
+    folder.mkdir()
+    with kubernetes(folder) as (made, said):
+        for key, value in said.items():
+            monkeypatch.setenv(key, value)
+        yield made
+
+
+def processes_of(cluster):
+    return sorted(
+        each["metadata"]["labels"]["astraflow/process"]
+        for each in list(cluster.objects["jobs"].values())
+    )
+
+
+def nothing_is_left(cluster):
+    return not any(cluster.objects.values())
+
+
+def test_a_killed_node_is_another_job_and_nothing_is_left(tmp_path, cache, cluster):
+    sets = ("policies.solver.trainer.step_count=24", ON_KUBERNETES)
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        assert processes_of(cluster) == ["raas-0", "raas-1", "trainer-solver"]
+        (node,) = members(run, "join", "raas-0")
+        token = node.environ()["ASTRAFLOW_JOIN_TOKEN"]
+        node.send_signal(signal.SIGKILL)
+        assert run.wait() == 0, run.output
+    assert "raas-0 ended (-9); what it held is issued again" in run.output
+    assert run.run_dir.log("raas-2").stat().st_size
+    assert run.summary["steps"] == 24
+    assert all(account["balanced"] for account in run.books)
+    assert token not in json.dumps([each for each in cluster.created if each["kind"] == "Job"])
+    assert nothing_is_left(cluster)
+
+
+def test_a_pod_that_is_evicted_hands_back_what_it_holds_and_is_replaced(tmp_path, cache, cluster):
+    sets = ("policies.solver.trainer.step_count=24", ON_KUBERNETES)
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        pod = next(name for name in list(cluster.objects["pods"]) if name.startswith("raas-0"))
+        evict = ("kubectl", "delete", "pod", pod, "--wait=false")
+        subprocess.run(evict, check=True, capture_output=True)
+        assert run.wait() == 0, run.output
+    assert "raas-0 ended (-9); what it held is issued again" in run.output
+    assert run.run_dir.log("raas-2").exists()
+    assert all(account["balanced"] for account in run.books)
+
+
+def test_jobs_that_a_killed_launcher_left_are_deleted_by_the_run_that_goes_on(
+    tmp_path, cache, cluster
+):
+    sets = ("policies.solver.trainer.step_count=400", ON_KUBERNETES)
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        run.process.kill()
+        run.wait()
+    left = members(run, "join")
+    count = max(row["step"] for row in read_json_lines(run.run_dir.metrics)) + 40
+    more = ("--set", f"policies.solver.trainer.step_count={count}")
+    done = astraflow("run", "--resume", str(run.run_dir.root), *more, cache=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Jobs that were left of this run are deleted" in done.stdout
+    assert run.summary["steps"] == count
+    psutil.wait_procs(left, timeout=100)
+    assert nothing_is_left(cluster)
+
+
+def test_ctrl_c_leaves_no_job(tmp_path, cache, cluster):
+    sets = ("policies.solver.trainer.step_count=400", ON_KUBERNETES)
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert run.summary["state"] == "stopped"
+    assert all(account["balanced"] for account in run.books)
+    assert nothing_is_left(cluster)
