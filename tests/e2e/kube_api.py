@@ -80,9 +80,9 @@ class Cluster:
             pod["status"] = state(
                 "Failed" if code else "Succeeded", {"terminated": {"exitCode": code}}
             )
+            self._count(self.objects["jobs"].get(job_name))
             if "deletionTimestamp" in pod["metadata"]:
                 self.objects["pods"].pop(name, None)
-            self._count(self.objects["jobs"].get(job_name))
             self.changed.notify_all()
 
     def _start(self, pod, secret):

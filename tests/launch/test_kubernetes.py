@@ -28,7 +28,7 @@ def _has_kubectl(tmp_path, monkeypatch):
 
 
 def placed(tmp_path, *overrides):
-    recipe = load_recipe(RECIPE, ("executor=kubernetes", *overrides))
+    recipe = load_recipe(RECIPE, ("executor={name: kubernetes}", *overrides))
     return Placement.of(recipe, RunDir(tmp_path / "runs" / "run"), note=lambda _: None)
 
 
@@ -164,8 +164,12 @@ def test_why_a_pod_waits_is_told():
     assert not pod({"waiting": {"reason": "ContainerCreating"}}).trouble
 
 
+def ended_as(condition):
+    return {"status": {"conditions": [{"type": condition, "status": "True"}]}}
+
+
 def test_a_process_of_several_pods_ends_as_the_first_that_failed_by_itself():
-    job, failed = {}, {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+    job, failed, done = {}, ended_as("Failed"), ended_as("Complete")
     evicted = ended(0, gone_by="2026-01-01T12:00:00Z")
     assert end_of(job, [ended(0), pod({"running": {}})], count=2) is None
     assert end_of(job, [ended(0), ended(0)], count=2) == 0
@@ -173,6 +177,9 @@ def test_a_process_of_several_pods_ends_as_the_first_that_failed_by_itself():
     assert end_of(job, [], count=1) is None
     assert end_of(failed, [], count=1) == -9
     assert end_of(None, [], count=1) == -9
+    assert end_of(done, [], count=1) == -9
+    assert end_of(done, [ended(0)], count=2) == -9
+    assert end_of(None, [pod({"running": {}})], count=1) is None
 
 
 @pytest.mark.kubernetes

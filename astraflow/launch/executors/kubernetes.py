@@ -101,7 +101,8 @@ class _Readable(yaml.SafeDumper):
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         style = "|" if "\n" in data else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+        # yaml tells no types of what it takes here.
+        return cast("Any", self).represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
 _Readable.add_representer(str, _Readable.represent_str)
@@ -235,8 +236,7 @@ class KubernetesExecutor(RemoteExecutor):
         labels = {"labels": self._labels(command)}
         spec["template"] = {"metadata": labels, "spec": merged(pod, dict(said.pod))}
         folder = str(self.place.run_dir.root.absolute())
-        meta = {"name": name, "annotations": {"astraflow/folder": folder}}
-        meta["labels"] = self._labels(command)
+        meta = {"name": name, **labels, "annotations": {"astraflow/folder": folder}}
         return merged(yaml.safe_load(_JOB), {"metadata": meta, "spec": spec})
 
     def secret(self, command: RoleCommand, name: str, text: str) -> Mapping[str, Any]:

@@ -115,9 +115,11 @@ def end_of(job: Mapping[str, Any] | None, pods: Sequence[Pod], *, count: int) ->
         return failed[0].exit_code
     if sum(pod.exit_code == 0 for pod in pods) == count:
         return 0
-    conditions = [] if job is None else job.get("status", {}).get("conditions", ())
-    has_failed = any(each["type"] == "Failed" and each["status"] == "True" for each in conditions)
-    return LOST if not pods and (job is None or has_failed) else None
+    conditions: Sequence[Any] = (job or {}).get("status", {}).get("conditions", ())
+    ends = [each for each in conditions if each["type"] in ("Complete", "Failed")]
+    is_over = job is None or any(each["status"] == "True" for each in ends)
+    # Pods that are not there any more were evicted.
+    return LOST if is_over and all(pod.exit_code is not None for pod in pods) else None
 
 
 def slug(name: str) -> str:
