@@ -55,9 +55,9 @@ def until(run, claim):
             run.process.wait(0.05)
 
 
-def has_said_something(run, name):
+def has_joined(run, name):
     log = run.run_dir.log(name)
-    return log.exists() and log.stat().st_size > 0
+    return log.exists() and "joined" in log.read_text()
 
 
 def test_nodes_that_are_killed_or_evicted_are_replaced_and_nothing_is_left(
@@ -70,11 +70,11 @@ def test_nodes_that_are_killed_or_evicted_are_replaced_and_nothing_is_left(
         (node,) = members(run, "join", "raas-0")
         token = node.environ()["ASTRAFLOW_JOIN_TOKEN"]
         node.send_signal(signal.SIGKILL)
-        until(run, lambda: has_said_something(run, "raas-2"))
+        until(run, lambda: has_joined(run, "raas-2"))
         pod = next(name for name in list(cluster.objects["pods"]) if name.startswith("raas-1"))
         evict = ("kubectl", "delete", "pod", pod, "--wait=false")
         subprocess.run(evict, check=True, capture_output=True)
-        until(run, lambda: has_said_something(run, "raas-3"))
+        until(run, lambda: has_joined(run, "raas-3"))
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output
     assert "raas-0 ended (-9); what it held is issued again" in run.output
