@@ -7,12 +7,9 @@ import subprocess
 import sys
 from contextlib import suppress
 
-import psutil
 import pytest
 
-from astraflow.config.run_dir import read_json_lines
-
-from .conftest import astraflow, started
+from .conftest import started
 from .kube_api import kubernetes
 from .places import members
 
@@ -82,23 +79,4 @@ def test_nodes_that_are_killed_or_evicted_are_replaced_and_nothing_is_left(
     assert run.summary["state"] == "stopped"
     assert all(account["balanced"] for account in run.books)
     assert token not in json.dumps([each for each in cluster.created if each["kind"] == "Job"])
-    assert nothing_is_left(cluster)
-
-
-def test_jobs_that_a_killed_launcher_left_are_deleted_by_the_run_that_goes_on(
-    tmp_path, cache, cluster
-):
-    sets = ("policies.solver.trainer.step_count=400", ON_KUBERNETES)
-    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
-        run.wait_for_steps(2)
-        run.process.kill()
-        run.wait()
-    left = members(run, "join")
-    count = max(row["step"] for row in read_json_lines(run.run_dir.metrics)) + 40
-    more = ("--set", f"policies.solver.trainer.step_count={count}")
-    done = astraflow("run", "--resume", str(run.run_dir.root), *more, cache=cache)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Jobs that were left of this run are deleted" in done.stdout
-    assert run.summary["steps"] == count
-    psutil.wait_procs(left, timeout=100)
     assert nothing_is_left(cluster)
