@@ -282,7 +282,9 @@ class PullerConnection(asyncio.BufferedProtocol):
             self._transport.write(self._handshake.hello(bytes(self._target)))
             self._channel = self._handshake.channel()
             self._target = memoryview(bytearray(WELCOME_NBYTES))
-            self.greeted.set_result(None)
+            # Whoever waited may have been cancelled meanwhile.
+            if not self.greeted.done():
+                self.greeted.set_result(None)
         elif not self._is_welcome:
             self._handshake.check(bytes(self._target))
             self._is_welcome = True
