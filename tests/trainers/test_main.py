@@ -249,7 +249,7 @@ def to_rows(groups):
 
 
 async def synchronous(recipe, warm_model):
-    """Train in one loop over the same engine; return losses and the tokens of each step."""
+    """Train in one loop over the same engine; return losses and the tokens of each version."""
     settings = recipe.policies["solver"].trainer
     engine = EmbeddedEngine.from_directory(
         warm_model, settings=recipe.raas.engine, policy_id="solver"
@@ -259,9 +259,12 @@ async def synchronous(recipe, warm_model):
     layout = layout_of(model.module, dtype)
     (workflow,) = build_workflows(workflow_specs(recipe)).values()
     source = open_data_sets(recipe).source("train", epochs=None)
-    losses, tokens = [], []
+    losses, tokens, before = [], [], {}
     for step in range(settings.step_count):
         bits = export_bits(model.module, dtype)
+        # With the weights of the version before, it may be sampled by that one.
+        is_same = bool(before) and all(np.array_equal(bits[name], before[name]) for name in bits)
+        before = {name: each.copy() for name, each in bits.items()}
         await engine.swap(
             WeightUpdate(
                 policy_id="solver",
@@ -281,7 +284,8 @@ async def synchronous(recipe, warm_model):
         rows = to_rows(groups)
         metrics = learner.step(rows, divisor=len(rows.loss))
         losses.append(metrics["train/loss"])
-        tokens.append({tuple(t.tokens.tolist()) for group, _ in groups for t in group})
+        tokens.append(tokens[-1] if is_same else set())
+        tokens[-1].update(tuple(t.tokens.tolist()) for group, _ in groups for t in group)
     await engine.close()
     return losses, tokens, export_bits(model.module, Dtype.F32)
 
