@@ -185,18 +185,19 @@ def hold_lifeline(*, first: signal.Signals | None = None) -> None:
     descriptor = os.environ.pop(LIFELINE, None)
     said = signal.Signals(int(os.environ.pop(_ORPHAN_SIGNAL, signal.SIGTERM)))
     if os.environ.get(ORPHAN_RANK) == str(os.getppid()) and sys.platform == "linux":
-        _die_with_parent()
+        die_with_parent()
     if descriptor is None:
         return
     first = first or said
     if first is signal.SIGKILL and sys.platform == "linux":
-        _die_with_parent()
+        die_with_parent()
     threading.Thread(
         target=_follow, args=(int(descriptor), first), name="lifeline", daemon=True
     ).start()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have the kernel of Linux kill this process when its parent ends."""
     import ctypes  # noqa: PLC0415 - not for every command
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -11,7 +11,7 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.finding import Placement
-from astraflow.launch.executors.pods import Pod, end_of, merged
+from astraflow.launch.executors.kubernetes import Pod, end_of, merged
 from astraflow.rpc.access import HubTokens
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from astraflow.config.run_dir import RunDir
 from astraflow.config.strict import Strict
@@ -65,23 +65,6 @@ class StartedProcess(Protocol):
 class Executor(Protocol):
     """Starts processes of a run."""
 
-    @property
-    def machine_count(self) -> int:
-        """Machines that GPUs are planned for; 0: whoever runs the processes finds their GPUs."""
-        ...
-
-    def require(self) -> None:
-        """Look for what it needs on this machine.
-
-        Raises:
-            AstraflowError: CAPABILITY_MISSING, with what to install.
-        """
-        ...
-
-    def preview(self, command: RoleCommand) -> str:
-        """Return the script or manifest that a process would be started with."""
-        ...
-
     async def start(self, command: RoleCommand) -> StartedProcess:
         """Start a process; it need not have a place yet.
 
@@ -125,7 +108,10 @@ class RunPlace:
     note: Callable[[str], None]
 
 
-class RemoteExecutor(ABC):
+OptionsT = TypeVar("OptionsT", bound=ExecutorOptions)
+
+
+class RemoteExecutor(ABC, Generic[OptionsT]):
     """What executors for other machines share.
 
     They start a script of the folder `jobs` of the run, next to which `NAME.env` holds the secrets.
@@ -133,17 +119,23 @@ class RemoteExecutor(ABC):
 
     options_type: ClassVar[type[ExecutorOptions]] = ExecutorOptions
 
-    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
+    def __init__(self, place: RunPlace, options: OptionsT) -> None:
         self.place = place
         self.options = options
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def machine_count(self) -> int:
+        """Machines that GPUs are planned for; 0: whoever runs the processes finds their GPUs."""
         return 0
 
     @abstractmethod
-    def require(self) -> None: ...
+    def require(self) -> None:
+        """Look for what it needs on this machine.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING, with what to install.
+        """
 
     @abstractmethod
     async def start(self, command: RoleCommand) -> StartedProcess: ...
@@ -152,6 +144,7 @@ class RemoteExecutor(ABC):
     async def sweep(self) -> None: ...
 
     def preview(self, command: RoleCommand) -> str:
+        """Return the script or manifest that a process would be started with."""
         return self.script(command)
 
     async def close(self) -> None:
@@ -205,6 +198,58 @@ class RemoteExecutor(ABC):
         _write_private(self.path(command, "env"), self.secrets(command))
         _write_private(script, self.script(command))
         return script
+
+
+_ProcessT = TypeVar("_ProcessT", bound="WatchedProcess")
+
+
+class PollingExecutor(RemoteExecutor[OptionsT], Generic[OptionsT, _ProcessT]):
+    """Asks its cluster every few seconds what became of the processes of the run.
+
+    Attributes:
+        poll_s: Between two polls.
+        live: Processes that have not ended, by their names in the cluster.
+    """
+
+    poll_s: ClassVar[float]
+
+    def __init__(self, place: RunPlace, options: OptionsT) -> None:
+        super().__init__(place, options)
+        self.live: dict[str, _ProcessT] = {}
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, name: str, process: _ProcessT) -> None:
+        """Follow a process until it has ended."""
+        self.live[name] = process
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
+
+    @abstractmethod
+    async def poll(self) -> None:
+        """Give the processes what the cluster says of them.
+
+        Raises:
+            AstraflowError: NOT_READY when it does not answer; processes go on meanwhile.
+        """
+
+    async def _follow(self) -> None:
+        is_away = False
+        while True:
+            await asyncio.sleep(self.poll_s)
+            try:
+                await self.poll()
+                is_away = False
+            except AstraflowError as error:
+                if not is_away:
+                    self.place.note(f"the cluster does not answer: {error.message}")
+                is_away = True
+            for name in [name for name, each in self.live.items() if each.exit_code is not None]:
+                del self.live[name]
+
+    async def close(self) -> None:
+        await super().close()
+        if self._following is not None:
+            self._following.cancel()
 
 
 def _write_private(path: Path, text: str) -> None:

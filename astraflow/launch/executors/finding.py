@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -43,7 +43,7 @@ class Placement:
     """
 
     recipe: Recipe
-    executor: RemoteExecutor | None
+    executor: RemoteExecutor[Any] | None
     gpus: GpuPlan | None
 
     @classmethod
@@ -133,7 +133,9 @@ class Placement:
         return {each.name: self.executor.preview(each) for each in commands}
 
 
-def _make(recipe: Recipe, run_dir: RunDir, note: Callable[[str], None]) -> RemoteExecutor | None:
+def _make(
+    recipe: Recipe, run_dir: RunDir, note: Callable[[str], None]
+) -> RemoteExecutor[Any] | None:
     settings = recipe.executor
     if settings.name == LOCAL:
         if settings.options:
@@ -151,7 +153,7 @@ def _make(recipe: Recipe, run_dir: RunDir, note: Callable[[str], None]) -> Remot
     return executor
 
 
-def _find(name: str) -> type[RemoteExecutor]:
+def _find(name: str) -> type[RemoteExecutor[Any]]:
     known = {**{p.name: p.value for p in entry_points(group=_GROUP)}, **_BUILT_IN}
     if name not in known:
         raise AstraflowError(

@@ -7,15 +7,17 @@ has an id that lies in the folder: a launcher that goes on with the run finds wh
 
 import asyncio
 import json
+import re
 import shlex
 import signal
 from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 from uuid import uuid4
 
 import yaml
@@ -24,18 +26,22 @@ from pydantic import Field
 from astraflow.config.strict import Options
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import (
+    LOST,
     ExecutorOptions,
-    RemoteExecutor,
-    RunPlace,
+    PollingExecutor,
     WatchedProcess,
     attempt,
     call,
+    code_of_shell,
     require_commands,
 )
-from astraflow.launch.executors.pods import CONTAINER, Pod, end_of, merged, slug
 from astraflow.launch.processes import RoleCommand
 
-_POLL_S: Final = 2.0
+CONTAINER: Final = "astraflow"
+"""Name of that with the process, beside which pods may have others."""
+
+# A machine that says nothing for so long after its pod should have been gone is lost.
+_OVERDUE: Final = timedelta(seconds=60)
 
 # What a log takes at most to be read to its end.
 _LOG_S: Final = 20.0
@@ -96,6 +102,118 @@ class KubernetesOptions(ExecutorOptions):
     """Further arguments of every kubectl, such as --kubeconfig=FILE."""
 
 
+def merged(ours: Any, more: Any) -> Any:
+    """Return a part of a manifest with more of it: what is said twice is as in `more`.
+
+    Example:
+        Of containers [{name: a, image: b}] and [{name: a, tty: true}, {name: c}] come
+        [{name: a, image: b, tty: true}, {name: c}].
+    """
+    if isinstance(ours, Mapping) and isinstance(more, Mapping):
+        old, new = cast("Mapping[str, Any]", ours), cast("Mapping[str, Any]", more)
+        return {**old, **{k: merged(old[k], v) if k in old else v for k, v in new.items()}}
+    if not isinstance(ours, list) or not isinstance(more, list):
+        return more
+    items: list[Any] = [*ours]
+    for each in cast("list[Any]", more):
+        same = [i for i, item in enumerate(items) if _key(each) and _key(item) == _key(each)]
+        if same:
+            items[same[0]] = merged(items[same[0]], each)
+        else:
+            items.append(each)
+    return items
+
+
+def _key(item: Any) -> Any:
+    if not isinstance(item, Mapping):
+        return None
+    said = cast("Mapping[str, Any]", item)
+    return said.get("mountPath") or said.get("name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """What kubectl says of a pod.
+
+    Attributes:
+        name: Its own.
+        job: Of the Job that made it.
+        has_begun: Whether there is a log.
+        is_evicted: Whether somebody takes its place from it.
+        exit_code: None while it is not over.
+        trouble: Why it waits or was ended; empty: nothing to tell.
+    """
+
+    name: str
+    job: str
+    has_begun: bool
+    is_evicted: bool
+    exit_code: int | None
+    trouble: str
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], *, now: datetime) -> "Pod":
+        """Return a pod; one that lost its place counts as killed, whatever it ended with."""
+        meta, status = said["metadata"], said.get("status", {})
+        states = {each["name"]: each["state"] for each in status.get("containerStatuses", ())}
+        state = states.get(CONTAINER, {})
+        conditions = {each["type"]: each for each in status.get("conditions", ())}
+        target = conditions.get("DisruptionTarget", {}).get("status") == "True"
+        gone_by, phase = meta.get("deletionTimestamp"), status.get("phase")
+        is_evicted = target or gone_by is not None
+        ended = state.get("terminated")
+        code = None
+        if ended is not None:
+            code = LOST if is_evicted else code_of_shell(ended["exitCode"])
+        elif phase == "Failed" or (gone_by and datetime.fromisoformat(gone_by) + _OVERDUE < now):
+            code = LOST
+        return cls(
+            name=meta["name"],
+            job=meta.get("labels", {}).get("job-name", ""),
+            has_begun=ended is not None or "running" in state,
+            is_evicted=is_evicted,
+            exit_code=code,
+            trouble=_trouble(status, state, conditions.get("PodScheduled", {})),
+        )
+
+
+def _trouble(
+    status: Mapping[str, Any], state: Mapping[str, Any], scheduled: Mapping[str, Any]
+) -> str:
+    """Return why a pod waits or was ended where that is not as it should be."""
+    usual = ("ContainerCreating", "PodInitializing", "Completed", "Error")
+    for said in (status, state.get("waiting", {}), state.get("terminated", {})):
+        if said.get("reason", usual[0]) not in usual:
+            return f"{said['reason']} {said.get('message', '')}".strip()[:300]
+    return str(scheduled.get("message", ""))[:300] if scheduled.get("status") == "False" else ""
+
+
+def end_of(job: Mapping[str, Any] | None, pods: Sequence[Pod], *, count: int) -> int | None:
+    """Return the exit code of a process of so many pods; None while it is not over.
+
+    Args:
+        job: None: there is none any more.
+        pods: Of that Job.
+        count: How many it has to have.
+    """
+    # One that had to go because another failed says less.
+    failed = [pod for pod in sorted(pods, key=lambda pod: pod.is_evicted) if pod.exit_code]
+    if failed:
+        return failed[0].exit_code
+    if sum(pod.exit_code == 0 for pod in pods) == count:
+        return 0
+    conditions: Sequence[Any] = (job or {}).get("status", {}).get("conditions", ())
+    ends = [each for each in conditions if each["type"] in ("Complete", "Failed")]
+    is_over = job is None or any(each["status"] == "True" for each in ends)
+    # Pods that are not there any more were evicted.
+    return LOST if is_over and all(pod.exit_code is not None for pod in pods) else None
+
+
+def slug(name: str) -> str:
+    """Return a name as Kubernetes has them."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:30].strip("-")
+
+
 class _Readable(yaml.SafeDumper):
     """Writes scripts as they are read."""
 
@@ -116,7 +234,7 @@ class KubernetesProcess(WatchedProcess):
         self.job = job
         self._executor = executor
         self._logs: dict[str, asyncio.Task[None]] = {}
-        self._told = {""}
+        self._noted = {""}
         self._live: set[str] = set()
         self._is_ending = False
 
@@ -130,7 +248,7 @@ class KubernetesProcess(WatchedProcess):
         await self._executor.delete("job", self.job)
         await self._executor.delete("pods", "-l", f"job-name={self.job}", "--grace-period=1")
 
-    def hear(self, job: Mapping[str, Any] | None, pods: Sequence[Pod]) -> Sequence[str]:
+    def update(self, job: Mapping[str, Any] | None, pods: Sequence[Pod]) -> Sequence[str]:
         """Take what kubectl says; return what people should know of it."""
         self._live = {pod.name for pod in pods if pod.exit_code is None}
         for pod in pods:
@@ -140,8 +258,8 @@ class KubernetesProcess(WatchedProcess):
         if code is not None and not self._is_ending:
             self._is_ending = True
             self._executor.later(self._end(code))
-        news = {pod.trouble for pod in pods} - self._told
-        self._told |= news
+        news = {pod.trouble for pod in pods} - self._noted
+        self._noted |= news
         return [f"{self.command.name}: {each}" for each in sorted(news)]
 
     async def _end(self, code: int) -> None:
@@ -158,7 +276,7 @@ class KubernetesProcess(WatchedProcess):
             code = await self._executor.append_log(pod, self.command.log, *since)
             since = (f"--since-time={datetime.now(UTC).isoformat()}",)
             if pod in self._live:
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(self._executor.poll_s)
 
     def close(self) -> None:
         """Read no log any more."""
@@ -166,22 +284,17 @@ class KubernetesProcess(WatchedProcess):
             task.cancel()
 
 
-class KubernetesExecutor(RemoteExecutor):
+class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
     """Makes Jobs."""
 
-    options_type: ClassVar[type[ExecutorOptions]] = KubernetesOptions
-
-    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
-        super().__init__(place, options)
-        self._said = cast("KubernetesOptions", options)
-        self._processes: dict[str, KubernetesProcess] = {}
-        self._following: asyncio.Task[None] | None = None
+    options_type = KubernetesOptions
+    poll_s = 2.0
 
     def require(self) -> None:
         require_commands(
             {"kubectl": "install it by https://kubernetes.io/docs/tasks/tools/#kubectl"}
         )
-        if self._said.claim is None and "volumes" not in self._said.pod:
+        if self.options.claim is None and "volumes" not in self.options.pod:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 "executor.options.claim: pods have to see the folder of the run; name a "
@@ -197,7 +310,7 @@ class KubernetesExecutor(RemoteExecutor):
 
     @property
     def _mount(self) -> Path:
-        return self._said.mount or self.place.run_dir.root.absolute().parent
+        return self.options.mount or self.place.run_dir.root.absolute().parent
 
     @property
     def _id_path(self) -> Path:
@@ -212,7 +325,7 @@ class KubernetesExecutor(RemoteExecutor):
 
     def job(self, command: RoleCommand, name: str) -> Mapping[str, Any]:
         """Return the Job of a process, whose pods mount a Secret of the same name."""
-        said, count = self._said, command.machine_count
+        said, count = self.options, command.machine_count
         gpus = {said.gpu_resource: str(command.gpus)} if command.gpus else {}
         container: dict[str, Any] = {
             "name": CONTAINER,
@@ -263,7 +376,7 @@ class KubernetesExecutor(RemoteExecutor):
         return f"# {shlex.join(self._kubectl('create', '-f', '-'))}\n{text.rstrip()}"
 
     def _kubectl(self, *words: str) -> Sequence[str]:
-        said = self._said
+        said = self.options
         where = {"--context": said.context, "--namespace": said.namespace}
         return (
             "kubectl",
@@ -288,27 +401,17 @@ class KubernetesExecutor(RemoteExecutor):
         except AstraflowError:
             await self.delete("job", name)
             raise
-        process = self._processes[name] = KubernetesProcess(command, self, name)
-        if self._following is None:
-            self._following = asyncio.create_task(self._follow())
+        process = KubernetesProcess(command, self, name)
+        self.follow(name, process)
         return process
 
-    async def _follow(self) -> None:
-        """Tell the processes what becomes of their Jobs."""
-        while True:
-            await asyncio.sleep(_POLL_S)
-            known = set(self._processes)
-            try:
-                jobs, pods = await self._state()
-            except AstraflowError:
-                # An API server that is away for a while.
-                continue
-            for name in known:
-                process = self._processes[name]
-                for note in process.hear(jobs.get(name), [pod for pod in pods if pod.job == name]):
-                    self.place.note(note)
-                if process.exit_code is not None:
-                    del self._processes[name]
+    async def poll(self) -> None:
+        # The answer says nothing of what is made meanwhile.
+        known = dict(self.live)
+        jobs, pods = await self._state()
+        for name, process in known.items():
+            for note in process.update(jobs.get(name), [pod for pod in pods if pod.job == name]):
+                self.place.note(note)
 
     async def _state(self) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[Pod]]:
         """Return the Jobs of the run by name, and their pods.
@@ -347,14 +450,12 @@ class KubernetesExecutor(RemoteExecutor):
             return
         jobs, pods = await self._state()
         over = {pod.job for pod in pods if pod.exit_code is not None}
-        left = sorted(jobs.keys() - self._processes.keys() - over)
+        left = sorted(jobs.keys() - self.live.keys() - over)
         if left:
             self.place.note(f"Jobs that were left of this run are deleted: {', '.join(left)}")
         await self.delete("jobs,secrets", "-l", self._mark)
 
     async def close(self) -> None:
         await super().close()
-        for process in self._processes.values():
+        for process in self.live.values():
             process.close()
-        if self._following is not None:
-            self._following.cancel()

@@ -10,8 +10,6 @@ from astraflow.launch.processes import RoleCommand, RoleProcess
 class LocalExecutor:
     """Starts processes here."""
 
-    machine_count = 1
-
     def __init__(self, *, orphan_signal: signal.Signals = signal.SIGTERM) -> None:
         """Start nothing yet.
 
@@ -20,12 +18,6 @@ class LocalExecutor:
         """
         self._orphan_signal = orphan_signal
         self._lifeline, self._keep = os.pipe()
-
-    def require(self) -> None:
-        """Nothing is needed."""
-
-    def preview(self, command: RoleCommand) -> str:
-        return " ".join(("astraflow", *command.arguments))
 
     async def start(
         self, command: RoleCommand, *, on_line: Callable[[str], None] | None = None

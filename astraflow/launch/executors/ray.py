@@ -5,7 +5,6 @@ interpreter and the models. Without an address a cluster of this machine alone i
 """
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -27,9 +26,7 @@ from astraflow.launch.executors.base import (
     WatchedProcess,
     code_of_shell,
 )
-from astraflow.launch.processes import RoleCommand
-
-_PR_SET_PDEATHSIG: Final = 1
+from astraflow.launch.processes import RoleCommand, die_with_parent
 
 # Ray says nothing of a demand that it cannot meet now.
 _PLACE_S: Final = 10.0
@@ -63,7 +60,7 @@ class Child:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call of the kernel
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one call of the kernel
             )
         return self._process.wait()
 
@@ -71,10 +68,6 @@ class Child:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 class RayProcess(WatchedProcess):
@@ -134,16 +127,16 @@ def _result(reference: Any) -> "asyncio.Future[Any]":
     return asyncio.ensure_future(asyncio.wrap_future(reference.future()))
 
 
-class RayExecutor(RemoteExecutor):
+class RayExecutor(RemoteExecutor[RayOptions]):
     """Makes actors."""
 
-    options_type: ClassVar[type[ExecutorOptions]] = RayOptions
+    options_type = RayOptions
 
     @cached_property
     def ray(self) -> Any:
         """The package, connected to the cluster."""
         ray: Any = import_module("ray")
-        options = cast("RayOptions", self.options)
+        options = self.options
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(
@@ -166,7 +159,7 @@ class RayExecutor(RemoteExecutor):
     def bundle(self, command: RoleCommand) -> Mapping[str, float]:
         """Return what a process takes of each of its machines."""
         gpus = {"GPU": float(command.gpus)} if command.gpus else {}
-        return {"CPU": float(command.cpus), **gpus, **cast("RayOptions", self.options).resources}
+        return {"CPU": float(command.cpus), **gpus, **self.options.resources}
 
     def preview(self, command: RoleCommand) -> str:
         asked = f"{command.machine_count} x {self.bundle(command)}"

@@ -4,28 +4,25 @@ The folder of the run has to be on a file system that all machines of the cluste
 interpreter and the models. States come from one `squeue` a second for all jobs of the run.
 """
 
-import asyncio
 import json
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import (
     LOST,
     ExecutorOptions,
-    RemoteExecutor,
-    RunPlace,
+    PollingExecutor,
     WatchedProcess,
     attempt,
     call,
+    code_of_shell,
     require_commands,
 )
 from astraflow.launch.processes import RoleCommand
-
-_POLL_S: Final = 1.0
 
 # A controller that was started again may not know the newest jobs for some seconds.
 _MISSING_POLLS: Final = 10
@@ -90,7 +87,7 @@ class SlurmJob:
         if number:
             return -number
         # srun tells of a signal as a shell does.
-        return 128 - status if 128 < status < 128 + signal.NSIG else status
+        return code_of_shell(status)
 
 
 def _number(said: Any) -> int:
@@ -123,7 +120,7 @@ class SlurmProcess(WatchedProcess):
     async def kill(self) -> None:
         await attempt("scancel", str(self.job_id))
 
-    def hear(self, job: SlurmJob | None) -> str | None:
+    def update(self, job: SlurmJob | None) -> str | None:
         """Take what squeue says; return what people should know of it.
 
         Args:
@@ -147,22 +144,11 @@ class SlurmProcess(WatchedProcess):
         return None
 
 
-@dataclass(slots=True)
-class _Watch:
-    """The jobs that are watched, and who watches them."""
-
-    jobs: dict[int, SlurmProcess] = field(default_factory=dict[int, SlurmProcess])
-    task: asyncio.Task[None] | None = None
-
-
-class SlurmExecutor(RemoteExecutor):
+class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
     """Submits jobs."""
 
-    options_type: ClassVar[type[ExecutorOptions]] = SlurmOptions
-
-    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
-        super().__init__(place, options)
-        self._watch = _Watch()
+    options_type = SlurmOptions
+    poll_s = 1.0
 
     def require(self) -> None:
         require_commands(dict.fromkeys(("sbatch", "squeue", "scancel"), _INSTALL))
@@ -183,7 +169,7 @@ class SlurmExecutor(RemoteExecutor):
         return f"# {shlex.join(self._sbatch(command))}\n{self.script(command)}"
 
     def _sbatch(self, command: RoleCommand) -> Sequence[str]:
-        options = cast("SlurmOptions", self.options)
+        options = self.options
         return (
             "sbatch",
             "--parsable",
@@ -211,25 +197,14 @@ class SlurmExecutor(RemoteExecutor):
         self.write_script(command)
         said = await call(*self._sbatch(command))
         process = SlurmProcess(command, self, int(said.split(";")[0]))
-        self._watch.jobs[process.job_id] = process
-        if self._watch.task is None:
-            self._watch.task = asyncio.create_task(self._follow())
+        self.follow(str(process.job_id), process)
         return process
 
-    async def _follow(self) -> None:
-        """Tell the processes what becomes of their jobs."""
-        while True:
-            await asyncio.sleep(_POLL_S)
-            try:
-                known = {job.job_id: job for job in await self._jobs()}
-            except AstraflowError:
-                # A controller that is away for a while.
-                continue
-            for process in list(self._watch.jobs.values()):
-                if note := process.hear(known.get(process.job_id)):
-                    self.place.note(note)
-                if process.exit_code is not None:
-                    del self._watch.jobs[process.job_id]
+    async def poll(self) -> None:
+        known = {job.job_id: job for job in await self._jobs()}
+        for process in list(self.live.values()):
+            if note := process.update(known.get(process.job_id)):
+                self.place.note(note)
 
     async def _jobs(self) -> Sequence[SlurmJob]:
         """Return the jobs of this run.
@@ -250,14 +225,9 @@ class SlurmExecutor(RemoteExecutor):
         left = [job for job in await self._jobs() if job.exit_code is None]
         if left:
             await attempt("scancel", *(str(job.job_id) for job in left))
-        if {job.job_id for job in left} - self._watch.jobs.keys():
-            numbers = ", ".join(str(job.job_id) for job in left)
-            self.place.note(f"jobs that were left of this run are cancelled: {numbers}")
-
-    async def close(self) -> None:
-        await super().close()
-        if self._watch.task is not None:
-            self._watch.task.cancel()
+        numbers = [str(job.job_id) for job in left]
+        if set(numbers) - self.live.keys():
+            self.place.note(f"jobs that were left of this run are cancelled: {', '.join(numbers)}")
 
 
 def _comment(job: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Final, cast
+from typing import Final
 from uuid import uuid4
 
 from pydantic import Field
@@ -23,12 +23,13 @@ from astraflow.launch.executors.base import (
     ExecutorOptions,
     RemoteExecutor,
     RunPlace,
+    WatchedProcess,
     attempt,
     call,
     code_of_shell,
     require_commands,
 )
-from astraflow.launch.processes import LIFELINE, RoleCommand, last_lines
+from astraflow.launch.processes import LIFELINE, RoleCommand
 
 # That of a connection that cannot be made, or is gone.
 _BROKEN: Final = 255
@@ -52,7 +53,7 @@ class SshOptions(ExecutorOptions):
     """More that processes read; absolute."""
 
 
-class SshProcess:
+class SshProcess(WatchedProcess):
     """A process on one or more hosts, by one connection each."""
 
     def __init__(
@@ -61,13 +62,13 @@ class SshProcess:
         executor: "SshExecutor",
         connections: Sequence[tuple[str, Process]],
     ) -> None:
-        self.command = command
+        super().__init__(command)
         self._executor = executor
         self._connections = connections
-        self._ending = asyncio.create_task(self._see_end())
+        executor.later(self._see_end())
 
-    async def _see_end(self) -> int:
-        """Return the exit code of the first that failed, which ends the others, else 0."""
+    async def _see_end(self) -> None:
+        """End as the first that failed, which ends the others, else with 0."""
         code = 0
         for ended in asyncio.as_completed([each.wait() for _, each in self._connections]):
             said = await ended
@@ -75,14 +76,7 @@ class SshProcess:
                 code = LOST if said in (_BROKEN, -signal.SIGTERM) else code_of_shell(said)
                 self._hang_up()
         await self._executor.fetch({host for host, _ in self._connections})
-        return code
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._ending.result() if self._ending.done() else None
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._ending)
+        self.has_ended(code)
 
     def send(self, number: signal.Signals) -> None:
         if self.exit_code is None:
@@ -96,14 +90,9 @@ class SshProcess:
         )
         await asyncio.gather(*signals)
 
-    async def end(self, *, grace_s: float) -> None:
-        if self.exit_code is None:
-            self.send(signal.SIGTERM)
-            await asyncio.wait([self._ending], timeout=grace_s)
-        if self.exit_code is None:
-            await self._signal(signal.SIGKILL)
-            self._hang_up()
-        await self.wait()
+    async def kill(self) -> None:
+        await self._signal(signal.SIGKILL)
+        self._hang_up()
 
     def _hang_up(self) -> None:
         """End the connections; processes that are left notice, and end."""
@@ -111,25 +100,21 @@ class SshProcess:
             with suppress(ProcessLookupError):
                 each.terminate()
 
-    def last_words(self) -> str:
-        return last_lines(self.command.log)
 
-
-class SshExecutor(RemoteExecutor):
+class SshExecutor(RemoteExecutor[SshOptions]):
     """Starts processes over ssh."""
 
-    options_type: ClassVar[type[ExecutorOptions]] = SshOptions
+    options_type = SshOptions
 
-    def __init__(self, place: RunPlace, options: ExecutorOptions) -> None:
+    def __init__(self, place: RunPlace, options: SshOptions) -> None:
         super().__init__(place, options)
-        self._said = cast("SshOptions", options)
         self._next = 0
         self._fetching: asyncio.Task[None] | None = None
         self._shares: dict[str, bool] = {}
 
     @property
     def machine_count(self) -> int:
-        return len(self._said.hosts)
+        return len(self.options.hosts)
 
     def require(self) -> None:
         require_commands(
@@ -151,7 +136,7 @@ class SshExecutor(RemoteExecutor):
         Raises:
             AstraflowError: INVALID_FIELD for one on more machines than there are.
         """
-        hosts = self._said.hosts
+        hosts = self.options.hosts
         if command.machines:
             return [hosts[machine] for machine in command.machines]
         if command.machine_count > len(hosts):
@@ -178,7 +163,7 @@ class SshExecutor(RemoteExecutor):
 
     def _ssh(self) -> Sequence[str]:
         alive = ("BatchMode=yes", "ServerAliveInterval=5")
-        return ("ssh", *(part for each in alive for part in ("-o", each)), *self._said.args)
+        return ("ssh", *(part for each in alive for part in ("-o", each)), *self.options.args)
 
     def _run(self, command: RoleCommand, host: str, place: int) -> Sequence[str]:
         return (*self._ssh(), host, f"sh {shlex.quote(str(self.path(command, 'sh')))} {place}")
@@ -227,7 +212,7 @@ class SshExecutor(RemoteExecutor):
         words = [*command.arguments, *command.environment.values()]
         named = {Path(word.rpartition("=")[2]) for word in words if "/" in word}
         paths = [path for path in named if path.is_absolute() and path.exists()]
-        paths += [self.path(command, "sh"), self.path(command, "env"), *self._said.files]
+        paths += [self.path(command, "sh"), self.path(command, "env"), *self.options.files]
         if "--resume" in command.arguments:
             paths.append(self._checkpoints)
         root = self.place.run_dir.root.absolute()
