@@ -211,7 +211,7 @@ def _puller(
     broadcast = recipe.policies[policy_id].trainer.broadcast
     if broadcast is None:
         return pulling(lane=lane)
-    from astraflow.weights.fetch.broadcast_receiver import broadcast_puller  # noqa: PLC0415 - loads torch
+    from astraflow.weights.broadcast import broadcast_puller  # noqa: PLC0415 - loads torch
 
     return broadcast_puller(broadcast, lane, pulling)
 

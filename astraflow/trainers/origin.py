@@ -334,7 +334,7 @@ def store_url(settings: TrainerConfig, run_id: str) -> str | None:
 def _broadcaster(
     publisher: WeightPublisher, settings: TrainerConfig, listen: str
 ) -> AbstractContextManager[VersionListener]:
-    from astraflow.weights.publish.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
+    from astraflow.weights.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
 
     group = cast("Broadcast", settings.broadcast)
     return Broadcaster(publisher, group, host=split_address(listen)[0])

@@ -9,15 +9,15 @@ import pytest
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.fetch.broadcast_receiver import broadcast_puller
-from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox
-from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.weights.publish.broadcast import (
+from astraflow.weights.broadcast import (
     Broadcaster,
     SenderMeetings,
     bodies,
+    broadcast_puller,
     items,
 )
+from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox
+from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import SentChunk
 from crash_ends.postgres import free_port

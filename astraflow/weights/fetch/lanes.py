@@ -15,7 +15,7 @@ from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layouts import LayoutFrame
-from astraflow.weights.patches.patch import Patch
+from astraflow.weights.patches.patch import Patch, cheapest_patches, plan_of
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
@@ -236,30 +236,20 @@ class BroadcastInbox:
     def forget(self, version: int) -> None:
         self._arrived = {each: kept for each, kept in self._arrived.items() if each > version}
 
-    def way(self, base_version: int | None, version: int) -> list[Patch]:
+    def way(self, base_version: int | None, version: int) -> tuple[Patch, ...]:
         """Return the patches that lead from a base to a version, in order; chunks may lack."""
-        way: list[Patch] = []
-        at: int | None = version
-        while at != base_version:
-            arrived = None if at is None else self._arrived.get(at)
-            if arrived is None:
-                raise AstraflowError(
-                    Reason.PATCH_UNKNOWN,
-                    f"not all that leads from {base_version} to {version} came by broadcast",
-                )
-            way.insert(0, arrived)
-            at = arrived.info.base_version
-        return way
+        found = cheapest_patches(self._arrived.values(), base_version, version, lambda _: 1)
+        if found is None:
+            raise AstraflowError(
+                Reason.PATCH_UNKNOWN,
+                f"not all that leads from {base_version} to {version} came by broadcast",
+            )
+        return found[1]
 
     async def read(self, spec: TransferSpec) -> AsyncGenerator[SentItem]:
         """Yield the plan and the chunks of what came."""
         way = self.way(spec.base_version, spec.version)
-        yield TransferPlan(
-            transfer_id=BROADCAST,
-            patches=tuple(patch.index for patch in way),
-            chunk_count=sum(patch.info.chunk_count for patch in way),
-            payload_nbytes=sum(patch.info.payload_nbytes for patch in way),
-        )
+        yield plan_of(BROADCAST, way)
         for number, patch in enumerate(way):
             for chunk in patch.chunks.values():
                 yield SentChunk(patch_index=number, chunk=chunk)

@@ -18,7 +18,7 @@ from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History, Sign
 from astraflow.weights.patches.layouts import WHOLE, Shard
 from astraflow.weights.patches.routes import PatchStep, cheapest_way
-from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.transfers import ChunkSet, TransferPlan
 from astraflow.wire.weights import PatchIndex, digest_of, root_digest
 
 
@@ -235,6 +235,17 @@ def index_of(
         shard_count=name.shard.count,
     )
     return PatchIndex(patch=sign(info), chunk_digests=tuple(digests), shared_tables=tables)
+
+
+def plan_of(transfer_id: str, patches: Sequence[Patch]) -> TransferPlan:
+    """Return the plan of all chunks of some patches."""
+    infos = [patch.info for patch in patches]
+    return TransferPlan(
+        transfer_id=transfer_id,
+        patches=tuple(patch.index for patch in patches),
+        chunk_count=sum(info.chunk_count for info in infos),
+        payload_nbytes=sum(info.payload_nbytes for info in infos),
+    )
 
 
 Way = tuple[Patch, ...]

@@ -1,5 +1,8 @@
 """Broadcast: one process sends its versions to all others of a torch.distributed group at once.
 
+A version that came by broadcast is one more source of it, asked before all others: its chunks are
+verified as any others are, and what is missing or wrong comes from the next source.
+
 A group is its own: it touches no default group of the process. The sender keeps a store at a known
 port, where the others take places; once all are taken the group meets. Every operation ends by a
 deadline. After the first failure a group is over, and its members meet for the next one.
@@ -10,12 +13,14 @@ that is through, which is the version itself in its last frame; -1 before there 
 without a body is a heartbeat.
 """
 
+import asyncio
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Self, cast
 
@@ -27,10 +32,16 @@ from google.protobuf.message import DecodeError
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import WeightUpdate
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
+from astraflow.rpc.address import split_address
 from astraflow.transport.grpc_lane import decode_response, encode_response
-from astraflow.weights.patches.patch import Patch, PatchName
+from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox, ListVersions
+from astraflow.weights.fetch.puller import PullResult, WeightPuller
+from astraflow.weights.patches.patch import Patch, PatchName, plan_of
+from astraflow.weights.publish.background import BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.wire.transfers import SentItem, TransferPlan
+from astraflow.wire.transfers import SentItem
 from astraflow.wire.weights import SentChunk
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
@@ -243,7 +254,7 @@ _HEARTBEAT_S: Final = 1.0
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Broadcaster:
+class Broadcaster(BackgroundWorker):
     """Sends every version once to all who have a seat, in a thread of its own.
 
     It goes on with the next group when one breaks, and never holds training up.
@@ -257,37 +268,20 @@ class Broadcaster:
 
     def __init__(self, publisher: WeightPublisher, settings: Broadcast, *, host: str) -> None:
         """Listen on nothing; `with` starts the thread. Receivers dial the host."""
-        self._publisher = publisher
+        super().__init__(publisher, name="astraflow-broadcast")
         self._settings = settings
         self._host = host
         self._heartbeat_s = min(_HEARTBEAT_S, settings.deadline_s / _HEARTBEATS)
-        self._is_over = False
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._meetings: SenderMeetings | None = None
 
     def __enter__(self) -> Self:
-        meetings = SenderMeetings(self._settings, self._host, lambda: self._is_over)
-        self._thread = threading.Thread(
-            target=self._run, args=(meetings,), name="astraflow-broadcast", daemon=True
-        )
-        self._thread.start()
-        return self
+        self._meetings = SenderMeetings(self._settings, self._host, lambda: self._is_over)
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        """End the group after what is on its way."""
-        self._is_over = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def wake(self) -> None:
-        """Say that there is a newer version; returns at once."""
-        self._wake.set()
-
-    def _run(self, meetings: SenderMeetings) -> None:
-        while not self._is_over:
+    def _run(self) -> None:
+        while self._meetings is not None and not self._is_over:
             try:
-                self._serve(meetings.meet())
+                self._serve(self._meetings.meet())
             except AstraflowError as error:
                 log.warning("a broadcast group is over; its members pull", why=error.message)
 
@@ -326,12 +320,104 @@ class Broadcaster:
         return None
 
     def _items(self, patch: Patch) -> Iterator[SentItem]:
-        info = patch.info
-        yield TransferPlan(
-            transfer_id="broadcast",
-            patches=(patch.index,),
-            chunk_count=info.chunk_count,
-            payload_nbytes=info.payload_nbytes,
-        )
-        for index in range(info.chunk_count):
-            yield SentChunk(patch_index=0, chunk=self._publisher.store.chunk(info, index))
+        yield plan_of(BROADCAST, [patch])
+        for index in range(patch.info.chunk_count):
+            chunk = self._publisher.store.chunk(patch.info, index)
+            yield SentChunk(patch_index=0, chunk=chunk)
+
+
+_SOURCE: Final = SourceInfo(
+    kind=SourceKind.RELAY, state=SourceState.LIVE, endpoint=BROADCAST, region=BROADCAST
+)
+
+
+class BroadcastPuller:
+    """A puller that takes what comes by broadcast first; see `WeightPuller`.
+
+    The first version is pulled; who serves it as the origin is who broadcasts. From then on this
+    has a seat in one group after the other, in a thread of its own.
+    """
+
+    def __init__(self, puller: WeightPuller, inbox: BroadcastInbox, settings: Broadcast) -> None:
+        self._puller = puller
+        self._inbox = inbox
+        self._settings = settings
+        self._over = threading.Event()
+        self._host = ""
+        self._thread: threading.Thread | None = None
+
+    async def pull(
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
+    ) -> PullResult:
+        """Get a verified version, staged beside what is held; as `WeightPuller.pull`."""
+        offered = target
+        if await self._inbox.has(target.version):
+            offered = replace(target, sources=(_SOURCE, *target.sources))
+        pulled = await self._puller.pull(offered, known, transfer_token, listed=listed)
+        self._inbox.forget(target.version)
+        origins = [each for each in target.sources if each.kind is SourceKind.ORIGIN]
+        if origins:
+            self._follow(split_address(origins[0].endpoint)[0])
+        return pulled
+
+    def full_update(self) -> WeightUpdate:
+        return self._puller.full_update()
+
+    async def close(self) -> None:
+        """Leave the group, which lasts until the next sign of life, or the deadline."""
+        self._over.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        await self._puller.close()
+
+    def _follow(self, host: str) -> None:
+        """Receive from a host; a later call tells where the trainer is now."""
+        self._host = host
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._run, args=(loop,), name="astraflow-broadcast", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._over.is_set():
+            try:
+                meetings = ReceiverMeetings(self._settings, self._host, self._over.is_set)
+                while not self._over.is_set():
+                    self._receive(meetings, loop)
+            except AstraflowError as error:
+                if not self._over.is_set():
+                    log.warning("no versions come by broadcast now", why=error.message)
+            self._over.wait(1.0)
+
+    def _receive(self, meetings: ReceiverMeetings, loop: asyncio.AbstractEventLoop) -> None:
+        async def take(came: Sequence[SentItem], newest: int) -> None:
+            self._inbox.take(came, newest)
+
+        group = meetings.meet()
+        if group is None:
+            return
+        log.info("versions come by broadcast")
+        try:
+            while not self._over.is_set():
+                body, number = group.receive()
+                # No more than one is on its way.
+                taken = take([*items(body)], number)
+                asyncio.run_coroutine_threadsafe(taken, loop).result()
+        finally:
+            loop.call_soon_threadsafe(self._inbox.end)
+
+
+def broadcast_puller(
+    settings: Broadcast, lane: AnyLane, pulling: Callable[..., WeightPuller]
+) -> BroadcastPuller:
+    """Return a puller that takes part in a group; `pulling` makes it, given the lane to others."""
+    inbox = BroadcastInbox()
+    lane.inbox = inbox
+    return BroadcastPuller(pulling(lane=lane), inbox, settings)
