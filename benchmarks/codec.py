@@ -40,6 +40,7 @@ from blake3 import blake3
 from astraflow.codec import kernels
 from astraflow.codec.chunks import CODEC_VERSION, Profile
 from astraflow.codec.rates import measured_rates
+from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import PatchInfo
 from astraflow.launch.bench.codec import (
@@ -52,7 +53,8 @@ from astraflow.launch.bench.codec import (
     make_corpus,
     patch_coding,
 )
-from astraflow.weights.patches.routes import Link
+from astraflow.weights.patches.routes import reading_cost
+from astraflow.wire.transfers import TransferSpec
 from codec_baselines import BASELINES, Baseline, Parts
 
 SIZE_SHARES = (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.45, 0.5, 0.52, 0.6, 0.75, 0.85, 1.0)
@@ -249,10 +251,16 @@ def choice_row(corpus: Corpus, level: kernels.KernelLevel, repeats: int) -> dict
     decode_s = [best_cpu_s(each.decode, repeats, each.prepare) for each in found]
     worst = {"regret": 0.0}
     for goodput in 10.0 ** np.arange(6, 10.01, 0.125):
-        link = Link(goodput_bytes_per_s=float(goodput), core_count=1, decode_rates=rates)
+        spec = TransferSpec(
+            policy_id=PolicyId("bench"),
+            version=1,
+            goodput_bytes_per_s=float(goodput),
+            core_count=1,
+            decode_rates=rates,
+        )
         seconds = [each.nbytes / goodput + one for each, one in zip(found, decode_s, strict=True)]
         costs = [
-            link.cost(patch_of(profile, each.nbytes), each.nbytes, corpus.nbytes)
+            reading_cost(spec, patch_of(profile, each.nbytes), each.nbytes, corpus.nbytes)
             for profile, each in zip(Profile, found, strict=True)
         ]
         regret = float(seconds[int(np.argmin(costs))] / min(seconds) - 1)

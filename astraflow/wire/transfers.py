@@ -86,6 +86,17 @@ class TransferSpec:
     is_ahead: bool = False
     bound: TransferBound | None = None
 
+    def had(self, root_digest: bytes) -> ChunkSet | None:
+        return next((each for each in self.have_chunks if each.root_digest == root_digest), None)
+
+    def wanted(self, root_digest: bytes, count: int) -> list[int]:
+        """Return which of a patch's chunks are asked for, by index."""
+        want = [each for each in self.want_chunks if each.root_digest == root_digest]
+        had = self.had(root_digest) or ()
+        if self.want_chunks and not want:
+            return []
+        return [n for n in range(count) if n not in had and all(n in each for each in want)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneEndpoint:

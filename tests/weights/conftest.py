@@ -17,7 +17,7 @@ from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import TransferServicer
-from astraflow.wire.transfers import decode_transfer_spec
+from astraflow.wire.transfers import TransferSpec, decode_transfer_spec
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
 )
@@ -70,6 +70,10 @@ class Training:
         self.infos[version] = replace(info, sources=sources(self.endpoints))
         return self.infos[version]
 
+    def plan(self, version, base_version, **told):
+        """The patches that a reader would be sent."""
+        return self.store.plan(asked(version, base_version, **told))
+
     def add(self, patch):
         """Offer one more patch, and tell of it."""
         self.store.offer([patch])
@@ -98,6 +102,10 @@ class Training:
             (tensors[name] == bits).all() and tensors[name].shape == bits.shape
             for name, bits in self.tensors.items()
         )
+
+
+def asked(version, base_version, **told):
+    return TransferSpec(policy_id=POLICY, version=version, base_version=base_version, **told)
 
 
 def sources(endpoints):

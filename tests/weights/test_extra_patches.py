@@ -51,7 +51,7 @@ def test_one_patch_spans_versions_and_leads_to_the_same_bits(training):
     history = training.publisher.history
     for patch in made(training, 8, (8, 3)):
         assert patch.info.payload_nbytes < sum(
-            way.info.payload_nbytes for way in training.store.plan(8, patch.info.base_version)
+            way.info.payload_nbytes for way in training.plan(8, patch.info.base_version)
         )
         training.add(patch)
         again = training.chunks_of(patch)
@@ -70,7 +70,7 @@ def test_what_is_not_smaller_than_the_patches_between_is_not_worth_it(training):
 def test_a_way_of_few_bytes_is_not_worth_another_patch(training):
     for _ in range(9):
         training.publish()
-    way = training.store.plan(8, 0)
+    way = training.plan(8, 0)
     nbytes = sum(patch.info.payload_nbytes for patch in way)
 
     def composites(worth_nbytes):
@@ -151,7 +151,7 @@ class TestThread:
         (info, *_) = run.infos
         assert info.content_digest == training.infos[4].content_digest
         assert {patch.base_version for patch in info.patches} >= {0, 2}
-        assert route(training.store.plan(4, 0)) == [(0, 4)]
+        assert route(training.plan(4, 0)) == [(0, 4)]
 
     def test_a_run_that_is_gone_ends_nothing(self, training, run):
         run.is_gone = True
@@ -166,8 +166,8 @@ class TestThread:
             gains.wake()
             assert run.heard.wait(200)
 
-        assert route(training.store.plan(2, 0)) == [(0, 1), (1, 2)]
-        assert route(training.store.plan(3, 1)) == [(1, 3)]
+        assert route(training.plan(2, 0)) == [(0, 1), (1, 2)]
+        assert route(training.plan(3, 1)) == [(1, 3)]
 
     def test_publishing_goes_on_while_patches_are_made_and_read(self, training, run):
         training.publish()
@@ -176,7 +176,7 @@ class TestThread:
             for version in range(1, 40):
                 known[version] = training.publish().content_digest
                 gains.wake()
-                for patch in training.store.plan(version, None):
+                for patch in training.plan(version, None):
                     chunks = training.chunks_of(patch)
                     assert tuple(map(digest_of, chunks)) == patch.index.chunk_digests
 
@@ -212,7 +212,7 @@ def test_readers_up_to_sixteen_behind_need_at_most_four_patches_and_never_a_whol
         for patch in gains_of(training, version, FIRST_SPANS):
             training.add(patch)
         base = version - int(training.rng.integers(1, 17))
-        state, way = held.get(base), training.store.plan(version, base if base in held else None)
+        state, way = held.get(base), training.plan(version, base if base in held else None)
         if state is not None:
             hops.setdefault(version - base, len(way))
             assert way[0].info.base_version == base

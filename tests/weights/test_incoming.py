@@ -37,7 +37,7 @@ def sent_of(training, way):
 def chain(training):
     for _ in range(3):
         training.publish()
-    return training.store.plan(2, 0)
+    return training.plan(2, 0)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_second_plan_is_refused(training, chain, incoming):
 def test_a_plan_from_another_base_is_refused(training):
     for _ in range(3):
         training.publish()
-    for way in (training.store.plan(2, 1), training.store.plan(2, None)):
+    for way in (training.plan(2, 1), training.plan(2, None)):
         incoming = IncomingVersion(training.infos[2], training.infos, base_version=0)
         with pytest.raises(AstraflowError, match="starts from"):
             incoming.take(plan_of(way), training.store.frame)
@@ -136,5 +136,5 @@ def test_chunks_of_patches_that_left_the_plan_are_let_go(training, chain, incomi
     )
 
     assert {each.root_digest for each in later.spec().have_chunks} == {p.root for p in chain}
-    later.take(plan_of(training.store.plan(2, None)), training.store.frame)
+    later.take(plan_of(training.plan(2, None)), training.store.frame)
     assert not later.spec().have_chunks

@@ -25,7 +25,7 @@ def pulled(training):
     training.publish()
     training.publish()
     frame = LayoutFrame(training.layout)
-    whole, patch = training.store.plan(0, None)[0], training.store.plan(1, 0)[0]
+    whole, patch = training.plan(0, None)[0], training.plan(1, 0)[0]
     digests = {v: info.content_digest for v, info in training.infos.items()}
     base = stage(frame, None, [training.complete(whole)], digests).commit()
     incoming = IncomingVersion(training.infos[1], training.infos, base_version=0)

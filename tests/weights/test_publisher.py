@@ -1,5 +1,7 @@
 """A publisher turns arrays into versions, and says truly what each of them is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
@@ -8,8 +10,8 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.patches.routes import Link
 from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.wire.transfers import TransferSpec
 from astraflow.wire.weights import layout_digest
 
 
@@ -47,7 +49,7 @@ def test_what_the_caller_does_to_its_arrays_afterwards_changes_nothing(training)
     info = training.publish()
     for bits in training.tensors.values():
         bits[...] = 0
-    (whole,) = training.store.plan(0, None)
+    (whole,) = training.plan(0, None)
 
     assert whole.info == info.patches[0]
     assert any(bytes(chunk.payload).strip(b"\0") for chunk in training.chunks_of(whole))
@@ -111,8 +113,8 @@ def test_a_version_for_readers_on_slow_links_comes_compact_at_once():
         bits[rng.integers(0, 1 << 20, 30_000)] += np.uint16(1)
         info = publisher.publish(version, {"w": bits})
         if version:
-            base = version - 1
-            publisher.store.plan(version, base, link=Link(goodput_bytes_per_s=1e5, core_count=2))
+            asked = TransferSpec(policy_id="p", version=version, base_version=version - 1)
+            publisher.store.plan(replace(asked, goodput_bytes_per_s=1e5, core_count=2))
 
     profiles = [patch.profile for patch in info.patches]
     assert profiles == [CodecProfile.COMPACT, CodecProfile.FAST]

@@ -411,7 +411,7 @@ class TestLies:
         await pull(puller, training, training.publish())
         for _ in range(2):
             info = training.publish()
-        forward = training.store.plan(2, 0)
+        forward = training.plan(2, 0)
 
         def other(patches):
             def spoil(plan):

@@ -62,6 +62,9 @@ async def relayed(training, serve, make_puller):
     scene.origin, scene.relay, scene.source = origin, relay, source
     scene.first, scene.second = first, second
     scene.pull = lambda puller, info: puller.pull(info, training.infos, training.token)
+    scene.way = lambda version, base_version: relay.plan(
+        TransferSpec(policy_id=training.policy_id, version=version, base_version=base_version)
+    )
     return scene
 
 
@@ -204,7 +207,7 @@ async def test_the_whole_goes_when_its_state_is_written_to(training, relayed):
     await relayed.pull(relayed.first, training.publish())
     spec = TransferSpec(policy_id=training.policy_id, version=0)
     await relayed.relay.expect(spec)
-    (whole,) = relayed.relay.plan(0, None)
+    (whole,) = relayed.way(0, None)
     assert (await relayed.relay.chunk(whole, 0)).payload
     await relayed.pull(relayed.first, training.publish())
     with pytest.raises(AstraflowError) as caught:
@@ -215,12 +218,12 @@ async def test_the_whole_goes_when_its_state_is_written_to(training, relayed):
 async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed, monkeypatch):
     for _ in range(4):
         await relayed.pull(relayed.first, training.publish())
-    assert [each.info.version for each in relayed.relay.plan(3, 0)] == [1, 2, 3]
+    assert [each.info.version for each in relayed.way(3, 0)] == [1, 2, 3]
     monkeypatch.setattr(relay_module, "_KEPT_NBYTES", 0)
     await relayed.pull(relayed.first, training.publish())
-    assert [each.info.version for each in relayed.relay.plan(4, 3)] == [4]
+    assert [each.info.version for each in relayed.way(4, 3)] == [4]
     with pytest.raises(AstraflowError):
-        relayed.relay.plan(4, 0)
+        relayed.way(4, 0)
 
 
 async def test_a_whole_version_is_not_kept_twice_and_stays_whole_while_it_is_read(

@@ -14,7 +14,6 @@ from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.patch import PatchName, index_of
-from astraflow.weights.patches.routes import Link
 from astraflow.weights.serve.server import TransferServicer, WeightServer
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
@@ -176,13 +175,14 @@ def test_who_is_better_off_with_the_smaller_patch_waits_for_it(training, made):
         name = PatchName(version=1, base_version=0)
         growing.finish(index_of(name, [bytes(32)], payload_nbytes=1 << 20, sign=lambda each: each))
 
-    links = (
-        Link(),
-        Link(goodput_bytes_per_s=1e9),
-        Link(goodput_bytes_per_s=1e4),
-        Link(profiles=(CodecProfile.COMPACT,)),
+    asked = TransferSpec(policy_id=training.policy_id, version=2, base_version=1)
+    readers = (
+        asked,
+        replace(asked, goodput_bytes_per_s=1e9),
+        replace(asked, goodput_bytes_per_s=1e4),
+        replace(asked, profiles=(CodecProfile.COMPACT,)),
     )
-    assert [store.is_sooner(link) for link in links] == [True, True, False, False]
+    assert [store.is_sooner(each) for each in readers] == [True, True, False, False]
 
 
 async def test_who_waits_gets_what_was_published(training, stand_ready):

@@ -13,10 +13,11 @@ from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.state import Overlay, stage
 from astraflow.weights.publish.publisher import WeightPublisher, combined
+from astraflow.wire.transfers import TransferSpec
 
 
 def way(training, version, base):
-    return [training.complete(patch) for patch in training.store.plan(version, base)]
+    return [training.complete(patch) for patch in training.plan(version, base)]
 
 
 def digests(training):
@@ -155,7 +156,9 @@ class TestShards:
     def step(self, ranks, training, version):
         training.publish()
         infos = [rank.publish(version, training.tensors) for rank in ranks]
-        patches = [rank.store.plan(version, version - 1 if version else None)[0] for rank in ranks]
+        base_version = version - 1 if version else None
+        asked = TransferSpec(policy_id="p", version=version, base_version=base_version)
+        patches = [rank.store.plan(asked)[0] for rank in ranks]
         complete = [
             Patch(
                 patch.index,

@@ -8,8 +8,7 @@ from astraflow.codec.rates import DecodeRate
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.patch import Patch, make_patch
-from astraflow.weights.patches.routes import Link
-from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.transfers import ChunkSet, TransferSpec
 from astraflow.wire.weights import digest_of
 
 
@@ -19,13 +18,17 @@ def published(training, count, **how):
     return training.store
 
 
+def asked(version, base_version, **told):
+    return TransferSpec(policy_id="solver", version=version, base_version=base_version, **told)
+
+
 def route(way):
     return [(patch.info.base_version, patch.info.version) for patch in way]
 
 
 def refusal(store, version, base_version):
     with pytest.raises(AstraflowError) as caught:
-        store.plan(version, base_version)
+        store.plan(asked(version, base_version))
     return caught.value.reason
 
 
@@ -33,32 +36,32 @@ class TestPlan:
     def test_from_a_base_it_is_the_chain(self, training):
         store = published(training, 5)
 
-        assert route(store.plan(4, 1)) == [(1, 2), (2, 3), (3, 4)]
-        assert route(store.plan(2, 1)) == [(1, 2)]
+        assert route(store.plan(asked(4, 1))) == [(1, 2), (2, 3), (3, 4)]
+        assert route(store.plan(asked(2, 1))) == [(1, 2)]
 
     def test_one_patch_over_several_versions_is_taken_where_it_is_smaller(self, training):
         store = published(training, 6)
         training.add(make_patch(training.publisher.history, 1, 5))
 
-        assert route(store.plan(5, 1)) == [(1, 5)]
-        assert route(store.plan(5, 0)) == [(0, 1), (1, 5)]
-        assert route(store.plan(5, 2)) == [(2, 3), (3, 4), (4, 5)]
+        assert route(store.plan(asked(5, 1))) == [(1, 5)]
+        assert route(store.plan(asked(5, 0))) == [(0, 1), (1, 5)]
+        assert route(store.plan(asked(5, 2))) == [(2, 3), (3, 4), (4, 5)]
 
     def test_from_nothing_it_is_a_whole_version_and_what_leads_on(self, training):
         store = published(training, 3)
 
-        assert route(store.plan(2, None)) == [(None, 0), (0, 1), (1, 2)]
+        assert route(store.plan(asked(2, None))) == [(None, 0), (0, 1), (1, 2)]
         training.add(make_patch(training.publisher.history, None, 2))
-        assert route(store.plan(2, None)) == [(None, 2)]
+        assert route(store.plan(asked(2, None))) == [(None, 2)]
 
     def test_from_nothing_it_builds_on_what_the_reader_has_already(self, training):
         store = published(training, 3)
-        (whole,) = store.plan(0, None)
-        have = {whole.root: ChunkSet.of(whole.root, range(whole.info.chunk_count - 1))}
+        (whole,) = store.plan(asked(0, None))
+        have = ChunkSet.of(whole.root, range(whole.info.chunk_count - 1))
         training.add(make_patch(training.publisher.history, None, 2))
 
-        assert route(store.plan(2, None)) == [(None, 2)]
-        assert route(store.plan(2, None, have)) == [(None, 0), (0, 1), (1, 2)]
+        assert route(store.plan(asked(2, None))) == [(None, 2)]
+        assert route(store.plan(asked(2, None, have_chunks=[have]))) == [(None, 0), (0, 1), (1, 2)]
 
     def test_versions_that_never_were_are_unknown(self, training):
         store = published(training, 3)
@@ -78,8 +81,8 @@ class TestPlan:
         training.publish()
 
         assert refusal(store, 4, 1) is Reason.VERSION_EVICTED
-        assert route(store.plan(4, 3)) == [(3, 4)]
-        assert route(store.plan(4, None)) == [(None, 3), (3, 4)]
+        assert route(store.plan(asked(4, 3))) == [(3, 4)]
+        assert route(store.plan(asked(4, None))) == [(None, 3), (3, 4)]
 
     def test_versions_without_a_change_have_patches_with_the_same_root_and_both_lead_on(
         self, training
@@ -87,12 +90,12 @@ class TestPlan:
         store = published(training, 1)
         published(training, 2, share=0)
 
-        assert route(store.plan(2, 0)) == [(0, 1), (1, 2)]
+        assert route(store.plan(asked(2, 0))) == [(0, 1), (1, 2)]
 
     def test_how_far_readers_are_behind_is_noted_the_last_one_first(self, training):
         store = published(training, 6)
         for base in (2, 1, 4, 2):
-            store.plan(5, base)
+            store.plan(asked(5, base))
 
         assert store.requested_spans == (3, 4)
 
@@ -101,7 +104,7 @@ class TestLinks:
     @pytest.fixture
     def store(self, training):
         store = published(training, 2)
-        (forward,) = store.plan(1, 0)
+        (forward,) = store.plan(asked(1, 0))
         info = replace(
             forward.info,
             profile=CodecProfile.COMPACT,
@@ -112,7 +115,7 @@ class TestLinks:
         return store
 
     def profile(self, store, **told):
-        (patch,) = store.plan(1, 0, link=Link(**told))
+        (patch,) = store.plan(asked(1, 0, **told))
         return patch.info.profile
 
     def test_a_slow_link_gets_the_smaller_one_and_a_fast_one_what_decodes_quickly(self, store):
@@ -120,7 +123,7 @@ class TestLinks:
         assert self.profile(store, goodput_bytes_per_s=1e10) is CodecProfile.FAST
 
     def test_more_cores_make_the_smaller_one_worth_it(self, store):
-        nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
+        nbytes = store.plan(asked(1, 0, profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
         # Where both take the same time on one core.
         rates = decode_rates(fast=10e9, compact=4e9)
         slower = 1 / 4e9 - 1 / 10e9
@@ -131,7 +134,7 @@ class TestLinks:
         assert self.profile(store, **told, core_count=4) is CodecProfile.COMPACT
 
     def test_what_the_reader_decodes_quickly_decides(self, store):
-        nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
+        nbytes = store.plan(asked(1, 0, profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
         model_nbytes = store.history.shard_layout.payload_nbytes
         # The smaller one takes half the time on the link, which is as long as a pass at 1 GB/s.
         goodput = nbytes / (2 * model_nbytes / 1e9)
@@ -152,7 +155,7 @@ class TestLinks:
     def test_a_profile_that_was_never_coded_is_refused(self, training):
         store = published(training, 2)
         with pytest.raises(AstraflowError) as caught:
-            store.plan(1, 0, link=Link(profiles=(CodecProfile.COMPACT,)))
+            store.plan(asked(1, 0, profiles=(CodecProfile.COMPACT,)))
         assert caught.value.reason is Reason.PATCH_UNKNOWN
 
 
@@ -174,27 +177,27 @@ class TestBounds:
         training = tools.training(keep_patches=2)
         store = published(training, 6)
 
-        assert route(store.plan(5, 3)) == [(3, 4), (4, 5)]
+        assert route(store.plan(asked(5, 3))) == [(3, 4), (4, 5)]
         assert refusal(store, 5, 2) is Reason.VERSION_EVICTED
 
     def test_a_reader_from_nothing_always_finds_a_way(self, tools):
         training = tools.training(keep_patches=2)
         for version in range(7):
             training.publish()
-            assert route(training.store.plan(version, None))[0][0] is None
+            assert route(training.plan(version, None))[0][0] is None
 
     def test_what_is_kept_never_takes_more_than_a_whole_version(self, tools):
         training = tools.training(spare_nbytes=0)
         store = published(training, 12, share=0.2, is_noise=True)
 
         assert store.nbytes <= training.layout.nbytes
-        assert route(store.plan(11, 10)) == [(10, 11)]
+        assert route(store.plan(asked(11, 10))) == [(10, 11)]
         assert refusal(store, 11, 0) is Reason.VERSION_EVICTED
 
     def test_a_version_stays_while_it_is_read(self, tools):
         training = tools.training(keep_patches=2)
         store = published(training, 1)
-        (whole,) = store.plan(0, None)
+        (whole,) = store.plan(asked(0, None))
         chunks = training.chunks_of(whole)
         with store.reading([whole.info]):
             published(training, 5)
@@ -208,7 +211,7 @@ class TestBounds:
     def test_what_is_kept_for_readers_is_bounded_too(self, tools):
         training = tools.training(spare_nbytes=0)
         store = published(training, 1)
-        (whole,) = store.plan(0, None)
+        (whole,) = store.plan(asked(0, None))
         with store.reading([whole.info]):
             published(training, 12, share=0.2, is_noise=True)
 
@@ -234,7 +237,7 @@ class TestChunks:
 
     def test_a_patch_is_found_by_its_root(self, training):
         store = published(training, 2)
-        (forward,) = store.plan(1, 0)
+        (forward,) = store.plan(asked(1, 0))
 
         assert store.patch(forward.root) is forward
         assert store.patch(bytes(32)) is None

@@ -26,7 +26,7 @@ from astraflow.weights.patches.routes import cheapest_way, is_readable, steps
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
 from astraflow.weights.publish.publisher import combined
 from astraflow.wire.signatures import require_signed
-from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
+from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest
 from astraflow.wire.weights import SentChunk, decode_layout, digest_of
 from astraflow_proto.weights.v1 import layout_pb2
@@ -127,9 +127,8 @@ class ObjectLane:
                 Reason.VERSION_UNKNOWN, f"{uri} is not the folder of version {spec.version}"
             )
         newest = await self._manifests(bucket, spec.version)
-        have = {each.root_digest: each for each in spec.have_chunks}
         reachable = [info for manifest in newest for info in manifest.reachable]
-        way = _cheapest(reachable, spec, have)
+        way = _cheapest(reachable, spec)
         manifests = {spec.version: newest}
         for info in way:
             if info.version not in manifests:
@@ -189,13 +188,11 @@ class ObjectLane:
         return self._buckets[folder], version
 
 
-def _cheapest(
-    reachable: Iterable[PatchInfo], spec: TransferSpec, have: dict[bytes, ChunkSet]
-) -> tuple[PatchInfo, ...]:
+def _cheapest(reachable: Iterable[PatchInfo], spec: TransferSpec) -> tuple[PatchInfo, ...]:
     """Return the way of the fewest bytes from what a puller holds."""
 
     def missing_nbytes(info: PatchInfo) -> float:
-        had = have.get(info.root_digest)
+        had = spec.had(info.root_digest)
         count = 0 if had is None else sum(map(len, had.indexes)) or info.chunk_count
         return info.payload_nbytes * (1 - count / max(info.chunk_count, 1))
 
@@ -220,17 +217,9 @@ def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject
 
 def _blocks(patches: Sequence[PatchObject], spec: TransferSpec) -> Iterator[_Block]:
     """Cut what is wanted into neighbours of 8 MiB at most, in order."""
-    want = {each.root_digest: each for each in spec.want_chunks}
-    have = {each.root_digest: each for each in spec.have_chunks}
     for number, patch in enumerate(patches):
         info, offsets = patch.index.patch, patch.offsets()
-        root = info.root_digest
-        wanted = [
-            index
-            for index in range(info.chunk_count)
-            if (not want or index in want.get(root, ())) and index not in have.get(root, ())
-        ]
-        for run in _runs(wanted, offsets):
+        for run in _runs(spec.wanted(info.root_digest, info.chunk_count), offsets):
             yield _Block(
                 patch_index=number,
                 name=f"{info.version}/{patch_name(info)}",

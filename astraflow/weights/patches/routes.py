@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from astraflow.codec.chunks import CODEC_VERSION
-from astraflow.codec.rates import DecodeRate, measured_rates
+from astraflow.codec.rates import measured_rates
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
-from astraflow.wire.transfers import TransferBound
+from astraflow.wire.transfers import TransferBound, TransferSpec
 
 PROFILES: Final = (CodecProfile.FAST, CodecProfile.COMPACT)
 """What is coded and decoded by this release."""
@@ -33,58 +33,49 @@ class Compact:
     def seconds(self, model_nbytes: int) -> float:
         return model_nbytes / self.encoded_per_s + _LEAST_S
 
-    def is_worth(self, links: Iterable["Link"], nbytes: int, model_nbytes: int) -> bool:
+    def gained_s(self, spec: TransferSpec, nbytes: int, model_nbytes: int) -> float:
+        """Return how much sooner a reader with a known link is done if it waits for the patch."""
+        compact_nbytes = round(nbytes * self.share)
+        saved = (nbytes - compact_nbytes) / spec.goodput_bytes_per_s
+        slower = _decoding_s(spec, CodecProfile.COMPACT, model_nbytes, compact_nbytes)
+        slower -= _decoding_s(spec, CodecProfile.FAST, model_nbytes, nbytes)
+        return saved - slower - self.seconds(model_nbytes)
+
+    def is_worth(self, readers: Iterable[TransferSpec], nbytes: int, model_nbytes: int) -> bool:
         """Whether readers with known links, together, have a new version sooner."""
-        known = (each for each in links if each.goodput_bytes_per_s > 0)
-        return sum(each.gained_s(nbytes, model_nbytes, self) for each in known) > 0
+        known = (each for each in readers if each.goodput_bytes_per_s > 0)
+        return sum(self.gained_s(each, nbytes, model_nbytes) for each in known) > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What a reader told of itself.
+def profile_choices(spec: TransferSpec) -> tuple[frozenset[CodecProfile], ...]:
+    """Return which profiles a reader takes: the first set with which there is a way is used."""
+    if not spec.profiles:
+        return (frozenset(CodecProfile),)
+    return tuple(frozenset(spec.profiles[: n + 1]) for n in range(len(spec.profiles)))
 
-    Attributes:
-        profiles: It takes these, in order of preference; empty: what costs it the least time.
-        goodput_bytes_per_s: Measured; 0: unknown, and then bytes alone count.
-        core_count: Cores that it decodes on; 0: unknown, and then it is one.
-        decode_rates: What one of them does, by profile; what is missing is taken from here.
-    """
 
-    profiles: tuple[CodecProfile, ...] = ()
-    goodput_bytes_per_s: float = 0.0
-    core_count: int = 0
-    decode_rates: tuple[DecodeRate, ...] = ()
+def reading_cost(spec: TransferSpec, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
+    """Return what a patch costs a reader: seconds, or bytes where its goodput is unknown."""
+    if spec.goodput_bytes_per_s <= 0:
+        return nbytes
+    is_whole = info.base_version is None
+    decoding_s = _decoding_s(
+        spec, info.profile, model_nbytes, info.payload_nbytes, is_whole=is_whole
+    )
+    return nbytes / spec.goodput_bytes_per_s + decoding_s
 
-    def choices(self) -> tuple[frozenset[CodecProfile], ...]:
-        """Return which profiles may be used: the first set with which there is a way is."""
-        if not self.profiles:
-            return (frozenset(CodecProfile),)
-        counts = range(1, len(self.profiles) + 1)
-        return tuple(frozenset(self.profiles[:count]) for count in counts)
 
-    def gained_s(self, nbytes: int, model_nbytes: int, compact: "Compact") -> float:
-        """Return how much sooner the reader is done if it waits for a compact patch."""
-        compact_nbytes = round(nbytes * compact.share)
-        saved = (nbytes - compact_nbytes) / self.goodput_bytes_per_s
-        slower = self._decoding_s(CodecProfile.COMPACT, model_nbytes, compact_nbytes)
-        slower -= self._decoding_s(CodecProfile.FAST, model_nbytes, nbytes)
-        return saved - slower - compact.seconds(model_nbytes)
-
-    def cost(self, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
-        """Return what a patch costs: seconds, or bytes where the goodput is unknown."""
-        if self.goodput_bytes_per_s <= 0:
-            return nbytes
-        decoding_s = self._decoding_s(
-            info.profile, model_nbytes, info.payload_nbytes, is_whole=info.base_version is None
-        )
-        return nbytes / self.goodput_bytes_per_s + decoding_s
-
-    def _decoding_s(
-        self, profile: CodecProfile, model_nbytes: int, nbytes: int, *, is_whole: bool = False
-    ) -> float:
-        of_reader = (each for each in self.decode_rates if each.profile is profile)
-        rate = next(of_reader, None) or measured_rates().decode[profile]
-        return rate.seconds(model_nbytes, nbytes, is_whole=is_whole) / max(self.core_count, 1)
+def _decoding_s(
+    spec: TransferSpec,
+    profile: CodecProfile,
+    model_nbytes: int,
+    nbytes: int,
+    *,
+    is_whole: bool = False,
+) -> float:
+    of_reader = (each for each in spec.decode_rates if each.profile is profile)
+    rate = next(of_reader, None) or measured_rates().decode[profile]
+    return rate.seconds(model_nbytes, nbytes, is_whole=is_whole) / max(spec.core_count, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

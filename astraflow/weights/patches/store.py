@@ -6,7 +6,7 @@ asked for, from the versions that they lead between: the encoding is canonical.
 """
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
@@ -20,11 +20,11 @@ from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches, evicted
-from astraflow.weights.patches.routes import Compact, Link
-from astraflow.wire.transfers import ChunkSet
+from astraflow.weights.patches.routes import Compact, profile_choices, reading_cost
+from astraflow.wire.transfers import TransferSpec
 
 SPARE_NBYTES: Final = 64 << 20
-_LINK_COUNT: Final = 16
+_READER_COUNT: Final = 16
 _NEWEST: Final = "is no longer kept; pull the newest"
 
 
@@ -59,7 +59,7 @@ class PatchStore:
         self._lock = Lock()
         self._patches: dict[PatchName, Patch] = {}
         self._requested: dict[int, None] = {}
-        self._links: deque[Link] = deque(maxlen=_LINK_COUNT)
+        self._readers: deque[TransferSpec] = deque(maxlen=_READER_COUNT)
 
     def __contains__(self, name: PatchName) -> bool:
         with self._lock:
@@ -88,9 +88,10 @@ class PatchStore:
             return (*reversed(self._requested),)
 
     @property
-    def links(self) -> tuple[Link, ...]:
+    def readers(self) -> tuple[TransferSpec, ...]:
+        """What readers with known links have asked for of late."""
         with self._lock:
-            return (*self._links,)
+            return (*self._readers,)
 
     @contextmanager
     def making(self, version: int) -> Generator[Patch]:
@@ -110,15 +111,15 @@ class PatchStore:
             self.next = (following, Patch())
             patch.end() if patch.is_finished else patch.fail(error)
 
-    def is_sooner(self, link: Link) -> bool:
+    def is_sooner(self, spec: TransferSpec) -> bool:
         """Whether a reader has the next version sooner by what is made first.
 
         A compact patch is made after it, and where nearly all changes nothing may come of it.
         """
         model_nbytes, gained_s = self.history.shard_layout.payload_nbytes, 0.0
-        if link.goodput_bytes_per_s > 0:
-            gained_s = link.gained_s(self.likely_nbytes, model_nbytes, self.compact)
-        return self._is_sparse and gained_s <= 0 and CodecProfile.FAST in link.choices()[0]
+        if spec.goodput_bytes_per_s > 0:
+            gained_s = self.compact.gained_s(spec, self.likely_nbytes, model_nbytes)
+        return self._is_sparse and gained_s <= 0 and CodecProfile.FAST in profile_choices(spec)[0]
 
     def offer(self, patches: Sequence[Patch]) -> None:
         """Offer patches; what has become too old goes."""
@@ -136,40 +137,33 @@ class PatchStore:
         found = cheapest_patches(self.patches, None, version, lambda each: each.info.payload_nbytes)
         return found is not None and found[0] <= 2 * self.history.shard_layout.payload_nbytes
 
-    def plan(
-        self,
-        version: int,
-        base_version: int | None,
-        have: Mapping[bytes, ChunkSet] | None = None,
-        *,
-        link: Link | None = None,
-    ) -> Way:
-        """Return the patches that lead from the base to the version, the cheapest way for a link.
+    def plan(self, spec: TransferSpec) -> Way:
+        """Return the patches that lead from the base to the version, the cheapest for a reader.
 
         Raises:
             AstraflowError: VERSION_UNKNOWN when it was never published; VERSION_EVICTED when the
                 version, or the base, is no longer kept; PATCH_UNKNOWN when the base is newer, or
                 nothing is coded in a profile that the reader takes.
         """
-        self._require_possible(version, base_version)
-        had, told = have or {}, link or Link()
+        self._require_possible(spec)
         model_nbytes = self.history.shard_layout.payload_nbytes
 
         def cost(patch: Patch) -> float:
-            return told.cost(patch.info, patch.missing_nbytes(had.get(patch.root)), model_nbytes)
+            missing_nbytes = patch.missing_nbytes(spec.had(patch.root))
+            return reading_cost(spec, patch.info, missing_nbytes, model_nbytes)
 
-        patches = self.patches
-        for profiles in told.choices():
+        patches, base, version = self.patches, spec.base_version, spec.version
+        for profiles in profile_choices(spec):
             usable = [each for each in patches if each.info.profile in profiles]
-            found = cheapest_patches(usable, base_version, version, cost)
+            found = cheapest_patches(usable, base, version, cost)
             if found is not None:
-                self.note(version, base_version, told)
+                self.note(spec)
                 return found[1]
-        if cheapest_patches(patches, base_version, version, cost) is not None:
+        if cheapest_patches(patches, base, version, cost) is not None:
             raise AstraflowError(
-                Reason.PATCH_UNKNOWN, f"no way is coded {' or '.join(told.profiles)} here"
+                Reason.PATCH_UNKNOWN, f"no way is coded {' or '.join(spec.profiles)} here"
             )
-        raise evicted(version, base_version, _NEWEST)
+        raise evicted(version, base, _NEWEST)
 
     def patch(self, root_digest: bytes) -> Patch | None:
         return next((each for each in self.patches if each.root == root_digest), None)
@@ -209,17 +203,18 @@ class PatchStore:
         )
         return replace(chunk, header=header)
 
-    def note(self, version: int, base_version: int | None, link: Link) -> None:
+    def note(self, spec: TransferSpec) -> None:
         """Note how far behind a reader is, and its link: others may be so, and it again."""
+        span = 1 if spec.base_version is None else spec.version - spec.base_version
         with self._lock:
-            if link.goodput_bytes_per_s > 0:
-                self._links.append(link)
-            if base_version is None or version - base_version < 2:
-                return
-            self._requested.pop(version - base_version, None)
-            self._requested[version - base_version] = None
+            if spec.goodput_bytes_per_s > 0:
+                self._readers.append(replace(spec, have_chunks=(), want_chunks=()))
+            if span > 1:
+                self._requested.pop(span, None)
+                self._requested[span] = None
 
-    def _require_possible(self, version: int, base_version: int | None) -> None:
+    def _require_possible(self, spec: TransferSpec) -> None:
+        version, base_version = spec.version, spec.base_version
         newest = -1 if self.history.newest is None else self.history.newest
         if not 0 <= version <= newest:
             raise AstraflowError(

@@ -319,7 +319,7 @@ class WeightPublisher:
         stages.end("advance")
         if base is None or not is_of_use:
             return []
-        if not self.store.compact.is_worth(self.store.links, nbytes, whole_nbytes):
+        if not self.store.compact.is_worth(self.store.readers, nbytes, whole_nbytes):
             return [patch]
         profile = CodecProfile.COMPACT
         compact = make_patch(self.history, base, version, profile=profile, is_kept=True)

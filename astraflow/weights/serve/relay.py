@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -13,10 +13,10 @@ from astraflow.core.versions import PatchInfo
 from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layouts import LayoutFrame
-from astraflow.weights.patches.patch import Patch, evicted
-from astraflow.weights.patches.routes import Link, cheapest_way, steps
+from astraflow.weights.patches.patch import Patch, Way, evicted
+from astraflow.weights.patches.routes import cheapest_way, steps
 from astraflow.weights.patches.state import HeldState
-from astraflow.wire.transfers import ChunkSet, TransferSpec
+from astraflow.wire.transfers import TransferSpec
 from astraflow.wire.weights import PatchIndex, digest_of
 
 
@@ -118,19 +118,11 @@ class WeightRelay:
         except TimeoutError:
             raise source_lost(f"version {spec.version} has not begun to arrive here") from None
 
-    def plan(
-        self,
-        version: int,
-        base_version: int | None,
-        have: Mapping[bytes, ChunkSet] | None = None,
-        *,
-        link: Link | None = None,
-    ) -> tuple[Patch, ...]:
+    def plan(self, spec: TransferSpec) -> Way:
         """Return the patches that lead from the base to the version; see PatchStore.plan."""
-        del have, link
-        way = self._way(version, base_version)
+        way = self._way(spec)
         if not way:
-            raise evicted(version, base_version, _ELSEWHERE)
+            raise evicted(spec.version, spec.base_version, _ELSEWHERE)
         return way
 
     def patch(self, root_digest: bytes) -> Patch | None:
@@ -176,19 +168,21 @@ class WeightRelay:
         self._changed = asyncio.Event()
 
     def _is_to_come(self, spec: TransferSpec) -> bool:
-        if spec.version == self._failed_version or self._way(spec.version, spec.base_version):
+        if spec.version == self._failed_version or self._way(spec):
             return False
         if self._incoming is not None and self._incoming.target.version == spec.version:
             # The plan tells whether it starts where the asker does.
             return not self._incoming.planned
         return self._held is None or self._held.version < spec.version
 
-    def _way(self, version: int, base_version: int | None) -> tuple[Patch, ...]:
+    def _way(self, spec: TransferSpec) -> Way:
         whole = self._whole
-        if whole is not None and base_version is None and whole.info.version == version:
+        if whole is not None and spec.base_version is None and whole.info.version == spec.version:
             return (whole,)
         known = {each.info: each for each in self._patches.values()}
-        found = cheapest_way(steps(known), base_version, version, lambda info: info.payload_nbytes)
+        found = cheapest_way(
+            steps(known), spec.base_version, spec.version, lambda info: info.payload_nbytes
+        )
         return () if found is None else tuple(known[info] for info in found[1])
 
     async def _encode_whole(self, version: int) -> None:

@@ -18,7 +18,6 @@ from astraflow.transport.assembly import UNPLANNED_COUNT, UNPLANNED_NBYTES
 from astraflow.transport.frames import source_lost
 from astraflow.weights.heartbeat import with_heartbeats
 from astraflow.weights.patches.patch import Patch, PatchName
-from astraflow.weights.patches.routes import Link
 from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
@@ -56,12 +55,6 @@ class WeightTransfer:
         )
         self._source = source
         self._spec = spec
-        self._link = Link(
-            profiles=spec.profiles,
-            goodput_bytes_per_s=spec.goodput_bytes_per_s,
-            core_count=spec.core_count,
-            decode_rates=spec.decode_rates,
-        )
         self._patches: Sequence[Patch] = ()
         # Number of the patch in the plan, index of the chunk.
         self._left: list[tuple[int, int]] = []
@@ -107,13 +100,13 @@ class WeightTransfer:
             await patch.ended()
             at, patch = store.next
         sent_count = sent_nbytes = 0
-        is_sooner = store.is_sooner(self._link)
+        is_sooner = store.is_sooner(self._spec)
         with patch.reading() as news:
             while at == version and not self._has_all(sent_count):
                 news.clear()
                 chunk = patch.chunks.get(sent_count) if is_sooner else None
                 if is_sooner and patch.is_finished and not self.plan.patches:
-                    store.note(version, self._spec.base_version, self._link)
+                    store.note(self._spec)
                     yield self._planned((patch,))
                 elif store.next[0] > version + 1:
                     # A slow reader keeps nothing in memory: what it lacks is the store's to have.
@@ -159,26 +152,19 @@ class WeightTransfer:
                 yield sent
 
     def _find(self) -> None:
-        spec = self._spec
-        _require_layout(self._source, spec)
-        have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-        patches = self._source.plan(spec.version, spec.base_version, have, link=self._link)
-        self._planned(patches)
+        _require_layout(self._source, self._spec)
+        self._planned(self._source.plan(self._spec))
         self._keep()
 
     def _planned(self, patches: Sequence[Patch]) -> TransferPlan:
         """Plan the chunks of some patches that the reader wants and does not have, in order."""
         spec = self._spec
-        have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-        want = {chunks.root_digest: chunks for chunks in spec.want_chunks}
         self._patches = patches
         self._left = [
             (number, index)
             for number, patch in enumerate(patches)
-            for index in range(patch.info.chunk_count)
-            if (not want or index in want.get(patch.root, ()))
-            and index not in have.get(patch.root, ())
-            and patch.touches(index, spec.ranges)
+            for index in spec.wanted(patch.root, patch.info.chunk_count)
+            if patch.touches(index, spec.ranges)
         ]
         nbytes = sum(
             patch.payload_nbytes([index for at, index in self._left if at == number])
