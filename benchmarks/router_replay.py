@@ -16,6 +16,7 @@ from time import process_time
 
 import numpy as np
 import torch
+from letter_sort import prompt_rows
 
 from astraflow.config.recipe import EngineSettings, WarmUp
 from astraflow.core.batches import BatchPart
@@ -36,7 +37,6 @@ from astraflow.trainers.supervised import (
     tutored_batches,
 )
 from astraflow.workflows.building import build_tutor
-from astraflow.workflows.letter_sort import prompt_rows
 from astraflow.workflows.tutors import Tutor, write_tokenizer
 
 Found = dict[str, dict[str, float]]
@@ -54,7 +54,9 @@ class Row:
 def make(folder: Path, tutor: Tutor, *, steps: int, seed: int) -> Path:
     """Write a warmed-up model whose weights are what bf16 can say."""
     write_tokenizer(folder / "tokenizer", tutor.alphabet)
-    settings = WarmUp(tutor="letter_sort", step_count=steps, batch_size=64, learning_rate=2e-3)
+    settings = WarmUp(
+        tutor="letter_sort:SortTutor", step_count=steps, batch_size=64, learning_rate=2e-3
+    )
     schedule = Schedule.of(settings)
     module = new_model(tutor.model_config(), seed=seed)
     pairs = tutored_batches(schedule, tutor, tokenizer_dir=folder / "tokenizer", seed=seed)
@@ -134,7 +136,7 @@ def measure(prompt_count: int, *, steps: int, seed: int, experts: int) -> Found:
     results: Found = {}
     for name, options in (("dense", {}), ("experts", {"experts": experts})):
         with tempfile.TemporaryDirectory() as folder:
-            tutor = build_tutor("letter_sort", options)
+            tutor = build_tutor("letter_sort:SortTutor", options)
             directory = make(Path(folder), tutor, steps=steps, seed=seed)
             tokenizer = load_tokenizer(directory)
             prompts = [list(tokenizer.encode(text, add_special_tokens=True)) for text in texts]

@@ -40,7 +40,6 @@ _TYPES: Final = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 _KINDS: Final = {
     registry.Kind.WORKFLOW: ("Workflows", "`workflows.NAME.name`", "options"),
     registry.Kind.SCORER: ("Scorers", "`workflows.NAME.scorer`", "scorer_options"),
-    registry.Kind.TUTOR: ("Tutors", "`policies.NAME.model.warm_up.tutor`", "options"),
     registry.Kind.SANDBOX: ("Sandboxes", "option `sandbox` of what runs code", "sandbox_options"),
     registry.Kind.ENVIRONMENT: (
         "Environments",

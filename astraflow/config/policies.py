@@ -161,7 +161,7 @@ class WarmUp(Strict):
     """
 
     tutor: str | None = None
-    """Registered tutor, such as letter_sort; the model is its own."""
+    """Tutor of yours, such as letter_sort:SortTutor of the recipe `sort`; the model is its own."""
     options: Options = Field(default={})
     """Checked by the tutor."""
     demonstrations: Path | None = None

@@ -88,8 +88,8 @@ def _beside(recipe: Path) -> Iterator[Path]:
     text = recipe.read_text()
     is_folder = recipe.stem in _MACHINES
     for path in sorted(recipe.parent.iterdir()):
-        is_named = path.name in text or path.stem in text.split()
         if path.suffix == ".yaml" or path.name == "__pycache__":
             continue
-        if is_folder or (is_named and path.name != "README.md"):
+        name = f"{path.stem}:" if path.suffix == ".py" else path.name + "/" * path.is_dir()
+        if is_folder or name in text:
             yield path

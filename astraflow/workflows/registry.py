@@ -52,14 +52,8 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "judge": "astraflow.workflows.rewards.judge:Judge",
         "process": "astraflow.workflows.kept.scorer:ProcessScorer",
         "code": "astraflow.workflows.rewards.code:Code",
-        "letter_sort": "astraflow.workflows.letter_sort:LetterSort",
     },
-    Kind.TUTOR: {
-        "letter_sort": "astraflow.workflows.letter_sort:SortTutor",
-        "letter_sort_retry": "astraflow.workflows.letter_sort:RetryTutor",
-        "letter_sort_verifier": "astraflow.workflows.letter_sort:VerifierTutor",
-        "letter_sort_pair": "astraflow.workflows.letter_sort:PairTutor",
-    },
+    Kind.TUTOR: {},
     # Found, but made in another process; see `environments`.
     Kind.ENVIRONMENT: {
         name: f"astraflow.workflows.environments.adapters:{adapter}"
@@ -161,7 +155,7 @@ def target_of(kind: Kind, name: str, *, or_as_it_is: bool = False) -> str:
     if target is None:
         known = names(kind)
         near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
         raise AstraflowError(
             Reason.CODE_UNKNOWN,
             f"{kind}: '{name}' is not known here; {hint} Code of your own is named module:Class",

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from letter_sort import LetterSort
 
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.letter_sort import LetterSort
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from astraflow.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 SORT = str(ROOT / "recipes" / "sort.yaml")
-WRONG = ("--set", "workflows.sort.scorer=letter_srot", "--set", "track=[tensorbord]")
+WRONG = ("--set", "workflows.sort.scorer=numerc", "--set", "track=[tensorbord]")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_json_has_every_finding_with_stable_keys(said):
 def test_a_run_of_a_wrong_recipe_is_refused_before_anything_is_written(said, tmp_path, more):
     done = said("run", SORT, *more, *WRONG)
     assert done.exit_code == 2
-    assert "did you mean letter_sort?" in done.stderr
+    assert "did you mean numeric?" in done.stderr
     assert "did you mean tensorboard?" in done.stderr
     assert ("max_staleness: 2" in done.stdout) is ("--dry-run" in more)
     assert list(tmp_path.iterdir()) == []

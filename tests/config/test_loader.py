@@ -52,7 +52,7 @@ def test_an_override_sets_one_key(small):
 
 
 def test_an_override_replaces_what_is_there(small):
-    recipe = load_recipe(small, ["policies.solver.model={warm_up: {tutor: letter_sort}}"])
+    recipe = load_recipe(small, ["policies.solver.model={warm_up: {tutor: letter_sort:SortTutor}}"])
     assert recipe.policies["solver"].model.path is None
 
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from astraflow.config.recipe import DataSet, ModelConfig
 
 SHOWN = {"demonstrations": "demos.jsonl"}
-TUTORED = {"tutor": "letter_sort"}
+TUTORED = {"tutor": "letter_sort:SortTutor"}
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ def test_a_scorer_that_raises_on_wrong_answers_ends_the_run(tmp_path, cache):
 def test_a_typo_in_an_option_ends_the_run_at_once(tmp_path, cache):
     with started(
         "sort.yaml",
-        "workflows.sort={name: user_bugs:Blocking, options: {hnit: x}, scorer: letter_sort}",
+        "workflows.sort.name=user_bugs:Blocking",
+        "workflows.sort.options={hnit: x}",
         *NO_EVALS,
         runs=tmp_path,
         cache=cache,
@@ -127,7 +128,7 @@ def test_a_typo_in_an_option_ends_the_run_at_once(tmp_path, cache):
 def test_a_loop_that_blocks_its_node_is_told_while_it_blocks(tmp_path, cache):
     with started(
         "sort.yaml",
-        "workflows.sort={name: user_bugs:Blocking, scorer: letter_sort}",
+        "workflows.sort={name: user_bugs:Blocking, scorer: letter_sort:LetterSort}",
         "raas.count=1",
         *NO_EVALS,
         runs=tmp_path,

@@ -4,8 +4,9 @@ import asyncio
 import sys
 from pathlib import Path
 
+from letter_sort import LetterSort
+
 from astraflow.config.recipe import Strict
-from astraflow.workflows.letter_sort import LetterSort
 from astraflow.workflows.protocol import Score
 
 IN_SCORER = ("raising", "wrong type", "not a number", "missing file", "exit", "no numbers")

@@ -53,7 +53,7 @@ def without_a_run(*, http=None, **changes):
             "name": "test",
             "policies": {
                 "solver": {
-                    "model": {"warm_up": {"tutor": "letter_sort"}},
+                    "model": {"warm_up": {"tutor": "letter_sort:SortTutor"}},
                     "trainer": {"groups_per_batch": 2},
                 }
             },

@@ -62,7 +62,7 @@ async def test_a_node_serves_a_dataflow_until_it_is_told_to_end(tmp_path):
         [item] = raas.post("/pull", {"timeout": 100})
         return item["result"]
 
-    warm_up = WarmUp(tutor="letter_sort", step_count=1, batch_size=4)
+    warm_up = WarmUp(tutor="letter_sort:SortTutor", step_count=1, batch_size=4)
     model = ensure_model(ModelConfig(warm_up=warm_up), seed=0, cache_dir=tmp_path)
     changes = {"policies.solver.model.path": str(model)}
     recipe = small_recipe(tmp_path, scorer="exact", changes=changes)

@@ -26,7 +26,7 @@ def join(capfd):
 
 
 def test_a_warm_up_model_must_be_given(join):
-    code, log = join(model={"warm_up": {"tutor": "letter_sort"}})
+    code, log = join(model={"warm_up": {"tutor": "letter_sort:SortTutor"}})
     assert code == CONFIGURATION_EXIT
     assert "--model solver=DIR" in log
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from letter_sort import prompt_rows
 from safetensors.numpy import load_file
 
 from astraflow.config.recipe import EngineSettings, Lora
@@ -17,7 +18,6 @@ from astraflow.testing.nodes import make_node
 from astraflow.trainers.main import run_engine
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
-from astraflow.workflows.letter_sort import prompt_rows
 from astraflow.workflows.tutors import write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def recipe(tmp_path, base):
     return small_recipe(
         tmp_path,
         workflow="solver_verifier",
-        scorer="letter_sort",
+        scorer="letter_sort:LetterSort",
         prompts=rows,
         policies=POLICIES,
         changes=changes,

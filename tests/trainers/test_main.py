@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from letter_sort import prompt_rows
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.config.recipe import ModelConfig, Recipe, WarmUp
@@ -36,13 +37,12 @@ from astraflow.trainers.warm_up import ensure_model
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.letter_sort import prompt_rows
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import run_episode
 
 pytestmark = pytest.mark.slow
 
-WARM_UP = WarmUp(tutor="letter_sort", step_count=120, batch_size=32, learning_rate=5e-3)
+WARM_UP = WarmUp(tutor="letter_sort:SortTutor", step_count=120, batch_size=32, learning_rate=5e-3)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def make_recipe(tmp_path, warm_model):
                     }
                 },
                 "data": {"train": {"path": str(data), "id_field": "id"}},
-                "workflows": {"sort": {"name": "single_turn", "scorer": "letter_sort"}},
+                "workflows": {"sort": {"name": "single_turn", "scorer": "letter_sort:LetterSort"}},
                 "rollouts": {"data_set": "train", "workflow": "sort", "group_size": 8},
                 "hub": {"session_ttl_s": 30},
             }

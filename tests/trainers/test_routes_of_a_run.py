@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from letter_sort import prompt_rows
 
 from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import EngineSettings, TrainerConfig
@@ -27,7 +28,6 @@ from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import replayed
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
-from astraflow.workflows.letter_sort import prompt_rows
 from astraflow.workflows.tutors import BOS_ID, PAD_ID, write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def batches(tmp_path_factory, model):
     write_tokenizer(folder / "tokenizer", "abcdefghij>")
     save_model(model.module, folder / "model", companions_of=folder / "tokenizer")
     rows = [dict(row) for row in prompt_rows(GROUPS, held_out=False, seed=0)]
-    recipe = small_recipe(folder, scorer="letter_sort", prompts=rows, changes=CHANGES)
+    recipe = small_recipe(folder, scorer="letter_sort:LetterSort", prompts=rows, changes=CHANGES)
     return asyncio.run(both_batches(recipe, folder, model))
 
 

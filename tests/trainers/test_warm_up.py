@@ -14,7 +14,7 @@ from astraflow.trainers.warm_up import ensure_model, warm_up_key
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Pair, write_tokenizer
 
-SHORT = WarmUp(tutor="letter_sort", step_count=3, batch_size=4)
+SHORT = WarmUp(tutor="letter_sort:SortTutor", step_count=3, batch_size=4)
 
 
 def bits_of(directory):
@@ -39,13 +39,13 @@ def test_same_seed_makes_the_same_weights(tmp_path):
 
 
 def test_seed_settings_and_tutor_tell_models_apart():
-    sorting = build_tutor("letter_sort", {})
+    sorting = build_tutor("letter_sort:SortTutor", {})
     keys = {
         warm_up_key(SHORT, sorting, seed=0),
         warm_up_key(SHORT, sorting, seed=1),
         warm_up_key(SHORT.model_copy(update={"step_count": 4}), sorting, seed=0),
-        warm_up_key(SHORT, build_tutor("letter_sort", {"accuracy": 0.9}), seed=0),
-        warm_up_key(SHORT, build_tutor("letter_sort_retry", {}), seed=0),
+        warm_up_key(SHORT, build_tutor("letter_sort:SortTutor", {"accuracy": 0.9}), seed=0),
+        warm_up_key(SHORT, build_tutor("letter_sort:RetryTutor", {}), seed=0),
     }
     assert len(keys) == 5
 
@@ -58,7 +58,7 @@ def test_given_path_is_taken_as_it_is(tmp_path):
 
 
 def test_unknown_tutor_is_named(tmp_path):
-    with pytest.raises(AstraflowError, match="letter_sort"):
+    with pytest.raises(AstraflowError, match="letter_sorts"):
         ensure_model(ModelConfig(warm_up=WarmUp(tutor="letter_sorts")), seed=0, cache_dir=tmp_path)
 
 

@@ -27,7 +27,7 @@ def test_the_workflows_of_every_recipe_can_be_made(path):
 
 def test_a_spec_names_its_policies_and_its_code(spec):
     assert spec.policy_ids == ("solver",)
-    assert spec.scorer.name == "letter_sort"
+    assert spec.scorer.name == "letter_sort:LetterSort"
     assert len(spec.code.code_digest) == len(spec.scorer.code_digest) == 32
 
 

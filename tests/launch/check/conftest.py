@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from letter_sort import tiny_llama_config
 from safetensors.numpy import save_file
 
-from astraflow.workflows.letter_sort import tiny_llama_config
 from astraflow.workflows.tutors import write_tokenizer
 
 ALPHABET = "abcdefghij>"

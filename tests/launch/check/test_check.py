@@ -220,13 +220,16 @@ WRONG = [
     ),
     Wrong(
         "tutor that is none",
-        (f"{MODEL}.path=null", f"{MODEL}.warm_up.tutor=letter_srot"),
+        (f"{MODEL}.path=null", f"{MODEL}.warm_up.tutor=letter_sort:SortTuter"),
         f"{MODEL}.warm_up.tutor",
-        ("letter_sort",),
+        ("letter_sort", "SortTuter"),
     ),
     Wrong(
         "option of a tutor",
-        (f"{MODEL}.path=null", f"{MODEL}.warm_up={{tutor: letter_sort, options: {{accuracy: 3}}}}"),
+        (
+            f"{MODEL}.path=null",
+            f"{MODEL}.warm_up={{tutor: letter_sort:SortTutor, options: {{accuracy: 3}}}}",
+        ),
         f"{MODEL}.warm_up.options.accuracy",
         ("less than",),
     ),

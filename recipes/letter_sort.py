@@ -1,14 +1,17 @@
 """Letter sort: `dbca>` asks for `abcd`. A model of 0.24 M parameters learns it on a laptop.
 
 Three to six letters out of a to j, repeats allowed. A tutor that is right three times in ten
-warms a model up, so that it can sort but seldom does: what is left is for the reward.
+warms a model up, so that it can sort but seldom does: what is left is for the reward. Run as a
+program it writes `letter_sort/train.jsonl` and `held_out.jsonl`, the same ones every time.
 """
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -318,3 +321,15 @@ def near_miss(right: str, rng: np.random.Generator) -> str:
     if kind == 2:
         return right[:at] + right[at + 1 :]
     return right[: at + 1] + right[at:]
+
+
+def write_prompts(folder: Path) -> None:
+    """Write the data sets of the recipes."""
+    for name, count in {"train": 4096, "held_out": 2048}.items():
+        rows = prompt_rows(count, held_out=name == "held_out", seed=0)
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_prompts(Path(__file__).parent / "letter_sort")
