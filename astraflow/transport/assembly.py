@@ -40,6 +40,9 @@ _MIN_PART_NBYTES: Final = 4 << 10
 
 _Key = tuple[int, int]
 
+Lend = Callable[[TransferPlan], Arena | None]
+"""Returns where the payloads of a plan will lie; None: they are in the frames."""
+
 
 class _Staged:
     """A chunk of which some bytes are here.
@@ -93,7 +96,7 @@ class FrameInbox:
         *,
         stall_timeout_s: float,
         on_pressure: Callable[[bool], None] = lambda _: None,
-        on_plan: Callable[[TransferPlan], Arena | None] = lambda _: None,
+        on_plan: Lend = lambda _: None,
         bound: TransferBound | None = None,
     ) -> None:
         """Start empty.
@@ -101,7 +104,7 @@ class FrameInbox:
         Args:
             stall_timeout_s: A source that sends nothing for so long is given up.
             on_pressure: Called with True when the reader is behind by 32 MiB; False: it caught up.
-            on_plan: Called with the plan; returns where payloads will lie, None: in frames.
+            on_plan: Called with the plan.
             bound: By what the run registered; None: nothing of it is.
         """
         self.since_s: float | None = None

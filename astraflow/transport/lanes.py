@@ -20,11 +20,12 @@ from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool
-from astraflow.transport.frames import SourceError
+from astraflow.transport.assembly import Lend
+from astraflow.transport.frames import SourceError, source_lost
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.hosts import is_encrypted
-from astraflow.transport.shm import is_same_host, open_shm
-from astraflow.transport.stream_session import StreamSession
+from astraflow.transport.shm import is_same_host, shm_dial
+from astraflow.transport.stream_session import Dial, StreamSession
 from astraflow.transport.tcp import (
     FAR_CONNECTION_COUNT,
     connection_count,
@@ -44,124 +45,11 @@ from astraflow.wire.transfers import (
 )
 from astraflow.wire.weights import SentChunk
 
+DEFAULT_LANES: Final = (LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
+
 RECEIVED_NBYTES: Final = Counter[str]()
 
-
-def received(lane: str, item: SentItem) -> SentItem:
-    if isinstance(item, SentChunk):
-        RECEIVED_NBYTES[lane] += len(item.chunk.payload)
-    return item
-
-
-class TransferProgress:
-    """Notes plan and chunks of a transfer, so that another lane brings the rest."""
-
-    def __init__(self, spec: TransferSpec) -> None:
-        self.spec = spec
-        self._plan: TransferPlan | None = None
-        self._come: dict[int, set[int]] = {}
-        self._count = 0
-        self._is_resuming = False
-
-    @property
-    def has_plan(self) -> bool:
-        return self._plan is not None
-
-    @property
-    def missing_count(self) -> int | None:
-        """Chunks that have not come; None: it is not known."""
-        return None if self._plan is None else self._plan.chunk_count - self._count
-
-    @property
-    def is_over(self) -> bool:
-        return self.missing_count == 0
-
-    def note(self, item: SentItem) -> SentItem:
-        if isinstance(item, TransferPlan):
-            self._plan = item
-        elif isinstance(item, SentChunk):
-            self._come.setdefault(item.patch_index, set()).add(item.chunk.header.index)
-            self._count += 1
-        return item
-
-    def rest(self) -> TransferSpec:
-        """Return what is still wanted, of whom will answer with a plan of his own."""
-        if self._plan is None:
-            return self.spec
-        self._is_resuming = True
-        have = {each.root_digest: each for each in self.spec.have_chunks}
-        for number, indexes in self._come.items():
-            root = self._plan.patches[number].patch.root_digest
-            before = have.get(root)
-            if before is not None and not before.indexes:
-                continue
-            held = {index for run in before.indexes for index in run} if before else set[int]()
-            have[root] = ChunkSet.of(root, held | indexes)
-        return replace(self.spec, have_chunks=tuple(have.values()))
-
-    def resume(self, item: SentItem) -> SentItem | None:
-        """Return an item of another lane as one of the first plan; None: nothing new."""
-        if not isinstance(item, TransferPlan) or not self._is_resuming or self._plan is None:
-            return self.note(item)
-        self._is_resuming = False
-        patches = [index.patch.root_digest for index in self._plan.patches]
-        if [index.patch.root_digest for index in item.patches] != patches:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE,
-                "the lane broke, and the source no longer has the patches that it began with",
-                retryable=True,
-            )
-        return None
-
-
 _MAX_SOURCES: Final = 32
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class SourceConnections:
-    """What is known of one source.
-
-    Attributes:
-        plain_until: Until then it has no lane but gRPC, by the monotonic clock.
-        is_known: Whether it was asked before.
-        ready: A version that was asked for before there is one, and over what it comes.
-        is_passed_over: Whether the newest session took the place of shared memory, for once.
-    """
-
-    sessions: list[StreamSession] = field(default_factory=list[StreamSession])
-    plain_until: float = 0.0
-    is_known: bool = False
-    ready: tuple[TransferSpec, StreamSession] | None = None
-    is_passed_over: bool = False
-
-
-async def speculative_items(
-    source: SourceConnections, progress: TransferProgress
-) -> AsyncGenerator[SentItem]:
-    """Yield what was asked for ahead, if that is what is wanted; nothing if it did not come."""
-    spec = progress.spec
-    if source.ready is None or spec.version < source.ready[0].version:
-        return
-    (asked, session), source.ready = source.ready, None
-    fields = ("policy_id", "version", "base_version", "layout_digest")
-    if any(getattr(asked, each) != getattr(spec, each) for each in fields):
-        await session.close()
-        return
-    try:
-        async with aclosing(session.items()) as items:
-            async for item in items:
-                if isinstance(item, TransferPlan):
-                    yield Waiting(since_s=session.inbox and session.inbox.since_s)
-                yield item
-    except AstraflowError as error:
-        if progress.has_plan or error.reason is Reason.CHUNK_INVALID:
-            raise
-        log.info("nothing came ahead", version=spec.version, why=str(error))
-
-
-DEFAULT_LANES: Final = (LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
 
 # How long a source that has no lane but gRPC is not asked again.
 _PLAIN_S: Final = 600.0
@@ -175,6 +63,69 @@ _DIRECT_PLAN_S: Final = 5.0
 _DIRECT_TIMEOUT_S: Final = 1.5
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
 _BROKEN: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT, *_NO_LANE})
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class TransferProgress:
+    """Notes plan and chunks of a transfer, so that another lane brings the rest."""
+
+    def __init__(self, spec: TransferSpec) -> None:
+        self.spec = spec
+        self.plan: TransferPlan | None = None
+        self._came: dict[int, set[int]] = {}
+
+    @property
+    def missing_count(self) -> int | None:
+        """Chunks that have not come; None: it is not known."""
+        return self.plan and self.plan.chunk_count - sum(map(len, self._came.values()))
+
+    def note(self, lane: LaneKind, item: SentItem) -> SentItem:
+        if isinstance(item, TransferPlan):
+            self.plan = item
+        elif isinstance(item, SentChunk):
+            self._came.setdefault(item.patch_index, set()).add(item.chunk.header.index)
+            RECEIVED_NBYTES[lane] += len(item.chunk.payload)
+        return item
+
+    def rest(self) -> TransferSpec:
+        """Return what is still wanted."""
+        if self.plan is None:
+            return self.spec
+        have = {each.root_digest: each for each in self.spec.have_chunks}
+        for number, indexes in self._came.items():
+            root = self.plan.patches[number].patch.root_digest
+            before = have.get(root)
+            if before is None or before.indexes:
+                held = {index for run in before.indexes for index in run} if before else set[int]()
+                have[root] = ChunkSet.of(root, held | indexes)
+        return replace(self.spec, have_chunks=tuple(have.values()))
+
+    def resume(self, plan: TransferPlan) -> None:
+        """Go on by the plan of another lane, if it is for the same patches."""
+        plans = (self.plan or plan, plan)
+        first, second = ([index.patch.root_digest for index in each.patches] for each in plans)
+        if first != second:
+            raise source_lost(
+                "the lane broke, and the source no longer has the patches that it began with"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class SourceConnections:
+    """What is known of one source.
+
+    Attributes:
+        sessions: That are kept.
+        plain_until: Until then it has no lane but gRPC, by the monotonic clock.
+        is_known: Whether it was asked before.
+        ready: A version that was asked for before there is one, and over what it comes.
+    """
+
+    sessions: list[StreamSession] = field(default_factory=list[StreamSession])
+    plain_until: float = 0.0
+    is_known: bool = False
+    ready: tuple[TransferSpec, StreamSession] | None = None
 
 
 class Lanes:
@@ -214,27 +165,20 @@ class Lanes:
     ) -> AsyncGenerator[SentItem]:
         """Yield the plan, then its chunks, as they arrive, over any lane; see `GrpcLane.pull`."""
         progress = TransferProgress(spec)
-        try:
-            async with aclosing(self._over_lanes(endpoint, progress, transfer_token)) as items:
-                async for item in items:
-                    yield progress.note(item)
-        except AstraflowError as error:
-            if not _is_broken(error):
-                raise
-            log.warning(
-                "a lane broke, going on over gRPC",
-                endpoint=endpoint,
-                why=str(error),
-                chunks_left=progress.missing_count,
-            )
-        if progress.is_over:
+        async with aclosing(self._over_lanes(endpoint, progress, transfer_token)) as items:
+            async for item in items:
+                yield item
+        if progress.missing_count == 0:
             return
+        is_resumed = progress.plan is not None
         rest = self._grpc.pull(endpoint, progress.rest(), transfer_token)
         async with aclosing(rest) as items:
             async for item in items:
-                resumed = progress.resume(received(LaneKind.GRPC, item))
-                if resumed is not None:
-                    yield resumed
+                if is_resumed and isinstance(item, TransferPlan):
+                    is_resumed = False
+                    progress.resume(item)
+                else:
+                    yield progress.note(LaneKind.GRPC, item)
 
     async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
         """Ask for the version that comes next, where TCP connections stand; else do nothing.
@@ -248,7 +192,6 @@ class Lanes:
         for session in source.sessions:
             if session.lane is LaneKind.TCP and session.is_idle:
                 speculative = replace(spec, is_ahead=True)
-                session.begin(spec.bound)
                 session.ask(speculative, transfer_token)
                 source.ready = speculative, session
                 return
@@ -287,40 +230,56 @@ class Lanes:
     async def _over_lanes(
         self, endpoint: str, progress: TransferProgress, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        """Yield from a session that stands, else from a new one; nothing where there is none."""
+        """Yield from the first lane that works, and as far as it does; without one nothing."""
         source = await self._source(endpoint)
-        async with aclosing(speculative_items(source, progress)) as items:
-            async for item in items:
-                yield received(LaneKind.TCP, item)
-        if progress.is_over:
-            return
-        warm = next((each for each in source.sessions if each.is_idle), None)
-        if warm is not None:
+        for find in (self._asked_ahead, self._warm, self._introduced, self._planned):
+            session = None
             try:
-                warm.begin(progress.spec.bound)
-                warm.ask(progress.spec, transfer_token)
-                async with aclosing(warm.items()) as items:
+                session = await find(endpoint, source, progress.spec, transfer_token)
+                if session is None:
+                    continue
+                async with aclosing(session.items()) as items:
                     async for item in items:
-                        yield received(warm.lane, item)
+                        if isinstance(item, TransferPlan) and session.is_ahead:
+                            yield Waiting(since_s=session.inbox and session.inbox.since_s)
+                        yield progress.note(session.lane, item)
             except AstraflowError as error:
-                # Connections that died in silence are made anew; a transfer that began goes on.
-                if progress.has_plan or not _is_broken(error):
+                is_early = session is not None and session.is_ahead and progress.plan is None
+                if error.reason is Reason.CHUNK_INVALID or not (is_early or _is_broken(error)):
                     raise
-            else:
+                log.warning(
+                    "a lane broke, going on over another",
+                    endpoint=endpoint,
+                    why=str(error),
+                    chunks_left=progress.missing_count,
+                )
+            finally:
+                if session is not None and session not in source.sessions:
+                    await session.close()
+            if progress.plan is not None:
                 return
-        session = await self._introduced(endpoint, source, progress.spec, transfer_token)
-        session = session or await self._open(endpoint, source, progress.spec, transfer_token)
-        if session is None:
-            return
-        source.sessions.append(session)
-        async with aclosing(session.items()) as items:
-            async for item in items:
-                yield received(session.lane, item)
-        if source.is_passed_over:
-            # What comes next is small again, and has a better lane.
-            source.is_passed_over = False
-            source.sessions = [each for each in source.sessions if each is not session]
+
+    async def _asked_ahead(
+        self, _endpoint: str, source: SourceConnections, spec: TransferSpec, _token: bytes
+    ) -> StreamSession | None:
+        """Return over what the version comes, if it was asked for before there was one."""
+        if source.ready is None or spec.version < source.ready[0].version:
+            return None
+        (asked, session), source.ready = source.ready, None
+        fields = ("policy_id", "version", "base_version", "layout_digest")
+        if any(getattr(asked, each) != getattr(spec, each) for each in fields):
             await session.close()
+            return None
+        return session
+
+    async def _warm(
+        self, _endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
+    ) -> StreamSession | None:
+        """Ask over connections that stand; those that died in silence are made anew."""
+        session = next((each for each in source.sessions if each.is_idle), None)
+        if session is not None:
+            session.ask(spec, transfer_token)
+        return session
 
     async def _introduced(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
@@ -334,21 +293,22 @@ class Lanes:
             if await is_this_machine(host):
                 # Other lanes are better there.
                 return None
-            session = self._session(LaneKind.TCP)
-            session.begin(spec.bound)
-            dial = await tcp_dial(host, direct_port(port))
+            session = self._session(LaneKind.TCP, await tcp_dial(host, direct_port(port)))
             await session.open(
-                transfer_token, dial, count=FAR_CONNECTION_COUNT, timeout_s=_DIRECT_TIMEOUT_S
+                transfer_token, count=FAR_CONNECTION_COUNT, timeout_s=_DIRECT_TIMEOUT_S
             )
             session.ask(spec, transfer_token)
-            await session.wait_plan(_DIRECT_PLAN_S)
-        except AstraflowError as error:
-            if not (_is_broken(error) or error.reason is Reason.CHUNK_INVALID):
-                raise
+            await session.planned(_DIRECT_PLAN_S)
+        except TimeoutError:
             return None
+        except AstraflowError as error:
+            if _is_broken(error) or error.reason is Reason.CHUNK_INVALID:
+                return None
+            raise
+        source.sessions.append(session)
         return session
 
-    async def _open(
+    async def _planned(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
     ) -> StreamSession | None:
         """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
@@ -367,16 +327,17 @@ class Lanes:
         places = self._reachable(plan)
         for place in places:
             try:
-                session = await self._connect(place, plan, plan_s, spec.bound)
+                session = await self._connected(place, plan, plan_s, spec.bound)
             except AstraflowError as error:
                 log.warning("a lane cannot be reached", lane=place.lane, why=str(error))
                 if error.reason is Reason.CHUNK_INVALID:
                     # What was answered there was damaged on its way: the next pull may fare better.
                     plain_s = 0.0
-            else:
-                last = places[-1].lane
-                source.is_passed_over = last is LaneKind.SHM and session.lane is not last
-                return session
+                continue
+            if session.lane is LaneKind.SHM or places[-1].lane is not LaneKind.SHM:
+                source.sessions.append(session)
+            # Else what comes next is small again, and has a better lane.
+            return session
         source.plain_until = started + plain_s
         with suppress(AstraflowError):
             await self._grpc.release_transfer(endpoint, plan.transfer_id, transfer_token)
@@ -395,34 +356,29 @@ class Lanes:
             places.sort(key=lambda place: place.lane is LaneKind.SHM)
         return places
 
-    async def _connect(
+    async def _connected(
         self, place: LaneEndpoint, plan: TransferPlan, plan_s: float, bound: TransferBound | None
     ) -> StreamSession:
+        count = 1
         match place.lane:
             case LaneKind.SHM:
-                return await open_shm(
-                    place.address,
-                    plan,
-                    bound=bound,
-                    pool=self._arenas,
-                    stall_timeout_s=self._stall_timeout_s,
-                )
+                dial, lend = shm_dial(place.address, plan, bound, self._arenas)
+                session = self._session(place.lane, dial, lend)
             case LaneKind.TCP:
-                dial = await tcp_dial(*split_address(place.address))
+                session = self._session(place.lane, await tcp_dial(*split_address(place.address)))
                 count = connection_count(plan, plan_s)
             case LaneKind.UCX:
-                dial, count = ucx_dial(place.address), 1
+                session = self._session(place.lane, ucx_dial(place.address))
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
-        session = self._session(place.lane)
-        inbox = session.begin(bound)
-        if plan.patches:
-            inbox.take_plan(plan)
-        await session.open(plan.token, dial, count=count)
+        await session.take(plan, bound, count=count)
         return session
 
-    def _session(self, lane: LaneKind) -> StreamSession:
-        return StreamSession(lane, stall_timeout_s=self._stall_timeout_s, must_seal=self._must_seal)
+    def _session(self, lane: LaneKind, dial: Dial, lend: Lend = lambda _: None) -> StreamSession:
+        must_seal = self._must_seal and lane is not LaneKind.SHM
+        return StreamSession(
+            lane, dial, stall_timeout_s=self._stall_timeout_s, must_seal=must_seal, lend=lend
+        )
 
 
 def _is_broken(error: AstraflowError) -> bool:

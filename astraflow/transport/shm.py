@@ -18,11 +18,12 @@ from typing import Final, cast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena, ArenaPool, aligned, arena_nbytes
+from astraflow.transport.assembly import Lend
 from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack, source_lost
 from astraflow.transport.groups import Connection, Part
 from astraflow.transport.sockets import SocketConnection, connect, readable
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.stream_session import PullerConnection, StreamSession
+from astraflow.transport.stream_session import Dial, PullerConnection
 from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import SentChunk
@@ -48,26 +49,20 @@ def is_same_host(address: str) -> bool:
         return False
 
 
-async def open_shm(
-    address: str,
-    plan: TransferPlan,
-    *,
-    bound: TransferBound | None,
-    pool: ArenaPool,
-    stall_timeout_s: float,
-) -> StreamSession:
-    """Connect to a source on this host and begin its transfer.
-
-    Raises:
-        AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE when there is no shared memory.
-    """
+def shm_dial(
+    address: str, plan: TransferPlan, bound: TransferBound | None, pool: ArenaPool
+) -> tuple[Dial, Lend]:
+    """Return what connects to a source on this host, and what lends it memory for a plan."""
     connected: list[socket.socket] = []
 
     async def dial(connection: PullerConnection) -> None:
+        # A source hands a transfer over once: without memory another lane must still find it.
+        if bound is None or plan.payload_nbytes <= bound.payload_nbytes:
+            pool.take(arena_nbytes(plan))
         place = str(Path(address) / SOCKET_NAME)
         connected.append(await connect(connection, socket.AF_UNIX, place))
 
-    def arena_for(known: TransferPlan) -> Arena:
+    def lend(known: TransferPlan) -> Arena:
         lent = pool.take(arena_nbytes(known))
         try:
             socket.send_fds(connected[0], [arena(lent.nbytes)], [lent.descriptor])
@@ -75,19 +70,7 @@ async def open_shm(
             raise source_lost(f"the source is gone: {error}") from error
         return lent
 
-    session = StreamSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
-    inbox = session.begin(bound)
-    # A source hands a transfer over once: without memory another lane must still find it.
-    if bound is None or plan.payload_nbytes <= bound.payload_nbytes:
-        pool.take(arena_nbytes(plan))
-    await session.open(plan.token, dial)
-    try:
-        # Only now is there a connection over which the arena can go.
-        inbox.take_plan(plan)
-    except AstraflowError:
-        await session.close()
-        raise
-    return session
+    return dial, lend
 
 
 _PREFIX: Final = "astraflow-lane-"

@@ -1,7 +1,7 @@
 """StreamSession: a puller's connections to one source, kept warm from version to version."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from functools import partial
 from secrets import token_bytes
 from typing import Any, Final
@@ -10,17 +10,8 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import LaneKind
-from astraflow.transport.arenas import Arena
-from astraflow.transport.assembly import FrameInbox
-from astraflow.transport.frames import (
-    HEADER_NBYTES,
-    Frame,
-    bad_frame,
-    request,
-    source_late,
-    source_lost,
-    unpack,
-)
+from astraflow.transport.assembly import FrameInbox, Lend
+from astraflow.transport.frames import HEADER_NBYTES, bad_frame, request, source_lost, unpack
 from astraflow.transport.handshake import (
     GREETING_NBYTES,
     GROUP_NBYTES,
@@ -32,6 +23,9 @@ from astraflow.transport.sockets import Tasks
 from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
+
+# A buffer for records of this size is kept from one to the next.
+_SCRATCH_NBYTES: Final = 128 << 10
 
 Dial = Callable[["PullerConnection"], Awaitable[object]]
 """Connects it to a source, over a socket or UCX; raises OSError."""
@@ -46,25 +40,27 @@ class StreamSession:
     Attributes:
         lane: That it is of.
         inbox: Of the transfer under way; None: there is none.
+        is_ahead: Whether that was asked for before there is one.
     """
 
     def __init__(
         self,
         lane: LaneKind,
+        dial: Dial,
         *,
         stall_timeout_s: float,
         must_seal: bool = False,
-        arena_for: Callable[[TransferPlan], Arena | None] = lambda _: None,
+        lend: Lend = lambda _: None,
     ) -> None:
         self.lane = lane
         self.inbox: FrameInbox | None = None
+        self.is_ahead = False
+        self._dial = dial
         self._stall_timeout_s = stall_timeout_s
         self._must_seal = must_seal
-        self._arena_for = arena_for
+        self._lend = lend
         self._connections: list[PullerConnection] = []
         self._tasks = Tasks()
-        self._connected = asyncio.Event()
-        self._left = 0
         self._ending: AstraflowError | None = None
 
     @property
@@ -76,58 +72,53 @@ class StreamSession:
         return self._ending is not None
 
     async def open(
-        self,
-        secret: bytes,
-        dial: Dial,
-        *,
-        count: int = 1,
-        timeout_s: float = CONNECT_TIMEOUT_S,
+        self, secret: bytes, *, count: int = 1, timeout_s: float = CONNECT_TIMEOUT_S
     ) -> None:
         """Connect, at once and in parallel; return when the first connection stands."""
-        self._left = count
         group = token_bytes(GROUP_NBYTES)
-        for _ in range(count):
-            handshake = PullerHandshake(self.lane, group, secret, must_seal=self._must_seal)
-            self._tasks.start(self._connect(dial, handshake, timeout_s))
+        seal = partial(PullerHandshake, self.lane, group, secret, must_seal=self._must_seal)
+        left = {self._tasks.start(self._connect(seal(), timeout_s)) for _ in range(count)}
         try:
-            await self._connected.wait()
+            while left and not self._connections and self._ending is None:
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.end(source_lost("nobody waits for the session"))
+            await self.close()
             raise
         if not self._connections:
             error = self._ending or source_lost("no connection of the lane could be made")
             await self.close()
             raise error
 
-    def begin(self, bound: TransferBound | None) -> FrameInbox:
-        """Expect a transfer; its plan comes in a frame, unless the inbox is given it."""
-        self.inbox = FrameInbox(
-            bound=bound,
-            stall_timeout_s=self._stall_timeout_s,
-            on_pressure=self._hold,
-            on_plan=self._arena_for,
-        )
-        if self._ending is not None:
-            self.inbox.fail(self._ending)
-        return self.inbox
-
-    async def wait_plan(self, timeout_s: float) -> None:
-        """Return once the plan has come, or the source waits for it itself."""
-        if self.inbox is None:
-            return
+    async def take(
+        self, plan: TransferPlan, bound: TransferBound | None, *, count: int = 1
+    ) -> None:
+        """Connect, and expect what a source has planned; a plan without patches comes again."""
+        inbox = self._begin(bound)
+        await self.open(plan.token, count=count)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self.inbox.planned()
-        except TimeoutError:
-            await self.close()
-            raise source_late("no plan has come over the lane") from None
+            # Only now is there a connection over which memory can be lent.
+            if plan.patches:
+                inbox.take_plan(plan)
         except AstraflowError:
             await self.close()
             raise
 
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
+        """Expect a version, and ask for it over the connections that stand."""
+        self._begin(spec.bound)
+        self.is_ahead = spec.is_ahead
         first = self._connections[0]
         first.send(request(spec, partial(first.channel.prove, secret)))
+
+    async def planned(self, timeout_s: float) -> None:
+        """Return once the plan has come, or the source waits for it itself; raises TimeoutError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self.inbox is not None:
+                    await self.inbox.planned()
+        except (AstraflowError, TimeoutError):
+            await self.close()
+            raise
 
     async def items(self) -> AsyncGenerator[SentItem]:
         inbox = self.inbox
@@ -166,19 +157,29 @@ class StreamSession:
         elif connection in self._connections:
             self.end(source_lost("the source did not welcome the first connection of the lane"))
 
+    def _begin(self, bound: TransferBound | None) -> FrameInbox:
+        self.inbox = FrameInbox(
+            bound=bound,
+            stall_timeout_s=self._stall_timeout_s,
+            on_pressure=self._hold,
+            on_plan=self._lend,
+        )
+        if self._ending is not None:
+            self.inbox.fail(self._ending)
+        return self.inbox
+
     def _hold(self, is_pressed: bool) -> None:
         for connection in self._connections:
             connection.hold(is_pressed)
 
-    async def _connect(self, dial: Dial, handshake: PullerHandshake, timeout_s: float) -> None:
+    async def _connect(self, handshake: PullerHandshake, timeout_s: float) -> None:
         connection = PullerConnection(self, handshake)
         try:
             async with asyncio.timeout(timeout_s):
-                await dial(connection)
+                await self._dial(connection)
                 await connection.greeted
             if self._ending is None and not connection.closed.is_set():
                 self._connections.append(connection)
-                self._connected.set()
         except (OSError, TimeoutError):
             # Fewer connections are slower, and still right.
             pass
@@ -187,13 +188,6 @@ class StreamSession:
         finally:
             if connection not in self._connections:
                 connection.abort()
-            self._left -= 1
-            if not self._left:
-                self._connected.set()
-
-
-# A buffer for records of this size is kept from one to the next.
-_SCRATCH_NBYTES: Final = 128 << 10
 
 
 class PullerConnection(asyncio.BufferedProtocol):
@@ -201,29 +195,22 @@ class PullerConnection(asyncio.BufferedProtocol):
 
     Attributes:
         closed: Set once it is.
-        greeted: Done once the source's greeting was answered; fails with what came instead.
+        greeted: Its channel, once the source's greeting was answered; or what came instead.
     """
 
     def __init__(self, session: StreamSession, handshake: PullerHandshake) -> None:
         self.closed = asyncio.Event()
-        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.greeted: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self._session = session
-        self._handshake = handshake
-        self._channel: Channel | None = None
         self._is_welcome = False
         self._transport: Any = None
-        self._target = self._header = memoryview(bytearray(GREETING_NBYTES))
+        self._targets = self._receive(handshake)
+        self._target = next(self._targets)
         self._filled = 0
-        self._frame: Frame | None = None
-        # Where the body of the frame belongs, and records that are still to be opened.
-        self._place = memoryview(b"")
-        self._scratch = memoryview(b"")
 
     @property
     def channel(self) -> Channel:
-        if self._channel is None:
-            raise source_lost("the connection does not stand yet")
-        return self._channel
+        return self.greeted.result()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -239,7 +226,7 @@ class PullerConnection(asyncio.BufferedProtocol):
         try:
             while self._filled == len(self._target):
                 self._filled = 0
-                self._advance()
+                self._target = next(self._targets)
         except AstraflowError as error:
             self.fail(error)
 
@@ -274,43 +261,40 @@ class PullerConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
+        self.greeted.cancel()
         if self._transport is not None:
             self._transport.abort()
 
-    def _advance(self) -> None:
-        if self._channel is None:
-            self._transport.write(self._handshake.hello(bytes(self._target)))
-            self._channel = self._handshake.channel()
-            self._target = memoryview(bytearray(WELCOME_NBYTES))
-            # Whoever waited may have been cancelled meanwhile.
-            if not self.greeted.done():
-                self.greeted.set_result(None)
-        elif not self._is_welcome:
-            self._handshake.check(bytes(self._target))
-            self._is_welcome = True
-            header_nbytes = self._channel.record_nbytes(HEADER_NBYTES)
-            self._target = self._header = memoryview(bytearray(header_nbytes))
-        elif self._frame is None:
-            self._frame = unpack(self._channel.opened(bytes(self._header)))
-            if self._session.inbox is None:
+    def _receive(self, handshake: PullerHandshake) -> Generator[memoryview]:
+        """Yield what is to be filled next: by greeting and welcome, then by frame after frame."""
+        greeting, welcome = bytearray(GREETING_NBYTES), bytearray(WELCOME_NBYTES)
+        yield memoryview(greeting)
+        self._transport.write(handshake.hello(bytes(greeting)))
+        channel = handshake.channel()
+        # Whoever waited may have been cancelled meanwhile.
+        if not self.greeted.done():
+            self.greeted.set_result(channel)
+        yield memoryview(welcome)
+        handshake.check(bytes(welcome))
+        self._is_welcome = True
+        header = memoryview(bytearray(channel.record_nbytes(HEADER_NBYTES)))
+        scratch = memoryview(b"")
+        while True:
+            yield header
+            frame = unpack(channel.opened(bytes(header)))
+            inbox = self._session.inbox
+            if inbox is None:
                 raise bad_frame("it belongs to no transfer")
-            self._place = self._session.inbox.place(self._frame)
-            self._target = self._body_target()
-        else:
-            frame, body, self._frame = self._frame, self._place, None
-            if self._target is not body:
-                self._channel.open_into(self._target, body)
-            self._target, self._place = self._header, memoryview(b"")
-            if self._session.inbox is not None:
-                self._session.inbox.filled(frame, body)
-
-    def _body_target(self) -> memoryview:
-        """Return where a body is received: its place, or room for its record."""
-        nbytes = self.channel.record_nbytes(len(self._place))
-        if nbytes == len(self._place):
-            return self._place
-        if nbytes > _SCRATCH_NBYTES:
-            return np.empty(nbytes, np.uint8).data
-        if nbytes > len(self._scratch):
-            self._scratch = np.empty(nbytes, np.uint8).data
-        return self._scratch[:nbytes]
+            body = record = inbox.place(frame)
+            nbytes = channel.record_nbytes(len(body))
+            if nbytes > _SCRATCH_NBYTES and nbytes > len(body):
+                record = np.empty(nbytes, np.uint8).data
+            elif nbytes > len(body):
+                scratch = scratch if nbytes <= len(scratch) else np.empty(nbytes, np.uint8).data
+                record = scratch[:nbytes]
+            yield record
+            if record is not body:
+                channel.open_into(record, body)
+            inbox.filled(frame, body)
+            # Not kept until the next frame comes.
+            del inbox, body, record
