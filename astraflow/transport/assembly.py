@@ -11,7 +11,6 @@ import numpy as np
 
 from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.transport.arenas import Arena
 from astraflow.transport.frames import (
     MAX_PLAN_NBYTES,
     Frame,
@@ -40,8 +39,11 @@ _MIN_PART_NBYTES: Final = 4 << 10
 
 _Key = tuple[int, int]
 
-Lend = Callable[[TransferPlan], Arena | None]
-"""Returns where the payloads of a plan will lie; None: they are in the frames."""
+TakePayload = Callable[[int, int], memoryview]
+"""Copies a payload out of memory that was lent: by its place there and its size."""
+
+Lend = Callable[[TransferPlan], TakePayload | None]
+"""Lends memory for the payloads of a plan; None: they are in the frames."""
 
 
 class _Staged:
@@ -113,7 +115,7 @@ class FrameInbox:
         self._plan_missing = 0
         self._max_plan_nbytes = MAX_PLAN_NBYTES if bound is None else plan_nbytes(bound)
         self._on_plan = on_plan
-        self._arena: Arena | None = None
+        self._take_payload: TakePayload | None = None
         self._stall_timeout_s = stall_timeout_s
         self._bound = bound or TransferBound(
             patch_count=UNPLANNED_COUNT, chunk_count=_NO_LIMIT, payload_nbytes=_NO_LIMIT
@@ -151,11 +153,11 @@ class FrameInbox:
             self._check_place(*key)
         self._check_bounds()
         self._note()
-        self._arena = self._on_plan(plan)
+        self._take_payload = self._on_plan(plan)
 
     def place(self, frame: Frame) -> memoryview:
         match frame.kind:
-            case FrameKind.CHUNK if self._arena is None:
+            case FrameKind.CHUNK if self._take_payload is None:
                 key = _key(frame)
                 staged = self._staged.get(key)
                 if staged is None:
@@ -177,8 +179,8 @@ class FrameInbox:
     def filled(self, frame: Frame, body: memoryview) -> None:
         """Take a frame whose body has arrived in its place."""
         match frame.kind:
-            case FrameKind.CHUNK if self._arena is not None:
-                payload = self._arena.payload(frame.body_offset, frame.payload_nbytes)
+            case FrameKind.CHUNK if self._take_payload is not None:
+                payload = self._take_payload(frame.body_offset, frame.payload_nbytes)
                 self._hand_out(frame, self._claim(frame), payload)
             case FrameKind.CHUNK:
                 # Who brought the bytes can write to them no more.
@@ -233,7 +235,7 @@ class FrameInbox:
         finally:
             # Whoever keeps the error that it ended with keeps nothing of what came.
             self._ready.clear()
-            self._arena = None
+            self._take_payload = None
 
     def _next(self) -> SentChunk:
         sent = self._ready.popleft()

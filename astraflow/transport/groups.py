@@ -10,12 +10,11 @@ bounded by what arrived; transfers without such losses move the bound up again.
 
 import asyncio
 import socket
-import struct
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from astraflow.core.errors import AstraflowError
 from astraflow.transport.frames import (
@@ -27,18 +26,17 @@ from astraflow.transport.frames import (
 )
 from astraflow.transport.handshake import Channel
 from astraflow.transport.sockets import (
-    LONG_WAY_S,
+    LONG_WAY_US,
     SocketConnection,
     Tasks,
-    round_trip_s,
+    TcpInfo,
+    tcp_info,
     tune_for_long_way,
 )
 from astraflow.transport.transfers import Transfer
 from astraflow.wire.transfers import TransferPlan, Waiting
 from astraflow.wire.weights import SentChunk
 
-# linux/tcp.h, struct tcp_info: total_retrans, segs_out, delivery_rate (bytes per second).
-_TCP_INFO: Final = struct.Struct("=100xI32xI20xQ")
 _SO_MAX_PACING_RATE: Final = 47
 _NO_BOUND: Final = 0xFFFF_FFFF
 
@@ -49,45 +47,29 @@ _RISE: Final = 1.1
 _MEMORY: Final = 8
 
 
-class Sent(NamedTuple):
-    """What connections have sent.
-
-    Attributes:
-        repeat_count: Packets that had to be sent again.
-        packet_count: All, since the connections stand.
-        bytes_per_s: At which they delivered of late.
-    """
-
-    repeat_count: int = 0
-    packet_count: int = 0
-    bytes_per_s: int = 0
-
-
-def measure(connections: Collection[socket.socket]) -> Sent:
-    """Return what the kernel knows; zeros where it tells nothing."""
-    return Sent(*map(sum, zip(*map(_info, connections), strict=True)))
-
-
 class Pacer:
     """Bounds the rate of a group from transfer to transfer."""
 
     def __init__(self) -> None:
-        self._before = Sent()
+        self._before = TcpInfo()
         self._rates: deque[int] = deque(maxlen=_MEMORY)
         self._bound: float | None = None
 
     def adjust(self, connections: Collection[socket.socket]) -> None:
         """Set the bound for the next transfer, from what the last one met."""
-        now, before = measure(connections), self._before
+        now = TcpInfo(*map(sum, zip(*map(tcp_info, connections), strict=True)))
+        before = self._before
         self._before = now
         self._rates.append(now.bytes_per_s)
         self._bound = next_bound(before, now, max(self._rates), self._bound)
         if self._bound is not None:
+            rate = min(max(int(self._bound / len(connections)), 1), _NO_BOUND)
             for each in connections:
-                _bound(each, int(self._bound / len(connections)))
+                with suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
 
-def next_bound(before: Sent, now: Sent, best: float, bound: float | None) -> float | None:
+def next_bound(before: TcpInfo, now: TcpInfo, best: float, bound: float | None) -> float | None:
     """Return the bytes per second that a group may send next; None: as many as it can.
 
     `best` is the most that it delivered in any of its last transfers.
@@ -100,20 +82,6 @@ def next_bound(before: Sent, now: Sent, best: float, bound: float | None) -> flo
     if before.packet_count and repeats > packets * _CROWDED_SHARE:
         return best * _HEADROOM
     return None if bound is None else bound * _RISE
-
-
-def _info(connection: socket.socket) -> tuple[int, int, int]:
-    try:
-        data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except (OSError, AttributeError):
-        return 0, 0, 0
-    return _TCP_INFO.unpack(data) if len(data) == _TCP_INFO.size else (0, 0, 0)
-
-
-def _bound(connection: socket.socket, bytes_per_s: int) -> None:
-    with suppress(OSError):
-        rate = min(max(bytes_per_s, 1), _NO_BOUND)
-        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
 
 _NEAR_SEGMENT_NBYTES: Final = 1 << 20
@@ -155,31 +123,15 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-class Carrier(Protocol):
-    """Brings chunks into the form in which one lane sends them.
+class Carrier:
+    """Brings chunks into the form in which a lane sends them, one transfer after the other.
+
+    Payloads follow their headers; long ones are cut, the finer the longer the way.
 
     Attributes:
         is_prompt: Whether the puller answers what comes first: it is not kept back for more. Such
             a lane is never sealed.
     """
-
-    is_prompt: bool
-
-    def adopt(self, connection: Connection) -> None: ...
-
-    async def read_header(self, connection: Connection, nbytes: int) -> bytes: ...
-
-    async def begin(self) -> None:
-        """Return once chunks of the next transfer can be taken."""
-        ...
-
-    async def parts(self, sent: SentChunk) -> Sequence[Part]: ...
-
-    def close(self) -> None: ...
-
-
-class InlineCarrier:
-    """Payloads follow their headers; long ones are cut, the finer the longer the way."""
 
     is_prompt = False
 
@@ -191,18 +143,19 @@ class InlineCarrier:
 
     def adopt(self, connection: Connection) -> None:
         """Tune a connection to the way that it has; the first one sends alone, at its own rate."""
-        if isinstance(connection, SocketConnection) and round_trip_s(connection.sock) > LONG_WAY_S:
-            tune_for_long_way(connection.sock)
+        sock = connection.sock if isinstance(connection, SocketConnection) else None
+        if sock is not None and tcp_info(sock).round_trip_us > LONG_WAY_US:
+            tune_for_long_way(sock)
             self._segment_nbytes = _FAR_SEGMENT_NBYTES
             if not self._is_first:
-                self._paced.append(connection.sock)
+                self._paced.append(sock)
         self._is_first = False
 
     async def read_header(self, connection: Connection, nbytes: int) -> bytes:
         return await connection.receive(nbytes)
 
     async def begin(self) -> None:
-        """Set the pace by what the transfer before met."""
+        """Return once chunks can be taken, at a pace by what the transfer before met."""
         if self._paced:
             self._pacer.adjust(self._paced)
 
@@ -235,7 +188,6 @@ class ConnectionGroup:
         self._first_unsent_count = 0
         self._tasks = Tasks()
         self._feeding: asyncio.Task[None] | None = None
-        self._closing = asyncio.Lock()
 
     def join(self, connection: Connection, channel: Channel) -> None:
         parts = self._parts if self._connections else self._first_parts
@@ -253,12 +205,11 @@ class ConnectionGroup:
 
     async def close(self) -> None:
         """End what is under way; who reads from a connection finds it ended. Idempotent."""
-        async with self._closing:
-            await self._tasks.close()
-            self.carrier.close()
-            for connection in self._connections:
-                connection.end()
-            self._connections.clear()
+        await self._tasks.close()
+        self.carrier.close()
+        for connection in self._connections:
+            connection.end()
+        self._connections.clear()
 
     async def _feed(
         self, transfer: Transfer, before: "asyncio.Task[None] | None", *, with_plan: bool

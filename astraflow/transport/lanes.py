@@ -19,12 +19,11 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
-from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.assembly import Lend
 from astraflow.transport.frames import SourceError, source_lost
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.hosts import is_encrypted
-from astraflow.transport.shm import is_same_host, shm_dial
+from astraflow.transport.shm import ArenaPool, is_same_host, shm_dial
 from astraflow.transport.stream_session import Dial, StreamSession
 from astraflow.transport.tcp import (
     FAR_CONNECTION_COUNT,

@@ -1,26 +1,31 @@
 """The shared memory lane: a source on the same host writes into memory of the puller.
 
 A local socket carries the frames; payloads lie in an arena, whose descriptor the puller sends
-once it knows how much will come.
+once it knows how much will come. The source can write into it at any time, so what it brought is
+copied out before it is verified.
 """
 
 import asyncio
+import fcntl
+import mmap
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final, cast
 
+import numpy as np
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.transport.arenas import Arena, ArenaPool, aligned, arena_nbytes
-from astraflow.transport.assembly import Lend
+from astraflow.transport.assembly import Lend, TakePayload
 from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack, source_lost
-from astraflow.transport.groups import Connection, Part
+from astraflow.transport.groups import Carrier, Connection, Part
 from astraflow.transport.sockets import SocketConnection, connect, readable
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, PullerConnection
@@ -49,6 +54,95 @@ def is_same_host(address: str) -> bool:
         return False
 
 
+_ALIGNMENT: Final = 64
+
+
+def aligned(nbytes: int) -> int:
+    """Return a size with the gap behind it that lets the next payload begin well."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def arena_nbytes(plan: TransferPlan) -> int:
+    return aligned(plan.payload_nbytes) + plan.chunk_count * _ALIGNMENT
+
+
+# What a large transfer brought is given back piece by piece, so that it is not there twice.
+_WARM_NBYTES: Final = 64 << 20
+
+
+class Arena:
+    """Where a source puts the payloads of one transfer; its memory is reused after it."""
+
+    def __init__(self, memory: "_Memory") -> None:
+        # It closes the descriptor when it goes.
+        self._memory = memory
+        self.descriptor = memory.descriptor
+        self.nbytes = memory.nbytes
+        self._taken_nbytes = 0
+        memory.user = weakref.ref(self)
+
+    def payload(self, offset: int, nbytes: int) -> memoryview:
+        """Copy a payload out of the arena; return a view of the copy, not to be written."""
+        self._taken_nbytes += nbytes
+        if not 0 <= offset <= offset + nbytes <= self.nbytes or self._taken_nbytes > self.nbytes:
+            raise bad_frame("a payload lies outside of the arena")
+        part = self._memory.shared[offset : offset + nbytes].copy()
+        if self.nbytes > _WARM_NBYTES:
+            self._memory.give_back(offset, nbytes)
+        return part.data.toreadonly()
+
+
+class ArenaPool:
+    """Keeps the memory of the last transfer for the next, once that one is over.
+
+    Its pages are warm, unless it is large: writing into fresh ones costs more than the copy.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Memory | None = None
+
+    def take(self, nbytes: int) -> Arena:
+        if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
+            try:
+                self._last = _Memory(nbytes)
+            except OSError as error:
+                raise AstraflowError(
+                    Reason.LANE_UNAVAILABLE,
+                    f"the system gives no {nbytes} bytes of shared memory ({error.strerror}); free"
+                    " some or raise the limits of memory, file size and open files",
+                ) from error
+        return Arena(self._last)
+
+
+class _Memory:
+    """Anonymous shared memory (memfd) of a fixed size; gone when both ends let go.
+
+    It is sealed against shrinking, so that no peer can take pages away under a reader.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = max(nbytes, _ALIGNMENT)
+        self.descriptor = os.memfd_create("astraflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.descriptor)
+        os.ftruncate(self.descriptor, self.nbytes)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        self._mapped = mmap.mmap(self.descriptor, self.nbytes)
+        self.shared = np.frombuffer(self._mapped, np.uint8)
+        self.user: Callable[[], object | None] = lambda: None
+
+    @property
+    def is_used(self) -> bool:
+        return self.user() is not None
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Let the system have the pages that lie within some bytes."""
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first:
+            self._mapped.madvise(mmap.MADV_REMOVE, first, end - first)
+
+
 def shm_dial(
     address: str, plan: TransferPlan, bound: TransferBound | None, pool: ArenaPool
 ) -> tuple[Dial, Lend]:
@@ -62,13 +156,13 @@ def shm_dial(
         place = str(Path(address) / SOCKET_NAME)
         connected.append(await connect(connection, socket.AF_UNIX, place))
 
-    def lend(known: TransferPlan) -> Arena:
+    def lend(known: TransferPlan) -> TakePayload:
         lent = pool.take(arena_nbytes(known))
         try:
             socket.send_fds(connected[0], [arena(lent.nbytes)], [lent.descriptor])
         except OSError as error:
             raise source_lost(f"the source is gone: {error}") from error
-        return lent
+        return lent.payload
 
     return dial, lend
 
@@ -113,19 +207,18 @@ class ShmHost(StreamHost):
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class ArenaCarrier:
+class ArenaCarrier(Carrier):
     """Writes payloads into the arena, and sends headers that say where."""
 
     is_prompt = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._arena: int | None = None
         # A thread may write while the group is closed: its descriptor must not be another's.
         self._writing = Lock()
         self._arrived = asyncio.Event()
         self._at = 0
-
-    def adopt(self, connection: Connection) -> None: ...
 
     async def read_header(self, connection: Connection, nbytes: int) -> bytes:
         data, sock = b"", cast("SocketConnection", connection).sock

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -43,12 +43,13 @@ class Tasks:
 # linux/tcp.h; the socket module of Python 3.11 has no names for some of them.
 _TCP_USER_TIMEOUT: Final = 18
 _TCP_NOTSENT_LOWAT: Final = 25
-_TCP_INFO_RTT: Final = struct.Struct("=68xI")
+# struct tcp_info: rtt, total_retrans, segs_out, delivery_rate.
+_TCP_INFO: Final = struct.Struct("=68xI28xI32xI20xQ")
 _SILENCE_S: Final = 20
 _PROBE_S: Final = 5
 _PROBE_COUNT: Final = 4
 _USER_TIMEOUT_MS: Final = 30_000
-LONG_WAY_S: Final = 0.002
+LONG_WAY_US: Final = 2000
 """Round trips from here on are those of a network between sites."""
 
 _CONGESTION_CONTROL: Final = b"bbr"
@@ -106,13 +107,29 @@ def tune_for_long_way(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_NBYTES)
 
 
-def round_trip_s(sock: socket.socket) -> float:
-    """Return the kernel's estimate of a connection's round trip; 0 where there is none."""
+class TcpInfo(NamedTuple):
+    """What the kernel knows of a connection.
+
+    Attributes:
+        round_trip_us: Estimated.
+        repeat_count: Packets that had to be sent again.
+        packet_count: All, since it stands.
+        bytes_per_s: At which it delivered of late.
+    """
+
+    round_trip_us: int = 0
+    repeat_count: int = 0
+    packet_count: int = 0
+    bytes_per_s: int = 0
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo:
+    """Return what the kernel tells; zeros where it tells nothing."""
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size)
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except (OSError, AttributeError):
-        return 0.0
-    return 0.0 if len(info) < _TCP_INFO_RTT.size else _TCP_INFO_RTT.unpack(info)[0] / 1e6
+        return TcpInfo()
+    return TcpInfo(*_TCP_INFO.unpack(data)) if len(data) == _TCP_INFO.size else TcpInfo()
 
 
 class SocketConnection:

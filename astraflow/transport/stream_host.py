@@ -127,11 +127,7 @@ class StreamHost:
             await group.close()
 
     def _found(self, name: bytes, is_proven: Callable[[bytes], bool]) -> ConnectionGroup:
-        proven = [secret for secret in self._transfers.secrets() if is_proven(secret)]
-        if proven:
-            secret, transfer = proven[0], None
-        else:
-            secret, transfer = self._transfers.claim(is_proven)
+        secret, transfer = self._transfers.claim(is_proven)
         group = self._groups[name] = ConnectionGroup(self._carrier(), secret)
         if transfer is not None:
             group.begin(transfer, with_plan=not transfer.plan.patches)

@@ -9,7 +9,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address
 from astraflow.transport.frames import source_lost
-from astraflow.transport.groups import InlineCarrier
+from astraflow.transport.groups import Carrier
 from astraflow.transport.sockets import connect, kept
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial
@@ -74,7 +74,7 @@ class TcpHost(StreamHost):
     """Serves framed chunks over TCP."""
 
     def __init__(self, transfers: Transfers, *, seals: bool = False) -> None:
-        super().__init__(LaneKind.TCP, transfers, carrier=InlineCarrier, seals=seals)
+        super().__init__(LaneKind.TCP, transfers, carrier=Carrier, seals=seals)
 
     def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:
         """Listen; return host:port, as others dial it.

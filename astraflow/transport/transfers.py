@@ -82,13 +82,16 @@ class Transfers:
             expire_time=self._clock.now() + self._ttl,
         )
 
-    def claim(self, is_proven: Callable[[bytes], bool]) -> tuple[bytes, Transfer]:
-        """Hand a transfer over to a lane, once, with its token; the lane closes it.
+    def claim(self, is_proven: Callable[[bytes], bool]) -> tuple[bytes, Transfer | None]:
+        """Return the secret that a puller has proven; with that of a transfer the lane owns it.
 
         Raises:
-            AstraflowError: TOKEN_INVALID when he knows that of none that waits.
+            AstraflowError: TOKEN_INVALID when it is neither the run's nor that of one that waits.
         """
         # No early exit: how long it takes tells nothing of the tokens.
+        proven = [secret for secret in self.secrets() if is_proven(secret)]
+        if proven:
+            return proven[0], None
         found = [name for name, each in self._waiting.items() if is_proven(each.token)]
         if not found:
             raise AstraflowError(

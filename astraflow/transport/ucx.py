@@ -20,7 +20,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address, split_address
 from astraflow.transport.frames import bad_frame
-from astraflow.transport.groups import Carrier, InlineCarrier
+from astraflow.transport.groups import Carrier
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, PullerConnection
 from astraflow.transport.transfers import Transfers
@@ -182,7 +182,7 @@ class UcxHost(StreamHost):
         self,
         transfers: Transfers,
         *,
-        carrier: Callable[[], Carrier] = lambda: InlineCarrier(CHUNK_NBYTES),
+        carrier: Callable[[], Carrier] = lambda: Carrier(CHUNK_NBYTES),
         seals: bool = False,
     ) -> None:
         super().__init__(LaneKind.UCX, transfers, carrier=carrier, seals=seals)

@@ -13,7 +13,6 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
-from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.assembly import FrameInbox
 from astraflow.transport.frames import (
     HEADER_NBYTES,
@@ -32,6 +31,7 @@ from astraflow.transport.handshake import (
     PullerHandshake,
     SourceHandshake,
 )
+from astraflow.transport.shm import ArenaPool
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import PatchIndex, SentChunk
 
@@ -132,7 +132,7 @@ def test_parts_are_not_so_small_that_noting_them_takes_more_than_they_bring(inbo
 
 async def test_what_was_taken_out_of_an_arena_stays_when_its_source_writes_on(plan, chunk):
     arena = ArenaPool().take(chunk.header.payload_nbytes)
-    inbox = FrameInbox(stall_timeout_s=5.0, on_plan=lambda _: arena)
+    inbox = FrameInbox(stall_timeout_s=5.0, on_plan=lambda _: arena.payload)
     inbox.take_plan(plan)
     os.pwrite(arena.descriptor, chunk.payload, 0)
     frame = chunk_frame(SentChunk(patch_index=0, chunk=chunk), body_nbytes=0, body_offset=0)

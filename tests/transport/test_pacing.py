@@ -2,11 +2,12 @@
 
 import pytest
 
-from astraflow.transport.groups import Sent, next_bound
+from astraflow.transport.groups import next_bound
+from astraflow.transport.sockets import TcpInfo
 
 
 def sent(packets, repeats):
-    return Sent(packet_count=packets, repeat_count=repeats)
+    return TcpInfo(packet_count=packets, repeat_count=repeats)
 
 
 def test_a_way_that_drops_for_want_of_room_is_bounded():

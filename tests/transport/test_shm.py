@@ -10,8 +10,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.transport.arenas import ArenaPool
-from astraflow.transport.shm import SOCKET_NAME, is_same_host, remove_stale
+from astraflow.transport.shm import SOCKET_NAME, ArenaPool, is_same_host, remove_stale
 
 
 def test_an_arena_is_lent_again_once_its_transfer_is_over():

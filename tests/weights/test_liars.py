@@ -21,7 +21,7 @@ from astraflow.transport.frames import (
     chunk_frames,
     pack,
 )
-from astraflow.transport.groups import InlineCarrier
+from astraflow.transport.groups import Carrier
 from astraflow.transport.shm import ArenaCarrier, ShmHost
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.ucx import UcxHost
@@ -146,7 +146,7 @@ def packed(frame):
     return pack(frame) if isinstance(frame, Frame) else frame
 
 
-class LyingCarrier(InlineCarrier):
+class LyingCarrier(Carrier):
     def __init__(self, lies):
         super().__init__()
         self.lies = lies
