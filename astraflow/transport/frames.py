@@ -7,9 +7,9 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
@@ -27,6 +27,9 @@ from astraflow.wire.transfers import (
 from astraflow.wire.weights import COMPRESSIONS, ENCODINGS, SentChunk
 from astraflow_proto.common.v1 import failure_pb2
 from astraflow_proto.weights.v1 import transfer_pb2
+
+_Message = TypeVar("_Message", bound=Message)
+_Result = TypeVar("_Result")
 
 MAGIC: Final = b"AFL1"
 _HEADER: Final = struct.Struct("<4sBBBBIIIIqqqqq")
@@ -165,9 +168,7 @@ def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> Tran
         raise AstraflowError(
             Reason.TOKEN_INVALID, "a request does not prove the secret of the run; join it"
         )
-    message = transfer_pb2.TransferSpec()
-    _parse(message, content)
-    return decode_transfer_spec(message)
+    return decode_transfer_spec(_read(transfer_pb2.TransferSpec, lambda read: read, content))
 
 
 def arena(nbytes: int) -> bytes:
@@ -195,12 +196,7 @@ def plan_nbytes(bound: TransferBound) -> int:
 
 
 def read_plan(body: bytes) -> TransferPlan:
-    message = transfer_pb2.TransferPlan()
-    _parse(message, body)
-    try:
-        return decode_transfer_plan(message)
-    except AstraflowError as error:
-        raise bad_frame(error.message) from error
+    return _read(transfer_pb2.TransferPlan, decode_transfer_plan, body)
 
 
 def waiting_frame() -> list[bytes]:
@@ -215,13 +211,8 @@ class SourceError(AstraflowError):
     """What a source has answered: it would answer the same over another lane."""
 
 
-def read_failure(body: bytes) -> AstraflowError:
-    message = failure_pb2.Failure()
-    _parse(message, body)
-    try:
-        failure = decode_failure(message)
-    except AstraflowError as error:
-        return bad_frame(error.message)
+def read_failure(body: bytes) -> SourceError:
+    failure = _read(failure_pb2.Failure, decode_failure, body)
     return SourceError(
         failure.reason, failure.message, retryable=failure.retryable, metadata=failure.metadata
     )
@@ -231,14 +222,13 @@ def _whole(kind: FrameKind, body: bytes) -> list[bytes]:
     return [pack(Frame(kind=kind, body_nbytes=len(body), payload_nbytes=len(body))), body]
 
 
-def _parse(
-    message: transfer_pb2.TransferSpec | transfer_pb2.TransferPlan | failure_pb2.Failure,
-    body: bytes,
-) -> None:
+def _read(kind: type[_Message], decode: Callable[[_Message], _Result], body: bytes) -> _Result:
     try:
-        message.ParseFromString(body)
+        return decode(kind.FromString(body))
     except DecodeError as error:
-        raise bad_frame(f"its {type(message).__name__} cannot be read") from error
+        raise bad_frame(f"its {kind.__name__} cannot be read") from error
+    except AstraflowError as error:
+        raise bad_frame(error.message) from error
 
 
 def _chunk_header(codes: tuple[int, int, int], places: list[int], payload: int) -> ChunkHeader:

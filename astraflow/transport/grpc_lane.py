@@ -84,16 +84,18 @@ class GrpcLane:
                 SOURCE_TIMEOUT; INVALID_FIELD for a layout that cannot be one.
         """
         request = pb.GetLayoutRequest(layout_digest=digest)
-        for nbytes in (CHUNK_NBYTES, MAX_MESSAGE_NBYTES):
+
+        async def answer(nbytes: int) -> Layout:
             stub = await self._stub(endpoint, nbytes=nbytes)
-            try:
-                answer = await self._answer(endpoint, stub.GetLayout, request, transfer_token)
-                return decode_layout(_parsed(answer).layout)
-            except AstraflowError as error:
-                is_too_large = _is_too_large(error.__cause__)
-                if nbytes == MAX_MESSAGE_NBYTES or not is_too_large:
-                    raise
-        raise AssertionError
+            answered = await self._answer(endpoint, stub.GetLayout, request, transfer_token)
+            return decode_layout(_parsed(answered).layout)
+
+        try:
+            return await answer(CHUNK_NBYTES)
+        except AstraflowError as error:
+            if not _is_too_large(error.__cause__):
+                raise
+        return await answer(MAX_MESSAGE_NBYTES)
 
     async def plan_transfer(
         self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.transport.frames import PROOF_NBYTES, bad_frame
+from astraflow.transport.frames import PROOF_NBYTES, bad_frame, source_lost
 
 GREETING_NBYTES: Final = 64
 HELLO_NBYTES: Final = 64
@@ -55,29 +55,22 @@ class Channel:
             self._seal, self._open = map(AESGCM, keys)
         self._sealed_count = self._opened_count = self._request_count = 0
 
-    @property
-    def is_sealed(self) -> bool:
-        return self._seal is not None
-
     def record_nbytes(self, nbytes: int) -> int:
         """Return what so many bytes have on the wire; none have none."""
-        return nbytes + TAG_NBYTES if nbytes and self.is_sealed else nbytes
+        return nbytes + TAG_NBYTES if nbytes and self._seal is not None else nbytes
 
     def sealed(self, frame: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
         """Return header and body of a frame as records; what is empty has none."""
         if self._seal is None:
             return [*frame]
-        return [self._seal.encrypt(self._sealed_nonce(), part, None) for part in frame if len(part)]
+        return [self._sealed(self._seal, part) for part in frame if len(part)]
 
     def opened(self, record: bytes) -> bytes:
         if self._open is None or not record:
             return record
-        try:
-            content = self._open.decrypt(self._opened_nonce(), record, None)
-        except InvalidTag:
-            raise _tampered() from None
-        self._opened_count += 1
-        return content
+        content = bytearray(len(record) - TAG_NBYTES)
+        self.open_into(memoryview(record), memoryview(content))
+        return bytes(content)
 
     def open_into(self, record: memoryview, place: memoryview) -> None:
         """Write what a record has to its place; a place that fails means nothing."""
@@ -85,15 +78,17 @@ class Channel:
             place[:] = record
             return
         try:
-            self._open.decrypt_into(self._opened_nonce(), record, None, place)
+            nonce = (self._opened_count + 1).to_bytes(12, "little")
+            self._open.decrypt_into(nonce, record, None, place)
         except InvalidTag:
-            raise _tampered() from None
+            raise source_lost("a record of the lane was changed on its way") from None
+        # Not counted before it was opened: after one that fails no other is opened either.
         self._opened_count += 1
 
     def prove(self, secret: bytes, message: bytes) -> bytes:
         return _mac(secret, self._next_request() + message, PROOF_NBYTES)
 
-    def is_proven(self, proof: bytes, message: bytes, known: Sequence[bytes]) -> bool:
+    def is_proven(self, known: Sequence[bytes], proof: bytes, message: bytes) -> bool:
         """Whether the next request was made with a secret; an empty one proves nothing."""
         request = self._next_request() + message
         macs = [_mac(secret, request, PROOF_NBYTES) for secret in known if secret]
@@ -104,13 +99,9 @@ class Channel:
         self._request_count += 1
         return b"request" + self._transcript + self._request_count.to_bytes(8, "little")
 
-    def _sealed_nonce(self) -> bytes:
+    def _sealed(self, seal: AESGCM, part: bytes | memoryview) -> bytes:
         self._sealed_count += 1
-        return self._sealed_count.to_bytes(12, "little")
-
-    def _opened_nonce(self) -> bytes:
-        # Not counted before it was opened: after one that fails no other is opened either.
-        return (self._opened_count + 1).to_bytes(12, "little")
+        return seal.encrypt(self._sealed_count.to_bytes(12, "little"), part, None)
 
 
 class SourceHandshake:
@@ -122,8 +113,8 @@ class SourceHandshake:
 
     def __init__(self, lane: LaneKind, *, seals: bool) -> None:
         self._lane = lane
-        self._share = _Share(seals=seals)
-        self.greeting = _GREETING.pack(_MAGIC, seals, secrets.token_bytes(27), self._share.public)
+        self._key, public = _drawn(seals=seals)
+        self.greeting = _GREETING.pack(_MAGIC, seals, secrets.token_bytes(27), public)
 
     def is_proven(self, hello: bytes, secret: bytes) -> bool:
         """Whether a puller's answer to this greeting was made with a secret; an empty one: no."""
@@ -134,7 +125,7 @@ class SourceHandshake:
     def welcome(self, hello: bytes, secret: bytes) -> tuple[bytes, Channel]:
         _, public, _ = _HELLO.unpack(hello)
         transcript = _transcript(self._lane, self.greeting, hello)
-        keys = self._share.keys(public, secret, transcript)
+        keys = _keys(self._key, public, secret, transcript)
         channel = Channel(transcript, None if keys is None else (keys[1], keys[0]))
         return _mac(secret, b"source" + transcript, WELCOME_NBYTES), channel
 
@@ -158,11 +149,11 @@ class PullerHandshake:
             raise AstraflowError(
                 Reason.LANE_UNAVAILABLE, "the source would send weights in the clear beside TLS"
             )
-        share = _Share(seals=seals)
-        hello = self._group + share.public
+        key, drawn = _drawn(seals=seals)
+        hello = self._group + drawn
         hello += _hello_proof(self._secret, self._lane, greeting, hello)
         self._transcript = _transcript(self._lane, greeting, hello)
-        self._keys = share.keys(public, self._secret, self._transcript)
+        self._keys = _keys(key, public, self._secret, self._transcript)
         return hello
 
     def channel(self) -> Channel:
@@ -178,25 +169,25 @@ class PullerHandshake:
             )
 
 
-class _Share:
-    """One end's part of the keys: an X25519 key, drawn for one connection; in the clear a nonce."""
+def _drawn(*, seals: bool) -> tuple[X25519PrivateKey | None, bytes]:
+    """Return an end's key for one connection and what it shows of it; in the clear a nonce."""
+    key = X25519PrivateKey.generate() if seals else None
+    return key, key.public_key().public_bytes_raw() if key else secrets.token_bytes(32)
 
-    def __init__(self, *, seals: bool) -> None:
-        self._key = X25519PrivateKey.generate() if seals else None
-        key = self._key and self._key.public_key().public_bytes_raw()
-        self.public = key or secrets.token_bytes(32)
 
-    def keys(self, public: bytes, secret: bytes, transcript: bytes) -> tuple[bytes, bytes] | None:
-        """Return the keys of the puller and of the source; None: it is in the clear."""
-        if self._key is None:
-            return None
-        try:
-            shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError:
-            raise bad_frame("its key is none") from None
-        derive = HKDF(algorithm=SHA256(), length=64, salt=transcript, info=_KEYS)
-        both = derive.derive(shared + secret)
-        return both[:32], both[32:]
+def _keys(
+    key: X25519PrivateKey | None, public: bytes, secret: bytes, transcript: bytes
+) -> tuple[bytes, bytes] | None:
+    """Return the keys of the puller and of the source; None: it is in the clear."""
+    if key is None:
+        return None
+    try:
+        shared = key.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise bad_frame("its key is none") from None
+    derive = HKDF(algorithm=SHA256(), length=64, salt=transcript, info=_KEYS)
+    both = derive.derive(shared + secret)
+    return both[:32], both[32:]
 
 
 def _hello_proof(secret: bytes, lane: LaneKind, greeting: bytes, hello: bytes) -> bytes:
@@ -210,9 +201,3 @@ def _transcript(lane: LaneKind, greeting: bytes, hello: bytes) -> bytes:
 def _mac(secret: bytes, message: bytes, nbytes: int) -> bytes:
     key = blake3(secret, derive_key_context=_CONTEXT).digest()
     return blake3(message, key=key).digest(nbytes)
-
-
-def _tampered() -> AstraflowError:
-    return AstraflowError(
-        Reason.SOURCE_UNREACHABLE, "a record of the lane was changed on its way", retryable=True
-    )

@@ -146,8 +146,7 @@ class StreamHost:
         if frame.kind is not FrameKind.REQUEST:
             raise bad_frame("only a puller's requests are expected here")
         try:
-            known = self._transfers.secrets()
-            spec = read_request(body, lambda proof, text: channel.is_proven(proof, text, known))
+            spec = read_request(body, partial(channel.is_proven, self._transfers.secrets()))
             group.begin(self._transfers.open(spec), with_plan=True)
         except AstraflowError as error:
             group.refuse(error)

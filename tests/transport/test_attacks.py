@@ -219,12 +219,12 @@ def test_a_request_is_proven_once_and_on_its_connection_alone(ends):
     _, here, there = shaken(source, puller)
     first, second = there.prove(SECRET, b"spec"), there.prove(SECRET, b"spec")
 
-    assert here.is_proven(first, b"spec", [b"older", SECRET])
-    assert not here.is_proven(first, b"spec", [SECRET])
+    assert here.is_proven([b"older", SECRET], first, b"spec")
+    assert not here.is_proven([SECRET], first, b"spec")
     *_, other = shaken(SourceHandshake(LaneKind.TCP, seals=source.greeting[4] == 1), puller)
-    assert not here.is_proven(other.prove(SECRET, b"spec"), b"spec", [SECRET])
-    assert not here.is_proven(second, b"another", [SECRET])
-    assert not here.is_proven(there.prove(b"", b"spec"), b"spec", [b""])
+    assert not here.is_proven([SECRET], other.prove(SECRET, b"spec"), b"spec")
+    assert not here.is_proven([SECRET], second, b"another")
+    assert not here.is_proven([b""], there.prove(b"", b"spec"), b"spec")
 
 
 def test_records_that_were_changed_repeated_or_left_out_are_refused():
