@@ -32,7 +32,7 @@ from astraflow.rpc.concurrency import either
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.storage.journal import Journal
-from astraflow.telemetry.metrics import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import MetricsServer, loop_read
 from astraflow.wire.journal import RunOpened
 
 
@@ -264,7 +264,7 @@ async def _serve(servicers: Sequence[Servicer], recipe: Recipe, listen: str) -> 
 async def _metrics(hub: Hub, recipe: Recipe, probe: LoopProbe) -> AsyncGenerator[None]:
     """Tell Prometheus what the hub does."""
     told = HubMetrics(hub, probe)
-    metrics = MetricsServer(recipe.metrics.listen, LoopRead(told.view, told.families))
+    metrics = MetricsServer(recipe.metrics.listen, loop_read(told.view, told.families))
     hub.metrics_address = metrics.address
     try:
         yield

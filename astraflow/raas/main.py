@@ -28,7 +28,7 @@ from astraflow.rpc.address import is_loopback, split_addresses
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
-from astraflow.telemetry.metrics import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import MetricsServer, loop_read
 from astraflow.telemetry.tracebacks import place_of
 from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.disk.copy import DiskCopy
@@ -125,7 +125,7 @@ async def _join(
 
         puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
-        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.families, iter))
+        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.families, iter))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         node.metrics_address = metrics.address

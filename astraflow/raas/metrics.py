@@ -1,7 +1,8 @@
 """How busy a node is, what it counts of its own work, and what it tells a scraper."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from astraflow.core.clock import Clock
 from astraflow.core.ids import PolicyId
@@ -82,9 +83,10 @@ class NodeCounters:
         self.rollouts = Counter[tuple[str]]()
         self.tokens = Counter[tuple[str]]()
         self.episode = Histogram(LONG_SECONDS)
-        self.pull: dict[tuple[str], Histogram] = {}
-        self.stage: dict[tuple[str], Histogram] = {}
-        self.pause: dict[tuple[str], Histogram] = {}
+        made = partial(Histogram, LONG_SECONDS)
+        self.pull = defaultdict[tuple[str], Histogram](made)
+        self.stage = defaultdict[tuple[str], Histogram](made)
+        self.pause = defaultdict[tuple[str], Histogram](made)
         self.failed = Counter[tuple[str, str]]()
 
     def sent(self, rollout: Rollout) -> None:
@@ -97,9 +99,9 @@ class NodeCounters:
 
     def live(self, policy_id: PolicyId, *, pull_s: float, swap_s: float, swap: SwapReport) -> None:
         """Count a version that went live."""
-        spans = (self.pull, pull_s), (self.stage, swap_s - swap.pause_s), (self.pause, swap.pause_s)
-        for held, seconds in spans:
-            held.setdefault((policy_id,), Histogram(LONG_SECONDS)).observe(seconds)
+        self.pull[policy_id,].observe(pull_s)
+        self.stage[policy_id,].observe(swap_s - swap.pause_s)
+        self.pause[policy_id,].observe(swap.pause_s)
 
 
 def node_families(

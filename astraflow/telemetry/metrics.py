@@ -12,7 +12,7 @@ from itertools import accumulate
 from socket import AF_INET6
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -197,30 +197,18 @@ class MetricsServer:
             self._thread.join()
 
 
-class LoopRead(Generic[Seen]):
-    """Looks on an event loop, for state that only its own thread may touch; the rest is done here.
+def loop_read(look: Callable[[], Seen], tell: Callable[[Seen], Iterable[Family]]) -> Read:
+    """Return a read that looks on the event loop which runs now, for state of its thread alone.
 
-    A scrape that comes while the loop is busy waits for it, at most 5 s.
+    `look` returns quickly what nobody changes any more; `tell` makes families of it on the
+    scraper's thread. A scrape that comes while the loop is busy waits for it, at most 5 s.
     """
+    loop = asyncio.get_running_loop()
 
-    def __init__(self, look: Callable[[], Seen], tell: Callable[[Seen], Iterable[Family]]) -> None:
-        """Read on the loop that runs now.
+    async def seen() -> Seen:
+        return look()
 
-        Args:
-            look: Called on the loop that runs now: returns quickly what nobody changes any more.
-            tell: Makes families of that, on the scraper's thread.
-        """
-        self._look = look
-        self._tell = tell
-        self._loop = asyncio.get_running_loop()
-
-    def __call__(self) -> Iterable[Family]:
-        """Return the families; on any thread but the loop's."""
-        seen = asyncio.run_coroutine_threadsafe(self._seen(), self._loop).result(_LOOP_S)
-        return self._tell(seen)
-
-    async def _seen(self) -> Seen:
-        return self._look()
+    return lambda: tell(asyncio.run_coroutine_threadsafe(seen(), loop).result(_LOOP_S))
 
 
 def registry_of(read: Read) -> "CollectorRegistry":

@@ -4,12 +4,12 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from hashlib import blake2b
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from astraflow import __version__
 from astraflow.core.errors import AstraflowError, Reason
@@ -21,30 +21,10 @@ if TYPE_CHECKING:
 Value = str | int | float | bool
 
 
-class SpanRecorder(Protocol):
-    """Where finished spans go; `astraflow.telemetry.traces` makes one."""
-
-    def record(
-        self,
-        name: str,
-        *,
-        context: str,
-        parent: str,
-        start_ns: int,
-        end_ns: int,
-        error: str,
-        attributes: dict[str, Value],
-    ) -> None:
-        """Take a finished span; `parent` is empty for the first one of a trace."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class _Place:
     """Holds the recorder of this process."""
 
-    recorder: SpanRecorder | None = None
+    recorder: "OtelRecorder | None" = None
     share: float = 1.0
 
 
@@ -53,7 +33,7 @@ _CURRENT: ContextVar[str] = ContextVar("traceparent", default="")
 _SHARES: Final = 1 << 32
 
 
-def use_recorder(recorder: SpanRecorder | None, *, share: float = 1.0) -> None:
+def use_recorder(recorder: "OtelRecorder | None", *, share: float = 1.0) -> None:
     """Record spans from now on; None: no longer.
 
     Args:
@@ -115,37 +95,20 @@ def record(
         attributes: By name; `__` stands for a dot.
     """
     if _Place.recorder is not None and (parent or context):
-        own = context or context_below(parent, f"{name}/{time.perf_counter_ns()}")
-        end_ns = time.time_ns() if end_ns is None else end_ns
-        _hand_over(
-            name, own, parent, times_ns=(start_ns, end_ns), error=error, attributes=attributes
+        _Place.recorder.record(
+            name,
+            context=context or context_below(parent, f"{name}/{time.perf_counter_ns()}"),
+            parent=parent,
+            start_ns=start_ns,
+            end_ns=time.time_ns() if end_ns is None else end_ns,
+            error=error,
+            attributes={key.replace("__", "."): value for key, value in attributes.items()},
         )
 
 
-def _hand_over(
-    name: str,
-    context: str,
-    parent: str,
-    *,
-    times_ns: tuple[int, int],
-    error: str,
-    attributes: dict[str, Value],
-) -> None:
-    if _Place.recorder is None:
-        return
-    _Place.recorder.record(
-        name,
-        context=context,
-        parent=parent,
-        start_ns=times_ns[0],
-        end_ns=times_ns[1],
-        error=error,
-        attributes={key.replace("__", "."): value for key, value in attributes.items()},
-    )
-
-
-@contextmanager
-def span(name: str, *, parent: str | None = None, **attributes: Value) -> Generator[str]:
+def span(
+    name: str, *, parent: str | None = None, **attributes: Value
+) -> AbstractContextManager[str]:
     """Record what happens in the block, below the span around it.
 
     Args:
@@ -154,13 +117,16 @@ def span(name: str, *, parent: str | None = None, **attributes: Value) -> Genera
             nothing is recorded.
         attributes: By name; `__` stands for a dot.
 
-    Yields:
-        The span's context; empty when it is not recorded.
+    Returns:
+        A block that is given the span's context; empty when it is not recorded.
     """
     above = _CURRENT.get() if parent is None else parent
-    if _Place.recorder is None or not above:
-        yield above
-        return
+    is_recorded = _Place.recorder is not None and above
+    return _recorded(name, above, attributes) if is_recorded else nullcontext(above)
+
+
+@contextmanager
+def _recorded(name: str, above: str, attributes: dict[str, Value]) -> Generator[str]:
     context = context_below(above, f"{name}/{time.perf_counter_ns()}")
     started, token, error = time.time_ns(), _CURRENT.set(context), ""
     try:
@@ -170,8 +136,15 @@ def span(name: str, *, parent: str | None = None, **attributes: Value) -> Genera
         raise
     finally:
         _CURRENT.reset(token)
-        times_ns = started, time.time_ns()
-        _hand_over(name, context, above, times_ns=times_ns, error=error, attributes=attributes)
+        record(
+            name,
+            start_ns=started,
+            parent=above,
+            context=context,
+            end_ns=time.time_ns(),
+            error=error,
+            **attributes,
+        )
 
 
 OFF = "off"
@@ -255,7 +228,7 @@ class OtelRecorder:
         error: str,
         attributes: dict[str, Value],
     ) -> None:
-        """Hand over a finished span; see `traces.Recorder`."""
+        """Hand over a finished span; `parent` is empty for the first one of a trace."""
         from opentelemetry.context import Context  # noqa: PLC0415
         from opentelemetry.trace import (  # noqa: PLC0415
             NonRecordingSpan,

@@ -10,11 +10,11 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import TURN_REWARDS, Column, ColumnAxis, FinishReason, Trajectory
-from astraflow.core.tasks import Prompt, RolloutTask
+from astraflow.core.tasks import RolloutTask
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.prompts import unended
 from astraflow.workflows.ports import PolicyPort, Reply
-from astraflow.workflows.turns import Owner, Turn, trajectory_of, trajectory_seed
+from astraflow.workflows.turns import Turn, trajectory_of, trajectory_seed
 
 if TYPE_CHECKING:
     from astraflow.workflows.agents.session import AgentServer, AgentSession
@@ -34,20 +34,14 @@ class Episode:
         """Start with no trajectory; `agent_server` lets in agents of other processes."""
         self.task = task
         self.sample_index = sample_index
+        self.prompt = task.prompt
+        """What to start from."""
+        self.rollout_id = RolloutId(f"{task.task_id}/{sample_index}")
+        """Unique for ever, because every attempt is a task of its own."""
         self._policies = policies
         self._door = agent_server
         self._recorders: list[Recorder] = []
         self._sessions: list[AgentSession] = []
-
-    @property
-    def prompt(self) -> Prompt:
-        """What to start from."""
-        return self.task.prompt
-
-    @property
-    def rollout_id(self) -> RolloutId:
-        """Unique for ever, because every attempt is a task of its own."""
-        return RolloutId(f"{self.task.task_id}/{self.sample_index}")
 
     @property
     def policy_ids(self) -> tuple[PolicyId, ...]:
@@ -189,6 +183,8 @@ class Recorder:
         """Where it differs from the rollout's."""
         self.finish_reason = FinishReason.ABORT
         """Of the last generation; a workflow that ends for its own reason sets it."""
+        self.policy_id = port.policy_id
+        """Who samples."""
         self._trajectory_id = trajectory_id
         self._port = port
         self._agent = agent
@@ -196,11 +192,6 @@ class Recorder:
         self._turns: list[Turn] = []
         self._turn_rewards: dict[int, float] = {}
         self._past = past or Past()
-
-    @property
-    def policy_id(self) -> PolicyId:
-        """Who samples."""
-        return self._port.policy_id
 
     @property
     def past(self) -> Past:
@@ -328,10 +319,11 @@ class Recorder:
     def to_trajectory(self, *, segment_index: int) -> Trajectory:
         """Return what was recorded, up to the last sampled token; there has to be one."""
         port, before = self._port, self._turns[0].parent
-        owner = Owner(policy_id=port.policy_id, agent=self._agent, engine=port.engine.name)
         made = trajectory_of(
             self._turns,
-            owner,
+            self.policy_id,
+            engine=port.engine.name,
+            agent=self._agent,
             name=self._trajectory_id,
             parent=self._past.homes[before] if before else None,
             index=segment_index,

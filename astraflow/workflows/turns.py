@@ -173,22 +173,9 @@ class TurnTree:
         return next((turn for turn in children if _stands_at(turn, prompt, at)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Whose turns become trajectories.
-
-    Attributes:
-        policy_id: Who sampled.
-        agent: What it is in the workflow.
-        engine: Name and release.
-    """
-
-    policy_id: PolicyId
-    agent: str
-    engine: str
-
-
-def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Trajectory]:
+def trajectories_of(
+    tree: TurnTree, policy_id: PolicyId, *, engine: str, prefix: str
+) -> Iterator[Trajectory]:
     """Yield a trajectory per branch; a turn that several share is trained on in the first.
 
     A branch is left out in which nothing can be trained on.
@@ -200,7 +187,7 @@ def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Tr
         name = TrajectoryId(f"{prefix}/{number}")
         own = [turn for turn in path if turn not in homes]
         parent = homes.get(own[0].parent) if own[0].parent else None
-        made = trajectory_of(own, owner, name=name, parent=parent, index=number)
+        made = trajectory_of(own, policy_id, engine=engine, name=name, parent=parent, index=number)
         if made.sampled_count:
             yield made
             homes |= dict.fromkeys(own, name)
@@ -208,8 +195,10 @@ def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Tr
 
 def trajectory_of(
     own: Sequence[Turn],
-    owner: Owner,
+    policy_id: PolicyId,
     *,
+    engine: str,
+    agent: str = "",
     name: TrajectoryId,
     parent: TrajectoryId | None,
     index: int,
@@ -221,7 +210,9 @@ def trajectory_of(
     Args:
         own: At least one, each after the one before; what comes before them is masked, and so is
             what a grammar drew otherwise than the policy would have: its score has another mean.
-        owner: Of the turns.
+        policy_id: Who sampled.
+        engine: Name and release.
+        agent: What it is in the workflow.
         name: Of the trajectory.
         parent: Where the turns before `own` are trained on; None: there are none.
         index: Of the trajectory among those of its policy.
@@ -236,8 +227,8 @@ def trajectory_of(
         logprobs[turn.start : turn.end] = np.where(sampled_mask, turn.generation.logprobs, 0)
     return Trajectory(
         trajectory_id=name,
-        policy_id=owner.policy_id,
-        agent=owner.agent,
+        policy_id=policy_id,
+        agent=agent,
         tokens=last.tokens,
         sampled_mask=mask,
         logprobs=logprobs,
@@ -249,7 +240,7 @@ def trajectory_of(
         segment_index=index,
         reward=reward,
         columns=expert_columns(last.end, [turn.generation for turn in last.path]),
-        engine=owner.engine,
+        engine=engine,
     )
 
 

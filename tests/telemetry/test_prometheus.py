@@ -9,11 +9,11 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.telemetry.metrics import (
     Family,
     Histogram,
-    LoopRead,
     MetricsServer,
     counter,
     gauge,
     histogram,
+    loop_read,
 )
 
 
@@ -65,7 +65,7 @@ async def test_state_is_looked_at_on_its_own_loop() -> None:
     def look() -> bool:
         return asyncio.get_running_loop() is loop
 
-    read = LoopRead(look, lambda here: [gauge("here", "Here.", float(here))])
+    read = loop_read(look, lambda here: [gauge("here", "Here.", float(here))])
     with MetricsServer("127.0.0.1:0", read) as server:
         assert "astraflow_here 1.0" in await asyncio.to_thread(scrape, server.address)
         await asyncio.to_thread(server.close)

@@ -7,9 +7,7 @@ import numpy as np
 from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Generation
-from astraflow.workflows.turns import Owner, TurnTree, trajectories_of
-
-OWNER = Owner(policy_id="solver", agent="", engine="e/1")
+from astraflow.workflows.turns import TurnTree, trajectories_of
 
 
 def said(*tokens, version=1):
@@ -28,7 +26,7 @@ def talk(tree, prompt, *tokens, version=1):
 def rows(tree):
     return [
         (each.tokens.tolist(), np.flatnonzero(each.sampled_mask).tolist(), each.branch_offset)
-        for each in trajectories_of(tree, OWNER, prefix="r")
+        for each in trajectories_of(tree, "solver", engine="e/1", prefix="r")
     ]
 
 
@@ -37,7 +35,7 @@ def test_turns_that_extend_each_other_are_one_trajectory():
     talk(tree, [1, 2], 3, 4)
     talk(tree, [1, 2, 3, 4, 5], 6, version=2)
     assert rows(tree) == [([1, 2, 3, 4, 5, 6], [2, 3, 5], 0)]
-    (trajectory,) = trajectories_of(tree, OWNER, prefix="r")
+    (trajectory,) = trajectories_of(tree, "solver", engine="e/1", prefix="r")
     assert [(span.version, span.length) for span in trajectory.version_spans] == [(1, 2), (2, 1)]
 
 
@@ -46,7 +44,7 @@ def test_a_turn_that_is_extended_twice_is_trained_once():
     talk(tree, [1], 2)
     talk(tree, [1, 2, 3], 4)
     talk(tree, [1, 2, 5], 6)
-    first, second = trajectories_of(tree, OWNER, prefix="r")
+    first, second = trajectories_of(tree, "solver", engine="e/1", prefix="r")
     assert rows(tree) == [([1, 2, 3, 4], [1, 3], 0), ([1, 2, 5, 6], [3], 2)]
     assert (first.parent_trajectory_id, second.parent_trajectory_id) == (None, first.trajectory_id)
 
@@ -58,7 +56,9 @@ def test_a_sub_agent_and_a_summary_begin_anew():
     talk(tree, [1, 2, 3, 4], 5)
     talk(tree, [1, 7], 6)  # a summary in place of what was said
     assert rows(tree) == [([9, 8], [1], 0), ([1, 2, 3, 4, 5], [2, 4], 0), ([1, 7, 6], [2], 0)]
-    assert [each.segment_index for each in trajectories_of(tree, OWNER, prefix="r")] == [0, 1, 2]
+    assert [
+        each.segment_index for each in trajectories_of(tree, "solver", engine="e/1", prefix="r")
+    ] == [0, 1, 2]
 
 
 def test_a_branch_draws_with_a_seed_of_its_own_and_what_extends_does_not():
@@ -83,7 +83,7 @@ def test_what_a_grammar_drew_is_seen_and_not_trained_on():
     drawn = replace(said(2, 3, 4), constrained=np.array([True, False, True]))
     tree.add(tree.open([1]), drawn, SamplingParams())
     talk(tree, [1, 2, 3, 4, 5], 6, version=2)
-    (trajectory,) = trajectories_of(tree, OWNER, prefix="r")
+    (trajectory,) = trajectories_of(tree, "solver", engine="e/1", prefix="r")
     assert rows(tree) == [([1, 2, 3, 4, 5, 6], [2, 5], 0)]
     assert [(span.version, span.length) for span in trajectory.version_spans] == [(1, 1), (2, 1)]
     assert np.flatnonzero(trajectory.logprobs).tolist() == [2, 5]

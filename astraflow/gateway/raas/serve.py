@@ -39,7 +39,7 @@ from astraflow.raas.main import serving_models, watching
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import Peer, caller_of
-from astraflow.telemetry.metrics import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import MetricsServer, loop_read
 
 # Whoever wants to wait longer asks again.
 _MAX_WAIT_S = 60.0
@@ -305,7 +305,7 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
         serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as node,
         AsyncExitStack() as exits,
     ):
-        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.families, iter))
+        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.families, iter))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         with watching(recipe, node.report, node.report):

@@ -8,10 +8,9 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.chats import chat_completion
+from astraflow.raas.agents.chats import chat_format
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
-    ApiFormat,
     Body,
     call_of,
     counts_of,
@@ -228,12 +227,6 @@ def _arguments(given: Any) -> Any:
             return given
 
 
-MESSAGES = ApiFormat(
-    path="v1/messages",
-    request=ChatRequest,
-    read=chat_of,
-    complete=chat_completion,
-    body=message_body,
-    writer=MessageWriter,
-    error=error_body,
+MESSAGES = chat_format(
+    path="v1/messages", read=chat_of, body=message_body, writer=MessageWriter, error=error_body
 )

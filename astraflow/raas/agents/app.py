@@ -46,45 +46,43 @@ _STREAM_START = {
 }
 
 
-class EventStream:
-    """The response to a request whose answer is streamed; an ASGI app of one call."""
+async def stream_events(
+    completion: AgentCompletion,
+    script: StreamWriter,
+    room: ExitStack,
+    _scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Answer a request in a stream until all is said, something fails, or the client leaves.
 
-    def __init__(self, completion: AgentCompletion, script: StreamWriter, room: ExitStack) -> None:
-        """Sample nothing before the call; the room is closed at the end."""
-        self._completion = completion
-        self._script = script
-        self._room = room
+    Nothing is sampled before; the room is closed at the end.
+    """
+    queue: Outbox[CompletionItem] = Outbox()
+    leaving = asyncio.ensure_future(disconnected(receive))
+    leaving.add_done_callback(lambda _: queue.close(ClientDisconnect()))
+    with room:
+        try:
+            await send(_STREAM_START)
+            await send(_body_message(script.begin(), has_more=True))
+            open_count = completion.request.count
+            async with aclosing(completion.stream(queue)) as all_items:
+                async for items in all_items:
+                    written = [_written(script, one) for one in items]
+                    open_count -= sum(isinstance(one, Choice) for one in items)
+                    if not open_count:
+                        written.append(script.end())
+                    await send(_body_message(b"".join(written), has_more=open_count > 0))
+        except AstraflowError as error:
+            await send(_body_message(script.fail(error), has_more=False))
+        except ClientDisconnect:
+            return
+        finally:
+            leaving.cancel()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until all is said, something fails, or the client leaves."""
-        del scope
-        queue: Outbox[CompletionItem] = Outbox()
-        leaving = asyncio.ensure_future(disconnected(receive))
-        leaving.add_done_callback(lambda _: queue.close(ClientDisconnect()))
-        with self._room:
-            try:
-                await send(_STREAM_START)
-                await send(_body_message(self._script.begin(), has_more=True))
-                await self._send_pieces(queue, send)
-            except AstraflowError as error:
-                await send(_body_message(self._script.fail(error), has_more=False))
-            except ClientDisconnect:
-                return
-            finally:
-                leaving.cancel()
 
-    async def _send_pieces(self, queue: Outbox[CompletionItem], send: Send) -> None:
-        open_count = self._completion.request.count
-        async with aclosing(self._completion.stream(queue)) as all_items:
-            async for items in all_items:
-                written = [self._written(one) for one in items]
-                open_count -= sum(isinstance(one, Choice) for one in items)
-                if not open_count:
-                    written.append(self._script.end())
-                await send(_body_message(b"".join(written), has_more=open_count > 0))
-
-    def _written(self, one: CompletionItem) -> bytes:
-        return self._script.close(one) if isinstance(one, Choice) else self._script.show(one)
+def _written(script: StreamWriter, one: CompletionItem) -> bytes:
+    return script.close(one) if isinstance(one, Choice) else script.show(one)
 
 
 async def disconnected(receive: Receive) -> None:
@@ -264,11 +262,11 @@ class _Routes:
             ) from None
         return bytes(body)
 
-    def _streamed(self, completion: AgentCompletion, script: StreamWriter) -> EventStream:
+    def _streamed(self, completion: AgentCompletion, script: StreamWriter) -> ASGIApp:
         """Stream; that there is no room for it is an answer of its own."""
         room = ExitStack()
         room.enter_context(self.endpoint.reserve(completion.request.count))
-        return EventStream(completion, script, room)
+        return partial(stream_events, completion, script, room)
 
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -2,18 +2,22 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.detokenizer import opened_call
-from astraflow.raas.agents.formats import ApiFormat, ChunkEncoder
+from astraflow.raas.agents.formats import ApiFormat, body_of, compact, event
 from astraflow.raas.agents.request import ChatRequest, CompletionRequest, SamplingRequest
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.session import AgentSession, Capture
 from astraflow.workflows.ports import Tokenizer
+
+_DONE = b"data: [DONE]\n\n"
 
 
 def chat_completion(session: AgentSession, request: ChatRequest) -> AgentCompletion:
@@ -88,20 +92,40 @@ def chat_body(
 
 
 class ChunkWriter:
-    """Writes answers as chunks, in OpenAI's own form.
+    """Writes answers as chunks, in OpenAI's own form: they differ in nothing but their choices.
 
-    Attributes:
-        completion: The answers.
-        chunks: Writes a chunk.
+    A piece of text is the event that there are most of: what stands around it is written once.
     """
 
     def __init__(
-        self, completion: AgentCompletion, request: SamplingRequest, chunks: ChunkEncoder
+        self,
+        completion: AgentCompletion,
+        request: SamplingRequest,
+        head: Mapping[str, Any],
+        *,
+        before: str,
+        after: str,
     ) -> None:
+        """Encode once what all chunks of the stream share.
+
+        Args:
+            completion: The answers.
+            request: What was asked for.
+            head: Fields of every chunk.
+            before: JSON of a choice between its index and a piece of text.
+            after: The same, between that and the end of the choice.
+        """
         self.completion = completion
-        self.chunks = chunks
         self._has_usage = request.has_usage
         self._done: list[Choice] = []
+        self._start = f'data: {compact(head)[:-1]},"choices":['
+        self._before = f'{self._start}{{"index":'
+        self._between, self._after = before, f"{after}}}]}}\n\n"
+
+    def chunk(self, *choices: Mapping[str, Any], **more: Any) -> bytes:
+        """Write a chunk with some choices, and more fields."""
+        fields = "".join(f",{quoted(name)}:{compact(value)}" for name, value in more.items())
+        return f"{self._start}{','.join(map(compact, choices))}]{fields}}}\n\n".encode()
 
     def begin(self) -> bytes:
         """Write nothing."""
@@ -109,7 +133,8 @@ class ChunkWriter:
 
     def show(self, piece: TextPiece) -> bytes:
         """Write some text."""
-        return self.chunks.piece(piece)
+        text = quoted(piece.text)
+        return f"{self._before}{piece.index}{self._between}{text}{self._after}".encode()
 
     def close(self, choice: Choice) -> bytes:
         """Count its tokens."""
@@ -118,16 +143,12 @@ class ChunkWriter:
 
     def end(self) -> bytes:
         """Write the token counts, if they were asked for, and the end."""
-        told = (
-            self.chunks.chunk(usage=usage_of(self.completion, self._done))
-            if self._has_usage
-            else b""
-        )
-        return told + self.chunks.end()
+        usage = usage_of(self.completion, self._done)
+        return (self.chunk(usage=usage) if self._has_usage else b"") + _DONE
 
     def fail(self, error: AstraflowError) -> bytes:
-        """Write an error."""
-        return self.chunks.fail(error)
+        """Write an error, and the end."""
+        return event(body_of(error)) + _DONE
 
 
 class ChatWriter(ChunkWriter):
@@ -136,24 +157,24 @@ class ChatWriter(ChunkWriter):
     def __init__(self, completion: AgentCompletion, request: ChatRequest) -> None:
         head = _head("chat.completion.chunk", request)
         before, after = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
-        super().__init__(completion, request, ChunkEncoder(head, before=before, after=after))
+        super().__init__(completion, request, head, before=before, after=after)
         self._request = request
 
     def begin(self) -> bytes:
         """Open every choice."""
         opened = {"role": "assistant", "content": "", "refusal": None}
         indexes, read = range(self._request.count), prompt_token_ids(self.completion)
-        return b"".join(self.chunks.chunk(_delta(index, opened), **read) for index in indexes)
+        return b"".join(self.chunk(_delta(index, opened), **read) for index in indexes)
 
     def close(self, choice: Choice) -> bytes:
         """Write tool calls, and why the choice ended."""
         told = super().close(choice)
         calls = [{"index": number, **call} for number, call in enumerate(choice.calls)]
         if calls:
-            told += self.chunks.chunk(_delta(choice.index, {"tool_calls": calls}))
+            told += self.chunk(_delta(choice.index, {"tool_calls": calls}))
         logprobs = _logprobs(self.completion, choice) if self._request.logprobs else None
         last = _delta(choice.index, {}, finish_reason=choice.finish, logprobs=logprobs)
-        return told + self.chunks.chunk({**last, **token_ids(self._request, choice)})
+        return told + self.chunk({**last, **token_ids(self._request, choice)})
 
 
 def _delta(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -257,15 +278,13 @@ class TextWriter(ChunkWriter):
 
     def __init__(self, completion: AgentCompletion, request: CompletionRequest) -> None:
         before, after = ',"text":', ',"logprobs":null,"finish_reason":null'
-        super().__init__(
-            completion, request, ChunkEncoder(_text_head(request), before=before, after=after)
-        )
+        super().__init__(completion, request, _text_head(request), before=before, after=after)
         self._request = request
 
     def close(self, choice: Choice) -> bytes:
         """Write why a choice ended."""
         told = super().close(choice)
-        return told + self.chunks.chunk(_text_choice(self.completion, self._request, choice, ""))
+        return told + self.chunk(_text_choice(self.completion, self._request, choice, ""))
 
 
 def _text_choice(
@@ -293,13 +312,10 @@ def _text_head(request: CompletionRequest) -> dict[str, Any]:
     return {"id": f"cmpl-{secrets.token_hex(12)}", **made, "system_fingerprint": None}
 
 
-CHATS = ApiFormat(
-    path="v1/chat/completions",
-    request=ChatRequest,
-    complete=chat_completion,
-    body=chat_body,
-    writer=ChatWriter,
-)
+chat_format = partial(ApiFormat[ChatRequest], request=ChatRequest, complete=chat_completion)
+"""One API of chats."""
+
+CHATS = chat_format(path="v1/chat/completions", body=chat_body, writer=ChatWriter)
 
 TEXTS = ApiFormat(
     path="v1/completions",

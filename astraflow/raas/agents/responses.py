@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.chats import chat_completion, logprobs_of
+from astraflow.raas.agents.chats import chat_format, logprobs_of
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
-    ApiFormat,
     Body,
     body_of,
     call_of,
@@ -277,11 +276,6 @@ def _response(
     }
 
 
-RESPONSES = ApiFormat(
-    path="v1/responses",
-    request=ChatRequest,
-    read=chat_of,
-    complete=chat_completion,
-    body=response_body,
-    writer=ResponseWriter,
+RESPONSES = chat_format(
+    path="v1/responses", read=chat_of, body=response_body, writer=ResponseWriter
 )

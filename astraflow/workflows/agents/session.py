@@ -18,7 +18,6 @@ from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.turns import (
-    Owner,
     Turn,
     TurnTree,
     mixed_seed,
@@ -84,13 +83,13 @@ class Capture:
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield one per branch in which anything can be trained on."""
-        owner = Owner(policy_id=self.port.policy_id, agent="", engine=self.port.engine.name)
-        made = list(trajectories_of(self._tree, owner, prefix=self._prefix))
+        policy_id, engine = self.port.policy_id, self.port.engine.name
+        made = list(trajectories_of(self._tree, policy_id, engine=engine, prefix=self._prefix))
         if self.turns and not made:
             log.warning(
                 "nothing of an episode can be trained on: grammars (response_format, tool_choice) "
                 "changed every draw; ask for them in fewer turns, or in the prompt",
-                policy=self.port.policy_id,
+                policy=policy_id,
             )
         return iter(made)
 

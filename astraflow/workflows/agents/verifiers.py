@@ -23,8 +23,6 @@ from astraflow.workflows.agents.workflows import (
     ProgramOptions,
     environment,
 )
-from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer
 
 _AGENT = Path(__file__).with_name("verifiers_agent.py")
@@ -47,10 +45,10 @@ class VerifiersOptions(ProgramOptions):
     """Seconds for one episode."""
 
 
-class Verifiers:
+class Verifiers(Command):
     """Lets an environment run the episode, and takes the reward of its rubric."""
 
-    Options = VerifiersOptions
+    Options = VerifiersOptions  # pyright: ignore[reportAssignmentType] - a class of its own
 
     def __init__(self, options: VerifiersOptions, scorer: GuardedScorer | None) -> None:
         if scorer is not None:
@@ -62,7 +60,7 @@ class Verifiers:
         self._python = options.python
         command = agent_command(options.environment, options.arguments, python=options.python)
         shared = options.model_dump(include=set(ProgramOptions.model_fields))
-        self._command = Command(CommandOptions(command=tuple(command), **shared), None)
+        super().__init__(CommandOptions(command=tuple(command), **shared), None)
 
     def lacks(self) -> Iterator[str]:
         """Yield that the interpreter is not here, or that it is this one and lacks verifiers."""
@@ -71,10 +69,6 @@ class Verifiers:
                 yield f"{self._python} cannot be executed; options.python is an interpreter"
         elif find_spec("verifiers") is None:
             yield "verifiers is not installed; give options.python of an environment that has it"
-
-    async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
-        return await self._command.run(episode)
 
 
 def agent_command(

@@ -50,16 +50,33 @@ class AgentOptions(Strict):
     what fails later is run again by the hub."""
 
 
-class EpisodeJudge:
-    """Says what an episode is worth once its agent is done."""
+class AgentWorkflow:
+    """Has episodes run by an agent, and says what each is worth once its agent is done."""
 
     def __init__(self, options: AgentOptions, scorer: GuardedScorer | None) -> None:
-        self._options = options
+        self._agent = options
         self._scorer = scorer
+
+    async def run(self, episode: Episode) -> Score:
+        """Run one episode.
+
+        Raises:
+            AstraflowError: What failed, unless the recipe wants a reward of 0.
+        """
+        try:
+            return await self.play(episode)
+        except AstraflowError:
+            if self._agent.infra_error == "retry" or not episode.has_sampled:
+                raise
+            return Score(reward=0.0, parts={"infra_error": 1.0})
+
+    async def play(self, episode: Episode) -> Score:
+        """Have an agent run one episode."""
+        raise NotImplementedError
 
     def session(self, episode: Episode) -> AgentSession:
         """Begin a session of an episode."""
-        options = self._options
+        options = self._agent
         return AgentSession(
             episode, models=options.models, chooses_sampling=options.sampling == "agent"
         )
@@ -81,18 +98,8 @@ class EpisodeJudge:
         score = await self._scorer(session.episode.prompt, answer)
         return replace(score, truncated=score.truncated or session.is_cut)
 
-    def after(self, error: AstraflowError, episode: Episode) -> Score:
-        """Return what an episode that failed is worth.
 
-        Raises:
-            AstraflowError: The failure, unless the recipe wants a reward of 0.
-        """
-        if self._options.infra_error == "retry" or not episode.has_sampled:
-            raise error
-        return Score(reward=0.0, parts={"infra_error": 1.0})
-
-
-class Served:
+class Served(AgentWorkflow):
     """Offers each episode to whoever asks the node for one, and waits until it is ended."""
 
     class Options(AgentOptions):
@@ -102,19 +109,16 @@ class Served:
         """Agents ask for the episodes of a lane: POST /sessions?lane=..."""
 
     def __init__(self, options: Options, scorer: GuardedScorer | None) -> None:
+        super().__init__(options, scorer)
         self._lane = options.lane
-        self._judge = EpisodeJudge(options, scorer)
 
-    async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
-        session = self._judge.session(episode)
-        try:
-            async with episode.agent_server.open(session):
-                episode.agent_server.offer(session, self._lane)
-                _require_done(session, await session.ended())
-            return await self._judge.score(session, session.last_text)
-        except AstraflowError as error:
-            return self._judge.after(error, episode)
+    async def play(self, episode: Episode) -> Score:
+        """Wait for an agent from elsewhere."""
+        session = self.session(episode)
+        async with episode.agent_server.open(session):
+            episode.agent_server.offer(session, self._lane)
+            _require_done(session, await session.ended())
+        return await self.score(session, session.last_text)
 
 
 def agent_failed(message: str) -> AstraflowError:
@@ -272,14 +276,14 @@ class CommandOptions(ProgramOptions):
         return self
 
 
-class Command:
+class Command(AgentWorkflow):
     """Runs a program per episode, or hands episodes to programs that stay."""
 
     Options = CommandOptions
 
     def __init__(self, options: CommandOptions, scorer: GuardedScorer | None) -> None:
+        super().__init__(options, scorer)
         self._options = options
-        self._judge = EpisodeJudge(options, scorer)
         self._pool = AgentPool(
             options.command,
             count=options.persistent,
@@ -302,14 +306,7 @@ class Command:
                 "where it is, or give its whole path"
             )
 
-    async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
-        try:
-            return await self._retried(episode)
-        except AstraflowError as error:
-            return self._judge.after(error, episode)
-
-    async def _retried(self, episode: Episode) -> Score:
+    async def play(self, episode: Episode) -> Score:
         """Start again, after a pause, what fails before anything was sampled."""
         pause_s = _FIRST_PAUSE_S
         for _ in range(self._options.attempts - 1):
@@ -323,13 +320,13 @@ class Command:
         return await self._once(episode)
 
     async def _once(self, episode: Episode) -> Score:
-        session = self._judge.session(episode)
+        session = self.session(episode)
         async with episode.agent_server.open(session) as entrance:
             if self._options.persistent:
                 answer = await self._handed(session)
             else:
                 answer = await self._started(session, entrance)
-        return await self._judge.score(session, answer)
+        return await self.score(session, answer)
 
     async def _handed(self, session: AgentSession) -> str:
         """Let a program that stays do it."""

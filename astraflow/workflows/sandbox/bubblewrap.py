@@ -196,11 +196,6 @@ class Bubblewrap:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._command: tuple[str, ...] = ()
 
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        return self._options
-
     async def start(self) -> GuestSandbox:
         """Start a sandbox; see `SandboxProvider.start`."""
         if self._folder is None:

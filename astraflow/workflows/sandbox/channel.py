@@ -56,15 +56,10 @@ class GuestSandbox:
     ) -> None:
         """Take over a guest; `start` is the way to get one."""
         self._process = process
-        self._limits = limits
+        self.limits = limits
         self._place = place
         self._turn = asyncio.Lock()
         self._ending = ""
-
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        return self._limits
 
     @classmethod
     async def start(
@@ -133,7 +128,7 @@ class GuestSandbox:
 
     async def read(self, path: str) -> bytes:
         """Return a file; see `Sandbox.read`."""
-        nbytes = self._limits.file_mb * 2**20
+        nbytes = self.limits.file_mb * 2**20
         said = await self._request({"do": "read", "path": self._path(path), "file_nbytes": nbytes})
         if said is None:
             raise self._lost()
@@ -162,8 +157,8 @@ class GuestSandbox:
         Returns:
             What became of it, and the result of a call or of tests.
         """
-        time_s = time_s or self._limits.time_s
-        bounds = _bounds(self._limits, time_s, self._place.task_count)
+        time_s = time_s or self.limits.time_s
+        bounds = _bounds(self.limits, time_s, self._place.task_count)
         said = await self._request({**asked, **bounds}, *more, time_s=time_s)
         if said is not None:
             return _finished(said)
@@ -267,7 +262,7 @@ class GuestSandbox:
             for process in psutil.Process(self._process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     total += process.memory_info().rss
-        return total > self._limits.memory_mb * 2**20 + _GUEST_NBYTES
+        return total > self.limits.memory_mb * 2**20 + _GUEST_NBYTES
 
     async def _ended_by(self, error: Exception) -> None:
         """Tell what a program did to the guest from what was done to the sandbox.
@@ -309,7 +304,7 @@ class GuestSandbox:
             raise ValueError("the guest answered nonsense")
         header = await read(4 * count)
         sizes = [int.from_bytes(header[at : at + 4], "little") for at in range(0, 4 * count, 4)]
-        most = max(self._limits.file_mb * 2**20, int(self._limits.output_mb * 2**20))
+        most = max(self.limits.file_mb * 2**20, int(self.limits.output_mb * 2**20))
         if any(size > most + 4096 for size in sizes):
             raise ValueError("the guest answered too much")
         return [await read(size) for size in sizes]

@@ -36,11 +36,6 @@ class _Container:
     def __init__(self, options: ContainerOptions) -> None:
         self._options = options
 
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        return self._options
-
     async def start(self) -> GuestSandbox:
         """Start a container; see `SandboxProvider.start`."""
         options = self._options

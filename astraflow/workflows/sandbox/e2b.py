@@ -40,11 +40,6 @@ class E2B:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        return self._options
-
     async def start(self) -> "E2BSandbox":
         """Start a machine; see `SandboxProvider.start`."""
         try:
@@ -75,12 +70,7 @@ class E2BSandbox:
         """Take over a machine; `E2B.start` is the way to get one."""
         self._module = module
         self._machine = machine
-        self._limits = limits
-
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        return self._limits
+        self.limits = limits
 
     async def exec(
         self,
@@ -92,7 +82,7 @@ class E2BSandbox:
         time_s: float | None = None,
     ) -> Finished:
         """Run a command; see `Sandbox.exec`."""
-        limits, time_s = self._limits, time_s or self._limits.time_s
+        limits, time_s = self.limits, time_s or self.limits.time_s
         base = f"/tmp/.astraflow-{uuid.uuid4().hex}"  # noqa: S108 - of the machine
         await self.write(f"{base}.in", stdin)
         # What is read is gone before the command begins; a larger output is a larger file.

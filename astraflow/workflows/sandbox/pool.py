@@ -23,11 +23,6 @@ class SandboxPool:
         self._ready = ready
         self._begin()
 
-    @property
-    def provider(self) -> SandboxProvider:
-        """Return what starts the sandboxes."""
-        return self._provider
-
     @asynccontextmanager
     async def take(self) -> AsyncGenerator[Sandbox]:
         """Lend a sandbox, and end it afterwards.

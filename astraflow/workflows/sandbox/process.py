@@ -27,11 +27,6 @@ class UnsafeProcess:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        return self._options
-
     async def start(self) -> GuestSandbox:
         """Start one; see `SandboxProvider.start`."""
         folder = tempfile.TemporaryDirectory(prefix="astraflow-process-")

@@ -125,11 +125,6 @@ class Sandbox(Protocol):
 class SandboxProvider(Protocol):
     """Starts sandboxes of one kind: what `sandbox` of a recipe names, made from its `Options`."""
 
-    @property
-    def limits(self) -> SandboxLimits:
-        """Return what programs may take."""
-        ...
-
     async def start(self) -> Sandbox:
         """Start a sandbox.
 
