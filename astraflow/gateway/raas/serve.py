@@ -167,7 +167,7 @@ async def _pulled(
     node: DataflowNode,
     request: Request,
     purpose: TaskPurpose,
-    told: Callable[[list[dict[str, Any]]], Any],
+    shown: Callable[[list[dict[str, Any]]], Any],
 ) -> Response:
     """Answer with what has finished; it is forgotten once all of the answer was written."""
     asked = await read_body(request, node.settings.rules, Pull)
@@ -180,7 +180,7 @@ async def _pulled(
         queue.end_delivery(finished, is_delivered=is_delivered)
 
     return await stream_answer(
-        request, {"ok": True, "result": told(node.items(finished))}, ended=ended
+        request, {"ok": True, "result": shown(node.items(finished))}, ended=ended
     )
 
 
