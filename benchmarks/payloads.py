@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 
 from astraflow.client.payloads import MARKER, PayloadReader, PayloadWriter
-from astraflow.core.packing import Share
+from astraflow.core.packing import Share, laid_out
 from astraflow.core.rollouts import (
     ROUTED_EXPERTS,
     Column,
@@ -150,7 +150,9 @@ async def _measure_store(folder: Path, token_count: int) -> dict[str, Any]:
         nbytes = sum(each.trajectories[0].payload.nbytes for each in sent if each.trajectories)
         parts = tuple(_share(sent))
         started, cpu_started = time.perf_counter(), time.process_time()
-        await PayloadReader().parts(bucket.url, parts, policy_ids=(POLICY,), max_tokens=0)
+        fetched = await PayloadReader().parts(bucket.url, parts, max_tokens=0)
+        for part in fetched:
+            await asyncio.to_thread(laid_out, part, (POLICY,))
         read_s, read_cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
         found |= {
             f"{name}_mb_per_rollout": nbytes / _SHARE_COUNT / 1e6,
@@ -186,7 +188,7 @@ def _share(rollouts: list[Rollout]) -> Share:
         for each in rollouts
         for one in each.trajectories
     ]
-    return Share("b", rows, max_tokens=0, group_indexes={"g": 0}, policy_ids=(POLICY,))
+    return Share("b", rows, max_tokens=0, group_indexes={"g": 0})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What comes to one rank of a trainer: the stream, and the queue before who trains."""
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from astraflow.client.session import SessionCalls
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
+from astraflow.core.packing import laid_out
 from astraflow.wire.common import decode_directive
 from astraflow.wire.dataflow import encode_stream_batches
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
@@ -77,6 +79,7 @@ async def batch_items(
     """
     payloads, url = PayloadReader(patience_s=session.hub.patience_s), ""
     stub, request = TrainerServiceStub(session.hub.channel), encode_stream_batches(share)
+    request.sources = True
     header: BatchHeader | None = None
     parts: list[BatchPart] = []
     events = session.follow(lambda: stub.StreamBatches(request, metadata=session.metadata))
@@ -106,26 +109,27 @@ async def batch_items(
             if header is not None and len(parts) == header.part_count:
                 batch = TrainerBatch(header=header, parts=tuple(parts))
                 header = None
-                if url and parts:
-                    batch = await _fetched(batch, payloads, url, max_tokens=share.max_tokens)
-                yield batch
+                yield await _whole(batch, payloads, url, max_tokens=share.max_tokens)
 
 
-async def _fetched(
+async def _whole(
     batch: TrainerBatch, payloads: PayloadReader, url: str, *, max_tokens: int
 ) -> TrainerBatch:
-    """Return a batch with what of it lies in the payload store."""
-    header = batch.header
+    """Return a batch with all its columns."""
+    header, parts = batch.header, list(batch.parts)
+    if not any(part.sources for part in parts):
+        # Of a hub of an earlier release.
+        return batch
     try:
-        parts = await payloads.parts(
-            url, batch.parts, policy_ids=header.policy_ids, max_tokens=max_tokens
-        )
+        if url:
+            parts = await payloads.parts(url, parts, max_tokens=max_tokens)
     except AstraflowError as error:
         if error.reason is not Reason.PAYLOAD_LOST:
             raise
         log.error("a batch cannot be read", batch_id=header.batch_id, why=error.message)  # noqa: TRY400
         return replace(batch, parts=(), error=error)
-    return replace(batch, header=replace(header, part_count=len(parts)), parts=parts)
+    made = await asyncio.to_thread(lambda: [laid_out(each, header.policy_ids) for each in parts])
+    return replace(batch, header=replace(header, part_count=len(made)), parts=tuple(made))
 
 
 class ItemQueue:

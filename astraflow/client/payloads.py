@@ -15,8 +15,8 @@ from blake3 import blake3
 
 from astraflow.core.batches import BatchPart, RowSource
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import PolicyId, RolloutId
-from astraflow.core.packing import unpacked
+from astraflow.core.ids import RolloutId
+from astraflow.core.packing import recut
 from astraflow.core.rollouts import (
     REWARDED,
     Outcome,
@@ -121,7 +121,7 @@ class PayloadWriter:
 
 
 class PayloadReader:
-    """Makes the parts of a batch from what lies in the store."""
+    """Fetches what of a batch lies in the store."""
 
     def __init__(self, *, patience_s: float = 30.0) -> None:
         self._patience_s = patience_s
@@ -129,14 +129,9 @@ class PayloadReader:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def parts(
-        self,
-        url: str,
-        parts: Sequence[BatchPart],
-        *,
-        policy_ids: Sequence[PolicyId],
-        max_tokens: int,
-    ) -> tuple[BatchPart, ...]:
-        """Return the parts of a rank's share with all columns, as they had been without a store.
+        self, url: str, parts: Sequence[BatchPart], *, max_tokens: int
+    ) -> list[BatchPart]:
+        """Return the parts of a rank's share with all arrays, cut as without a store.
 
         Raises:
             AstraflowError: PAYLOAD_LOST, which `lost_rollout_ids` tells the rollouts of;
@@ -158,10 +153,7 @@ class PayloadReader:
         whole = [
             replace(part, sources=tuple(next(sources) for _ in part.sources)) for part in parts
         ]
-        made = await asyncio.to_thread(
-            unpacked, whole, policy_ids=policy_ids, max_tokens=max_tokens
-        )
-        return tuple(made)
+        return recut(whole, max_tokens)
 
     async def _lost(self, bucket: Bucket, lost: Sequence[AstraflowError]) -> AstraflowError:
         """Say all of what is lost at once, unless the store is another one than the hub's."""

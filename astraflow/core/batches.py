@@ -109,7 +109,7 @@ class BatchPart:
         rollout_ids: One per row.
         columns: By name; see `rollout/v1/column.proto`.
         sources: One per row where some columns are still to be made of these, as
-            `packing.unpacked` does; else none.
+            `packing.laid_out` does; else none.
 
     Raises:
         AstraflowError: INVALID_FIELD when offsets, ids or columns disagree in length.

@@ -1,10 +1,11 @@
 """Packing: rows shared out over the ranks of a trainer and laid end to end, never padded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import repeat
 from math import prod
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -74,14 +75,14 @@ def split(lengths: Sequence[int], max_tokens: int) -> list[slice]:
     return runs
 
 
-class Share(Sequence[BatchPart]):
-    """The rows of one rank in parts, each laid end to end when it is asked for.
+class Share:
+    """The rows of one rank in parts, each made when it is its turn.
 
-    So a batch costs the run next to nothing, and whoever sends it holds one part at a time.
+    So a batch costs the run next to nothing, and whoever sends it holds one part at a time. What a
+    row has per token stays as it came, in the sources, which `laid_out` makes columns of.
 
     Attributes:
-        has_payloads: Whether the arrays of some row are in the payload store; parts then have
-            sources, of which the reader makes what is missing.
+        has_payloads: Whether the arrays of some row are in the payload store.
     """
 
     def __init__(
@@ -91,13 +92,12 @@ class Share(Sequence[BatchPart]):
         *,
         max_tokens: int,
         group_indexes: Mapping[GroupId, int],
-        policy_ids: Sequence[PolicyId],
         loss_weights: Sequence[float] | None = None,
     ) -> None:
         """Take the rows of a rank, in order, as they are now.
 
-        Parts have at most `max_tokens`, 0: as many as travel well. Group indexes and policies are
-        those of the header, of which the first policy is the batch's own.
+        Parts have at most `max_tokens`, 0: as many as travel well. Group indexes are those of the
+        header.
         """
         trajectories = [row.trajectory for row in rows]
         self.has_payloads = any(each.payload is not None for each in trajectories)
@@ -112,95 +112,77 @@ class Share(Sequence[BatchPart]):
         # A row may be trained on again before the part is made.
         self._use_counts = [row.use_count for row in rows]
         self._group_indexes = group_indexes
-        self._policy_ids = policy_ids
         self._loss_weights = loss_weights
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    @overload
-    def __getitem__(self, index: int) -> BatchPart: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[BatchPart]: ...
-
-    def __getitem__(self, index: int | slice) -> BatchPart | Sequence[BatchPart]:
-        numbers = range(len(self._runs))[index]
-        if isinstance(numbers, range):
-            return [self._part(number) for number in numbers]
-        return self._part(numbers)
+    def __iter__(self) -> Iterator[BatchPart]:
+        return map(self._part, range(len(self)))
 
     @property
     def rollout_ids(self) -> list[RolloutId]:
         return [row.rollout.rollout_id for row in self._rows]
 
-    def token_count(self, index: int) -> int:
-        """Return how many tokens are laid end to end for a part."""
-        if self.has_payloads:
-            return 0
-        return sum(row.trajectory.token_count for row in self._rows[self._runs[index]])
-
     def _part(self, index: int) -> BatchPart:
         run = self._runs[index]
-        rows, sources = self._rows[run], self._sources(run)
+        rows = self._rows[run]
         columns = _row_columns(rows, self._group_indexes)
         columns["use_count"] = _row_column(self._use_counts[run], np.int32)
-        if not self.has_payloads:
-            columns |= _columns_of(sources, self._policy_ids, taken=columns)
+        weights = repeat(None) if self._loss_weights is None else self._loss_weights[run]
         return BatchPart(
             batch_id=self._batch_id,
             index=index,
             row_offsets=_offsets([row.trajectory.token_count for row in rows]),
-            trajectory_ids=tuple(row.trajectory.trajectory_id for row in rows),
-            rollout_ids=tuple(row.rollout.rollout_id for row in rows),
+            trajectory_ids=tuple([row.trajectory.trajectory_id for row in rows]),
+            rollout_ids=tuple([row.rollout.rollout_id for row in rows]),
             columns=columns,
-            sources=sources if self.has_payloads else (),
-        )
-
-    def _sources(self, run: slice) -> tuple[RowSource, ...]:
-        rows = self._rows[run]
-        weights = repeat(None) if self._loss_weights is None else self._loss_weights[run]
-        return tuple(
-            RowSource(
-                trajectory=row.trajectory,
-                advantage=row.advantage,
-                is_masked=row.is_masked,
-                loss_weight=weight,
-            )
-            for row, weight in zip(rows, weights, strict=False)
+            sources=tuple(
+                [
+                    RowSource(
+                        trajectory=row.trajectory,
+                        advantage=row.advantage,
+                        is_masked=row.is_masked,
+                        loss_weight=weight,
+                    )
+                    for row, weight in zip(rows, weights, strict=False)
+                ]
+            ),
         )
 
 
-def unpacked(
-    parts: Sequence[BatchPart], *, policy_ids: Sequence[PolicyId], max_tokens: int
-) -> list[BatchPart]:
-    """Return parts with all columns, cut as if no array had been in the payload store.
+def recut(parts: Sequence[BatchPart], max_tokens: int) -> list[BatchPart]:
+    """Cut a rank's share again: as if no array had been in the payload store.
 
     Args:
-        parts: All of one rank's share, with sources that have their arrays.
-        policy_ids: The header's.
+        parts: All of the share, with sources that have their arrays.
         max_tokens: As the stream was asked for; 0: as many as travel well.
     """
     sources = [source for part in parts for source in part.sources]
     rows = {name: _joined([part.values(name) for part in parts]) for name in parts[0].columns}
     trajectory_ids = [each for part in parts for each in part.trajectory_ids]
     rollout_ids = [each for part in parts for each in part.rollout_ids]
-    found: list[BatchPart] = []
-    for run in runs_of([source.trajectory for source in sources], max_tokens):
-        columns = {
-            name: Column(axis=ColumnAxis.ROW, values=values[run]) for name, values in rows.items()
-        }
-        columns |= _columns_of(sources[run], policy_ids, taken=columns)
-        part = BatchPart(
+    return [
+        BatchPart(
             batch_id=parts[0].batch_id,
-            index=len(found),
+            index=index,
             row_offsets=_offsets([source.trajectory.token_count for source in sources[run]]),
             trajectory_ids=tuple(trajectory_ids[run]),
             rollout_ids=tuple(rollout_ids[run]),
-            columns=columns,
+            columns={
+                name: Column(axis=ColumnAxis.ROW, values=values[run])
+                for name, values in rows.items()
+            },
+            sources=tuple(sources[run]),
         )
-        found.append(part)
-    return found
+        for index, run in enumerate(runs_of([each.trajectory for each in sources], max_tokens))
+    ]
+
+
+def laid_out(part: BatchPart, policy_ids: Sequence[PolicyId]) -> BatchPart:
+    """Return a part with all columns, made of its sources; policies are those of the header."""
+    own = part.columns
+    return replace(part, columns={**own, **_columns_of(part.sources, policy_ids, own)}, sources=())
 
 
 def runs_of(trajectories: Sequence[Trajectory], max_tokens: int) -> list[slice]:
@@ -218,7 +200,7 @@ def _offsets(lengths: Sequence[int]) -> np.ndarray:
 
 
 def _columns_of(
-    sources: Sequence[RowSource], policy_ids: Sequence[PolicyId], *, taken: Mapping[str, Column]
+    sources: Sequence[RowSource], policy_ids: Sequence[PolicyId], taken: Mapping[str, Column]
 ) -> dict[str, Column]:
     """Return the columns that are made of the rows' arrays."""
     trajectories = [source.trajectory for source in sources]

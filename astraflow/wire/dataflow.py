@@ -93,7 +93,8 @@ def _must_be_of_world(stream: StreamBatches) -> None:
 encode_stream_batches, decode_stream_batches = converter(
     StreamBatches,
     trainer_service_pb2.StreamBatchesRequest,
-    without={"member_id"},
+    # How parts are sent is no matter of the run.
+    without={"member_id", "sources"},
     check=_must_be_of_world,
     max_tokens=least(0),
     max_outstanding=least(1),

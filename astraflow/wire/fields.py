@@ -85,6 +85,7 @@ DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
 
 # Of vectors: number on the wire, numpy's type, bytes per element; looked up at once.
 _ELEMENTS = {each: (DTYPES.encode(each), each.numpy, each.itemsize) for each in Dtype}
+_NUMBERS = {each.numpy: DTYPES.encode(each) for each in Dtype if Dtype.of(each.numpy) is each}
 _BOOL = np.dtype(np.bool_)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S = 86_400
@@ -210,22 +211,20 @@ def encode_tensor(values: np.ndarray) -> tensor_pb2.Tensor:
 
 def fill_tensor(message: tensor_pb2.Tensor, values: np.ndarray) -> None:
     """Fill an empty Tensor, as `encode_tensor`."""
-    try:
-        dtype = Dtype.of(values.dtype)
-    except KeyError:
-        raise invalid("dtype", f"{values.dtype} does not travel") from None
-    message.dtype = DTYPES.encode(dtype)
+    number = _NUMBERS.get(values.dtype)
+    if number is None:
+        little = values.dtype.newbyteorder("<")
+        if little not in _NUMBERS:
+            raise invalid("dtype", f"{values.dtype} does not travel")
+        number, values = _NUMBERS[little], values.astype(little)
+    message.dtype = number
     message.shape.extend(values.shape)
-    message.data = _bytes_of(values)
-
-
-def _bytes_of(values: np.ndarray) -> bytes:
-    """Return an array's bytes, row-major and little-endian; those that it lies over uncopied."""
-    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-    base = little.base
-    if isinstance(base, bytes) and len(base) == little.nbytes:
-        return base
-    return little.tobytes()
+    base = values.base
+    if isinstance(base, bytes) and len(base) == values.nbytes and values.flags.c_contiguous:
+        # It lies over just these.
+        message.data = base
+    else:
+        message.data = values.tobytes()
 
 
 def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarray:

@@ -35,7 +35,7 @@ from astraflow.wire.fields import (
     optional,
     required,
 )
-from astraflow.wire.tasks import decode_sampling, encode_sampling, read_sampling
+from astraflow.wire.tasks import decode_sampling, read_sampling, write_sampling
 from astraflow_proto.rollout.v1 import (
     batch_pb2,
     column_pb2,
@@ -146,7 +146,7 @@ def _fill_trajectory(message: trajectory_pb2.Trajectory, trajectory: Trajectory)
     message.policy_id = trajectory.policy_id
     message.agent = trajectory.agent
     message.version_spans.extend(map(_encode_version_span, trajectory.version_spans))
-    message.sampling.CopyFrom(encode_sampling(trajectory.sampling))
+    message.sampling.MergeFromString(write_sampling(trajectory.sampling))
     message.finish_reason = FINISH_REASONS.encode(trajectory.finish_reason)
     message.parent_trajectory_id = trajectory.parent_trajectory_id or ""
     message.branch_offset = trajectory.branch_offset
@@ -309,9 +309,21 @@ encode_batch_header, decode_batch_header = converter(
 )
 
 
-_encode_source, _decode_source = converter(
-    RowSource, batch_pb2.RowSource, is_masked=FieldRule(name="masked")
-)
+def _fill_source(message: batch_pb2.RowSource, source: RowSource) -> None:
+    _fill_trajectory(message.trajectory, source.trajectory)
+    message.advantage = source.advantage
+    message.masked = source.is_masked
+    if source.loss_weight is not None:
+        message.loss_weight = source.loss_weight
+
+
+def _decode_source(message: batch_pb2.RowSource) -> RowSource:
+    return RowSource(
+        trajectory=decode_trajectory(message.trajectory),
+        advantage=message.advantage,
+        is_masked=message.masked,
+        loss_weight=optional(message, "loss_weight"),
+    )
 
 
 def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
@@ -322,7 +334,8 @@ def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
     message.trajectory_ids.extend(part.trajectory_ids)
     message.rollout_ids.extend(part.rollout_ids)
     fill_columns(message.columns, part.columns)
-    message.sources.extend(map(_encode_source, part.sources))
+    for source in part.sources:
+        _fill_source(message.sources.add(), source)
 
 
 def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:

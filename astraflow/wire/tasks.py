@@ -31,7 +31,12 @@ _KEPT_COUNT = 256
 
 
 def encode_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
-    """Return SamplingParams for the wire; what is at its default stays unset."""
+    return sampling_pb2.SamplingParams.FromString(write_sampling(sampling))
+
+
+@lru_cache(maxsize=_KEPT_COUNT)
+def write_sampling(sampling: SamplingParams) -> bytes:
+    """Return serialized SamplingParams; what is at its default stays unset."""
     message = sampling_pb2.SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=sampling.min_new_tokens,
@@ -43,7 +48,7 @@ def encode_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         value = getattr(sampling, knob)
         if value != getattr(_DEFAULT_SAMPLING, knob):
             setattr(message, knob, value)
-    return message
+    return message.SerializeToString()
 
 
 def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:

@@ -3,6 +3,7 @@
 import time
 from typing import Any, Final
 
+from astraflow.core.packing import laid_out
 from astraflow.rpc.channel import dial
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
@@ -70,7 +71,10 @@ async def _hand_over(
     while not message.HasField("header"):
         message = await batches.read()
     header = decode_batch_header(message.header)
-    parts = [decode_batch_part((await batches.read()).part) for _ in range(header.part_count)]
+    parts = [
+        laid_out(decode_batch_part((await batches.read()).part), header.policy_ids)
+        for _ in range(header.part_count)
+    ]
     ended = time.perf_counter()
     assert sum(part.row_count for part in parts) == GROUPS_PER_BATCH * GROUP_SIZE
     await members.settle(header.batch_id)

@@ -188,7 +188,7 @@ class Members:
     def open_batches(self, max_outstanding: int) -> Any:
         """Open the stream of batches."""
         request = trainer_service_pb2.StreamBatchesRequest(
-            world_size=1, max_outstanding=max_outstanding
+            world_size=1, max_outstanding=max_outstanding, sources=True
         )
         return TrainerServiceStub(self.channel).StreamBatches(request, metadata=self.trainer)
 

@@ -24,6 +24,7 @@ from astraflow.core.members import (
     ServedPolicy,
     SessionResume,
 )
+from astraflow.core.packing import laid_out
 from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.rollouts import (
     Outcome,
@@ -53,6 +54,13 @@ from made_up import made_up_trajectory, made_up_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = RegisteredCode(name="toy")
+
+
+def parts_of(sent):
+    """Return what a rank makes of the parts that it is sent, but for what lies elsewhere."""
+    if sent.parts.has_payloads:
+        return tuple(sent.parts)
+    return tuple(laid_out(part, sent.header.policy_ids) for part in sent.parts)
 
 
 def make_settings(
@@ -206,7 +214,7 @@ class World:
                 self.cancelled.append(effect)
             case ef.SendBatch():
                 key = (effect.member_id, effect.rank)
-                self.batches.setdefault(key, []).append((effect.header, tuple(effect.parts)))
+                self.batches.setdefault(key, []).append((effect.header, parts_of(effect)))
             case ef.SendEndOfData():
                 assert (effect.member_id, effect.rank) not in self.ends
                 self.ends[effect.member_id, effect.rank] = effect.end_of_data

@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RunStopped
-from astraflow.core.packing import Share, unpacked
+from astraflow.core.packing import Share, laid_out, recut
 from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis, Disposition
 from astraflow.core.samples import Row
 from astraflow.core.settings import ReplaySettings
@@ -53,15 +53,14 @@ def share(rows, max_tokens, **more):
 def test_a_batch_made_of_payloads_is_the_one_made_of_arrays(
     rows, referenced, max_tokens, weights, kept
 ):
-    more = {"policy_ids": ("solver",), "loss_weights": weights}
-    inline = list(share(rows, max_tokens, **more))
+    inline = list(share(rows, max_tokens, loss_weights=weights))
     sent = share(
         [
             row if number in kept else replace(row, trajectory=referenced(row.trajectory))
             for number, row in enumerate(rows)
         ],
         max_tokens,
-        **more,
+        loss_weights=weights,
     )
     arrays = {row.trajectory.trajectory_id: row.trajectory for row in rows}
     assert [part.row_count for part in sent] == [6]
@@ -75,9 +74,10 @@ def test_a_batch_made_of_payloads_is_the_one_made_of_arrays(
         )
         for part in sent
     ]
-    made = unpacked(fetched, policy_ids=("solver",), max_tokens=max_tokens)
+    made = recut(fetched, max_tokens)
     assert len(made) == len(inline)
-    for one, other in zip(made, inline, strict=True):
+    for found, sources in zip(made, inline, strict=True):
+        one, other = laid_out(found, ("solver",)), laid_out(sources, ("solver",))
         assert one.index == other.index
         assert one.row_offsets.tolist() == other.row_offsets.tolist()
         assert one.trajectory_ids == other.trajectory_ids

@@ -361,11 +361,10 @@ class FakeTrainer(Member):
             )
         self.next_version = response.next_version
 
-    def batches(self, **changes):
-        asked = StreamBatches(**changes)
-        return TrainerServiceStub(self.channel).StreamBatches(
-            dataflow.encode_stream_batches(asked), metadata=self.metadata
-        )
+    def batches(self, *, sources=False, **changes):
+        request = dataflow.encode_stream_batches(StreamBatches(**changes))
+        request.sources = sources
+        return TrainerServiceStub(self.channel).StreamBatches(request, metadata=self.metadata)
 
     async def ack(self, batch_id, outcome=BatchOutcome.CONSUMED, **changes):
         fields = {"step": self.step, "metrics": {"train/loss": 0.5}} | changes

@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 
 import grpc
+import numpy as np
 import pytest
 from grpc import aio
 
@@ -12,10 +13,11 @@ from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.events import Ticked
 from astraflow.core.members import DirectiveKind, SessionResume
+from astraflow.core.packing import laid_out
 from astraflow.core.rollouts import Disposition, SampleFailure, TaskResult
 from astraflow.core.status import RunState
 from astraflow.wire import common
-from astraflow.wire.rollout import decode_batch_header, encode_rollout
+from astraflow.wire.rollout import decode_batch_header, decode_batch_part, encode_rollout
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
@@ -217,24 +219,34 @@ async def test_a_newer_process_fences_the_older(start_hub, recipe_of, reason_of)
         await newer.keep_alive()
 
 
-async def test_unsettled_batches_come_again_whole(start_hub, recipe_of):
+async def test_unsettled_batches_come_again_whole_as_sources_or_as_columns(start_hub, recipe_of):
     async with start_hub(recipe_of()) as scene:
         raas = scene.raas()
         trainer = await ready(scene, raas)
         async with asyncio.TaskGroup() as group:
             working = group.create_task(raas.work())
-            headers = []
-            for _ in range(2):
-                stream = trainer.batches()
+            headers, sent = [], []
+            for sources in (True, False):
+                stream = trainer.batches(sources=sources)
                 message = await stream.read()
                 while not message.HasField("header"):
                     message = await stream.read()
                 headers.append(decode_batch_header(message.header))
                 parts = [await stream.read() for _ in range(headers[-1].part_count)]
                 assert all(part.HasField("part") for part in parts)
+                sent.append([decode_batch_part(part.part) for part in parts])
             working.cancel()
         assert headers[0].batch_id == headers[1].batch_id
         assert [header.delivery_count for header in headers] == [1, 2]
+        compact, whole = sent
+        assert all(part.sources and "tokens" not in part.columns for part in compact)
+        assert not any(part.sources for part in whole)
+        made = [laid_out(part, headers[0].policy_ids) for part in compact]
+        for one, other in zip(made, whole, strict=True):
+            assert one.rollout_ids == other.rollout_ids
+            assert one.columns.keys() == other.columns.keys()
+            for name in one.columns:
+                np.testing.assert_array_equal(one.values(name), other.values(name))
         trainer.step = 1
         assert await trainer.ack(headers[0].batch_id)
         assert await trainer.ack(headers[0].batch_id)

@@ -115,7 +115,6 @@ class Lease:
             loss_weights=weights and [weights[index] for index in chosen],
             max_tokens=max_tokens,
             group_indexes={head.group_id: i for i, head in enumerate(heads)},
-            policy_ids=policy_ids,
         )
         self.deliveries[rank] = self.deliveries.get(rank, 0) + 1
         header = BatchHeader(

@@ -27,6 +27,7 @@ from astraflow.core.events import (
 )
 from astraflow.core.ids import MemberId, PolicyId, TaskId
 from astraflow.core.members import Directive, MemberRole, RaasLoad, TrainerLoad
+from astraflow.core.packing import laid_out
 from astraflow.core.rollouts import ItemAck
 from astraflow.core.status import WaitReason
 from astraflow.core.tasks import RolloutTask, TaskCredit
@@ -238,10 +239,6 @@ def _task_event(item: TaskItem) -> raas_pb.StreamTasksResponse:
     return raas_pb.StreamTasksResponse(cancellation=wire.encode_task_cancellation(item))
 
 
-# Making a part of this many takes some milliseconds of the event loop.
-_LARGE_TOKEN_COUNT = 1 << 16
-
-
 class TrainerServicer:
     """Convert, one call, convert."""
 
@@ -272,7 +269,7 @@ class TrainerServicer:
 
         async def send(item: BatchItem) -> None:
             if isinstance(item, SendBatch):
-                await _send_batch(item, context, self._payload_url)
+                await self._send_batch(item, context, has_sources=request.sources)
             else:
                 await context.write(_event(item))
 
@@ -309,26 +306,22 @@ class TrainerServicer:
         hit(FaultPoint.VERSION_SAFE)
         return trainer_pb.PublishVersionResponse(next_version=next_version)
 
-
-async def _send_batch(batch: SendBatch, context: Context, payload_url: str) -> None:
-    """Write a batch part by part, as the peer reads it; large parts are made on a thread."""
-    header = rollout.encode_batch_header(batch.header)
-    if batch.parts.has_payloads:
-        header.payload_url = payload_url
-    await context.write(trainer_pb.StreamBatchesResponse(header=header))
-    hit(FaultPoint.BATCH_HEADER_SENT)
-    for index in range(len(batch.parts)):
-        if batch.parts.token_count(index) > _LARGE_TOKEN_COUNT:
-            message = await asyncio.to_thread(_part_event, batch, index)
-        else:
-            message = _part_event(batch, index)
-        await context.write(message)
-
-
-def _part_event(batch: SendBatch, index: int) -> trainer_pb.StreamBatchesResponse:
-    message = trainer_pb.StreamBatchesResponse()
-    rollout.fill_batch_part(message.part, batch.parts[index])
-    return message
+    async def _send_batch(self, batch: SendBatch, context: Context, *, has_sources: bool) -> None:
+        """Write a batch part by part, as the peer reads it."""
+        header = rollout.encode_batch_header(batch.header)
+        if batch.parts.has_payloads:
+            header.payload_url = self._payload_url
+            has_sources = True
+        await context.write(trainer_pb.StreamBatchesResponse(header=header))
+        hit(FaultPoint.BATCH_HEADER_SENT)
+        for part in batch.parts:
+            made = part
+            if not has_sources:
+                # Takes some milliseconds.
+                made = await asyncio.to_thread(laid_out, part, batch.header.policy_ids)
+            message = trainer_pb.StreamBatchesResponse()
+            rollout.fill_batch_part(message.part, made)
+            await context.write(message)
 
 
 def _event(

@@ -31,7 +31,7 @@ from astraflow_proto.weights.v1 import version_pb2 as astraflow_dot_weights_dot_
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/dataflow/v1/trainer_service.proto\x12\x15\x61straflow.dataflow.v1\x1a astraflow/common/v1/member.proto\x1a\x1f\x61straflow/common/v1/model.proto\x1a!astraflow/common/v1/session.proto\x1a astraflow/dataflow/v1/wait.proto\x1a astraflow/rollout/v1/batch.proto\x1a\"astraflow/weights/v1/version.proto\x1a\x1egoogle/protobuf/duration.proto\"\xbd\x03\n\x16RegisterTrainerRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12/\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x1d.astraflow.common.v1.Contract\x12\x32\n\x06resume\x18\x04 \x01(\x0b\x32\".astraflow.common.v1.SessionResume\x12\x34\n\x08identity\x18\x05 \x01(\x0b\x32\".astraflow.common.v1.ModelIdentity\x12\x18\n\x10groups_per_batch\x18\x06 \x01(\x05\x12\x15\n\rcheckpoint_id\x18\x07 \x01(\t\x12\x11\n\tlast_step\x18\x08 \x01(\x03\x12\x14\n\x07version\x18\t \x01(\x03H\x00\x88\x01\x01\x12>\n\x10weight_endpoints\x18\n \x03(\x0b\x32$.astraflow.weights.v1.WeightEndpoint\x12\x31\n\tresources\x18\x0b \x01(\x0b\x32\x1e.astraflow.common.v1.Resources\x12\x0e\n\x06region\x18\x0c \x01(\tB\n\n\x08_version\"\xbc\x01\n\x17RegisterTrainerResponse\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.astraflow.common.v1.Session\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\rmax_staleness\x18\x03 \x01(\x05\x12\x14\n\x0cnext_version\x18\x04 \x01(\x03\x12\x1f\n\x17rolled_back_batch_count\x18\x05 \x01(\x03\x12\x14\n\x0csigning_seed\x18\x06 \x01(\x0c\"e\n\x14StreamBatchesRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x12\n\nmax_tokens\x18\x03 \x01(\x03\x12\x17\n\x0fmax_outstanding\x18\x04 \x01(\x05\"\xcd\x03\n\x15StreamBatchesResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.astraflow.rollout.v1.BatchHeaderH\x00\x12/\n\x04part\x18\x02 \x01(\x0b\x32\x1f.astraflow.rollout.v1.BatchPartH\x00\x12\x36\n\x0b\x65nd_of_data\x18\x03 \x01(\x0b\x32\x1f.astraflow.rollout.v1.EndOfDataH\x00\x12\x38\n\x0bwait_reason\x18\x04 \x01(\x0b\x32!.astraflow.dataflow.v1.WaitReasonH\x00\x12\x36\n\x07publish\x18\x05 \x01(\x0b\x32#.astraflow.dataflow.v1.PublishOrderH\x00\x12\x30\n\x04save\x18\x06 \x01(\x0b\x32 .astraflow.dataflow.v1.SaveOrderH\x00\x12\x33\n\tdirective\x18\x07 \x01(\x0b\x32\x1e.astraflow.common.v1.DirectiveH\x00\x12\x34\n\x05\x64oubt\x18\x08 \x01(\x0b\x32#.astraflow.dataflow.v1.VersionDoubtH\x00\x42\x07\n\x05\x65vent\"\x0e\n\x0cPublishOrder\"\x1f\n\x0cVersionDoubt\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\"\n\tSaveOrder\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\"\x8f\x03\n\x0f\x41\x63kBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x34\n\x07outcome\x18\x03 \x01(\x0e\x32#.astraflow.dataflow.v1.BatchOutcome\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x15\n\rcheckpoint_id\x18\x05 \x01(\t\x12\x30\n\rwait_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etrain_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.astraflow.dataflow.v1.AckBatchRequest.MetricsEntry\x12\x18\n\x10lost_rollout_ids\x18\t \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05_rank\"#\n\x10\x41\x63kBatchResponse\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"b\n\x15PublishVersionRequest\x12\x32\n\x07version\x18\x01 \x01(\x0b\x32!.astraflow.weights.v1.VersionInfo\x12\x15\n\rcheckpoint_id\x18\x02 \x01(\t\".\n\x16PublishVersionResponse\x12\x14\n\x0cnext_version\x18\x01 \x01(\x03*\x82\x01\n\x0c\x42\x61tchOutcome\x12\x1d\n\x19\x42\x41TCH_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42\x41TCH_OUTCOME_CONSUMED\x10\x01\x12\x1a\n\x16\x42\x41TCH_OUTCOME_RETURNED\x10\x02\x12\x1b\n\x17\x42\x41TCH_OUTCOME_DISCARDED\x10\x03\x32\xbc\x03\n\x0eTrainerService\x12p\n\x0fRegisterTrainer\x12-.astraflow.dataflow.v1.RegisterTrainerRequest\x1a..astraflow.dataflow.v1.RegisterTrainerResponse\x12l\n\rStreamBatches\x12+.astraflow.dataflow.v1.StreamBatchesRequest\x1a,.astraflow.dataflow.v1.StreamBatchesResponse0\x01\x12[\n\x08\x41\x63kBatch\x12&.astraflow.dataflow.v1.AckBatchRequest\x1a\'.astraflow.dataflow.v1.AckBatchResponse\x12m\n\x0ePublishVersion\x12,.astraflow.dataflow.v1.PublishVersionRequest\x1a-.astraflow.dataflow.v1.PublishVersionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/dataflow/v1/trainer_service.proto\x12\x15\x61straflow.dataflow.v1\x1a astraflow/common/v1/member.proto\x1a\x1f\x61straflow/common/v1/model.proto\x1a!astraflow/common/v1/session.proto\x1a astraflow/dataflow/v1/wait.proto\x1a astraflow/rollout/v1/batch.proto\x1a\"astraflow/weights/v1/version.proto\x1a\x1egoogle/protobuf/duration.proto\"\xbd\x03\n\x16RegisterTrainerRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12/\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x1d.astraflow.common.v1.Contract\x12\x32\n\x06resume\x18\x04 \x01(\x0b\x32\".astraflow.common.v1.SessionResume\x12\x34\n\x08identity\x18\x05 \x01(\x0b\x32\".astraflow.common.v1.ModelIdentity\x12\x18\n\x10groups_per_batch\x18\x06 \x01(\x05\x12\x15\n\rcheckpoint_id\x18\x07 \x01(\t\x12\x11\n\tlast_step\x18\x08 \x01(\x03\x12\x14\n\x07version\x18\t \x01(\x03H\x00\x88\x01\x01\x12>\n\x10weight_endpoints\x18\n \x03(\x0b\x32$.astraflow.weights.v1.WeightEndpoint\x12\x31\n\tresources\x18\x0b \x01(\x0b\x32\x1e.astraflow.common.v1.Resources\x12\x0e\n\x06region\x18\x0c \x01(\tB\n\n\x08_version\"\xbc\x01\n\x17RegisterTrainerResponse\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.astraflow.common.v1.Session\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\rmax_staleness\x18\x03 \x01(\x05\x12\x14\n\x0cnext_version\x18\x04 \x01(\x03\x12\x1f\n\x17rolled_back_batch_count\x18\x05 \x01(\x03\x12\x14\n\x0csigning_seed\x18\x06 \x01(\x0c\"v\n\x14StreamBatchesRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x12\n\nmax_tokens\x18\x03 \x01(\x03\x12\x17\n\x0fmax_outstanding\x18\x04 \x01(\x05\x12\x0f\n\x07sources\x18\x05 \x01(\x08\"\xcd\x03\n\x15StreamBatchesResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.astraflow.rollout.v1.BatchHeaderH\x00\x12/\n\x04part\x18\x02 \x01(\x0b\x32\x1f.astraflow.rollout.v1.BatchPartH\x00\x12\x36\n\x0b\x65nd_of_data\x18\x03 \x01(\x0b\x32\x1f.astraflow.rollout.v1.EndOfDataH\x00\x12\x38\n\x0bwait_reason\x18\x04 \x01(\x0b\x32!.astraflow.dataflow.v1.WaitReasonH\x00\x12\x36\n\x07publish\x18\x05 \x01(\x0b\x32#.astraflow.dataflow.v1.PublishOrderH\x00\x12\x30\n\x04save\x18\x06 \x01(\x0b\x32 .astraflow.dataflow.v1.SaveOrderH\x00\x12\x33\n\tdirective\x18\x07 \x01(\x0b\x32\x1e.astraflow.common.v1.DirectiveH\x00\x12\x34\n\x05\x64oubt\x18\x08 \x01(\x0b\x32#.astraflow.dataflow.v1.VersionDoubtH\x00\x42\x07\n\x05\x65vent\"\x0e\n\x0cPublishOrder\"\x1f\n\x0cVersionDoubt\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\"\n\tSaveOrder\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\"\x8f\x03\n\x0f\x41\x63kBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x34\n\x07outcome\x18\x03 \x01(\x0e\x32#.astraflow.dataflow.v1.BatchOutcome\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x15\n\rcheckpoint_id\x18\x05 \x01(\t\x12\x30\n\rwait_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etrain_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.astraflow.dataflow.v1.AckBatchRequest.MetricsEntry\x12\x18\n\x10lost_rollout_ids\x18\t \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05_rank\"#\n\x10\x41\x63kBatchResponse\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"b\n\x15PublishVersionRequest\x12\x32\n\x07version\x18\x01 \x01(\x0b\x32!.astraflow.weights.v1.VersionInfo\x12\x15\n\rcheckpoint_id\x18\x02 \x01(\t\".\n\x16PublishVersionResponse\x12\x14\n\x0cnext_version\x18\x01 \x01(\x03*\x82\x01\n\x0c\x42\x61tchOutcome\x12\x1d\n\x19\x42\x41TCH_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42\x41TCH_OUTCOME_CONSUMED\x10\x01\x12\x1a\n\x16\x42\x41TCH_OUTCOME_RETURNED\x10\x02\x12\x1b\n\x17\x42\x41TCH_OUTCOME_DISCARDED\x10\x03\x32\xbc\x03\n\x0eTrainerService\x12p\n\x0fRegisterTrainer\x12-.astraflow.dataflow.v1.RegisterTrainerRequest\x1a..astraflow.dataflow.v1.RegisterTrainerResponse\x12l\n\rStreamBatches\x12+.astraflow.dataflow.v1.StreamBatchesRequest\x1a,.astraflow.dataflow.v1.StreamBatchesResponse0\x01\x12[\n\x08\x41\x63kBatch\x12&.astraflow.dataflow.v1.AckBatchRequest\x1a\'.astraflow.dataflow.v1.AckBatchResponse\x12m\n\x0ePublishVersion\x12,.astraflow.dataflow.v1.PublishVersionRequest\x1a-.astraflow.dataflow.v1.PublishVersionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,32 +40,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACKBATCHREQUEST_METRICSENTRY']._loaded_options = None
   _globals['_ACKBATCHREQUEST_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_BATCHOUTCOME']._serialized_start=2187
-  _globals['_BATCHOUTCOME']._serialized_end=2317
+  _globals['_BATCHOUTCOME']._serialized_start=2204
+  _globals['_BATCHOUTCOME']._serialized_end=2334
   _globals['_REGISTERTRAINERREQUEST']._serialized_start=309
   _globals['_REGISTERTRAINERREQUEST']._serialized_end=754
   _globals['_REGISTERTRAINERRESPONSE']._serialized_start=757
   _globals['_REGISTERTRAINERRESPONSE']._serialized_end=945
   _globals['_STREAMBATCHESREQUEST']._serialized_start=947
-  _globals['_STREAMBATCHESREQUEST']._serialized_end=1048
-  _globals['_STREAMBATCHESRESPONSE']._serialized_start=1051
-  _globals['_STREAMBATCHESRESPONSE']._serialized_end=1512
-  _globals['_PUBLISHORDER']._serialized_start=1514
-  _globals['_PUBLISHORDER']._serialized_end=1528
-  _globals['_VERSIONDOUBT']._serialized_start=1530
-  _globals['_VERSIONDOUBT']._serialized_end=1561
-  _globals['_SAVEORDER']._serialized_start=1563
-  _globals['_SAVEORDER']._serialized_end=1597
-  _globals['_ACKBATCHREQUEST']._serialized_start=1600
-  _globals['_ACKBATCHREQUEST']._serialized_end=1999
-  _globals['_ACKBATCHREQUEST_METRICSENTRY']._serialized_start=1944
-  _globals['_ACKBATCHREQUEST_METRICSENTRY']._serialized_end=1990
-  _globals['_ACKBATCHRESPONSE']._serialized_start=2001
-  _globals['_ACKBATCHRESPONSE']._serialized_end=2036
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=2038
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=2136
-  _globals['_PUBLISHVERSIONRESPONSE']._serialized_start=2138
-  _globals['_PUBLISHVERSIONRESPONSE']._serialized_end=2184
-  _globals['_TRAINERSERVICE']._serialized_start=2320
-  _globals['_TRAINERSERVICE']._serialized_end=2764
+  _globals['_STREAMBATCHESREQUEST']._serialized_end=1065
+  _globals['_STREAMBATCHESRESPONSE']._serialized_start=1068
+  _globals['_STREAMBATCHESRESPONSE']._serialized_end=1529
+  _globals['_PUBLISHORDER']._serialized_start=1531
+  _globals['_PUBLISHORDER']._serialized_end=1545
+  _globals['_VERSIONDOUBT']._serialized_start=1547
+  _globals['_VERSIONDOUBT']._serialized_end=1578
+  _globals['_SAVEORDER']._serialized_start=1580
+  _globals['_SAVEORDER']._serialized_end=1614
+  _globals['_ACKBATCHREQUEST']._serialized_start=1617
+  _globals['_ACKBATCHREQUEST']._serialized_end=2016
+  _globals['_ACKBATCHREQUEST_METRICSENTRY']._serialized_start=1961
+  _globals['_ACKBATCHREQUEST_METRICSENTRY']._serialized_end=2007
+  _globals['_ACKBATCHRESPONSE']._serialized_start=2018
+  _globals['_ACKBATCHRESPONSE']._serialized_end=2053
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=2055
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=2153
+  _globals['_PUBLISHVERSIONRESPONSE']._serialized_start=2155
+  _globals['_PUBLISHVERSIONRESPONSE']._serialized_end=2201
+  _globals['_TRAINERSERVICE']._serialized_start=2337
+  _globals['_TRAINERSERVICE']._serialized_end=2781
 # @@protoc_insertion_point(module_scope)

@@ -72,16 +72,18 @@ class RegisterTrainerResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., run_id: _Optional[str] = ..., max_staleness: _Optional[int] = ..., next_version: _Optional[int] = ..., rolled_back_batch_count: _Optional[int] = ..., signing_seed: _Optional[bytes] = ...) -> None: ...
 
 class StreamBatchesRequest(_message.Message):
-    __slots__ = ("rank", "world_size", "max_tokens", "max_outstanding")
+    __slots__ = ("rank", "world_size", "max_tokens", "max_outstanding", "sources")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     max_tokens: int
     max_outstanding: int
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., max_outstanding: _Optional[int] = ...) -> None: ...
+    sources: bool
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., max_outstanding: _Optional[int] = ..., sources: _Optional[bool] = ...) -> None: ...
 
 class StreamBatchesResponse(_message.Message):
     __slots__ = ("header", "part", "end_of_data", "wait_reason", "publish", "save", "directive", "doubt")
