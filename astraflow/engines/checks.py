@@ -110,3 +110,15 @@ def require_policy(update: WeightUpdate, policy_id: PolicyId) -> None:
 def apply_failed(message: str) -> AstraflowError:
     """Return the error of an update that changed nothing."""
     return AstraflowError(Reason.APPLY_FAILED, f"{message}; the old version serves on")
+
+
+def engine_closed() -> AstraflowError:
+    """Return the error of work after `Engine.close`."""
+    return AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")
+
+
+def no_weights() -> AstraflowError:
+    """Return the error of a generation before the first swap."""
+    return AstraflowError(
+        Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
+    )

@@ -19,7 +19,13 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, TensorSpec, WeightUpdate
-from astraflow.engines.checks import check_prompt, check_sampling, require_policy
+from astraflow.engines.checks import (
+    check_prompt,
+    check_sampling,
+    engine_closed,
+    no_weights,
+    require_policy,
+)
 from astraflow.engines.embedded.adapters import AdapterSlots, add_adapter_places, places_of
 from astraflow.engines.embedded.decoder import DecoderSettings, build_decoder_settings
 from astraflow.engines.embedded.grammars import Grammars
@@ -146,13 +152,13 @@ class SharedBase:
         """Stop; running generations end with ENGINE_FAILED."""
         self._is_closed = True
         self._put_submitted()
-        self.worker.halt(_engine_closed())
+        self.worker.halt(engine_closed())
         self._stager.shutdown(wait=False)
         await asyncio.to_thread(self.worker.join)
 
     def require_running(self) -> None:
         """Raise what ended it, if it has ended."""
-        failure = _engine_closed() if self._is_closed else self.worker.failure
+        failure = engine_closed() if self._is_closed else self.worker.failure
         if failure is not None:
             raise failure
 
@@ -172,10 +178,6 @@ class SharedBase:
             self.worker.submit(requests)
 
 
-def _engine_closed() -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")
-
-
 class EmbeddedEngine:
     """Generates with a Hugging Face causal model in this process.
 
@@ -183,12 +185,17 @@ class EmbeddedEngine:
     version keeps its bits, and shares with the live one what they have in common.
     """
 
+    name = f"embedded/{__version__}"
+    keeps_versions = True
+
     def __init__(self, policy_id: PolicyId, base: SharedBase, slots: Slots) -> None:
         """Serve a policy; see `from_directory` and `adapter_engines`."""
         self._policy_id = policy_id
         self._base = base
         self._slots = slots
         self._settings = base.plan.decoding
+        self.max_context_token_count = self._settings.max_context
+        self.tells_experts = bool(mixtures_of(base.plan.module))
         self._versions = base.worker.version_sets[slots.adapter]
         self._swapping = asyncio.Lock()
 
@@ -211,11 +218,6 @@ class EmbeddedEngine:
         return cls(policy_id, base, Slots(plan.module))
 
     @property
-    def name(self) -> str:
-        """Name and release."""
-        return f"embedded/{__version__}"
-
-    @property
     def version(self) -> int | None:
         """What newly sampled tokens are of; None before the first swap."""
         weights = self._versions.weights
@@ -225,21 +227,6 @@ class EmbeddedEngine:
     def pinned_versions(self) -> frozenset[int]:
         """Versions that `generate` can be asked for until they are unpinned."""
         return frozenset(self._versions.pins)
-
-    @property
-    def keeps_versions(self) -> bool:
-        """Whether a pinned version serves on beside newer ones."""
-        return True
-
-    @property
-    def max_context_token_count(self) -> int:
-        """Prompt and completion together."""
-        return self._settings.max_context
-
-    @property
-    def tells_experts(self) -> bool:
-        """Whether generations have `routed_experts`."""
-        return bool(mixtures_of(self._base.plan.module))
 
     @property
     def named_tensors(self) -> Mapping[str, tuple[int, ...]]:
@@ -305,7 +292,7 @@ class EmbeddedEngine:
         async with self._swapping:
             name, weights = self._slots.canonical(spec.name), self._versions.weights
             if weights is None:
-                raise _no_weights()
+                raise no_weights()
             if name is None:
                 raise AstraflowError(Reason.INVALID_FIELD, f"the model has no tensor {spec.name}")
             return await asyncio.to_thread(bits_of, weights.tensors[name], spec.dtype)
@@ -335,7 +322,7 @@ class EmbeddedEngine:
         self, prompt: Sequence[int], sampling: SamplingParams, version: int | None
     ) -> Request:
         if self.version is None:
-            raise _no_weights()
+            raise no_weights()
         vocab_size, max_context = self._settings.architecture.vocab_size, self._settings.max_context
         tokens = np.asarray(prompt, np.int64)
         check_prompt(tokens, vocab_size=vocab_size, max_context=max_context)
@@ -358,12 +345,6 @@ class EmbeddedEngine:
     async def _go_live(self, make: Stage) -> SwapReport:
         async with self._swapping:
             return await self._base.go_live(self._slots.adapter, make)
-
-
-def _no_weights() -> AstraflowError:
-    return AstraflowError(
-        Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
-    )
 
 
 def adapter_engines(

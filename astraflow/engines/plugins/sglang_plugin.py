@@ -150,10 +150,10 @@ def _halted(scheduler: Any) -> Any:
 
 def _written(scheduler: Any, version: str) -> int:
     stager = stager_in(scheduler.tp_worker.model_runner.model)
-    ready = stager.ready
-    if ready is None or ready.staged is None or str(ready.staged.version) != version:
+    path, staged = stager.ready or ("", None)
+    if staged is None or str(staged.version) != version:
         return _NOTHING
-    return _FAILED if applied(stager, ready.path) else _DONE
+    return _FAILED if applied(stager, path) else _DONE
 
 
 def _is_common(scheduler: Any, done: int) -> bool:

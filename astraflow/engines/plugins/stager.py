@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,43 +31,43 @@ class Stager:
         self._load = load
         self._reload = reload
         self._patcher: Patcher | None = None
-        self._staging: Staging | None = None
+        self._thread = ThreadPoolExecutor(1, "astraflow-staging")
+        self._path = ""
+        self._staging: Future[tuple[Update, StagedUpdate]] | None = None
         self._report: dict[str, Any] = {}
 
     def begin(self, path: str) -> None:
         """Begin to stage a file."""
         if self._staging is not None:
-            self._staging.join()
+            self._staging.exception()
         if self._patcher is None:
             self._patcher = Patcher(self._parameters(), self._load)
-        self._staging = Staging(path, self._patcher)
-        self._staging.start()
+        self._path, self._staging = path, self._thread.submit(_staged, path, self._patcher)
 
     def progress(self, path: str) -> dict[str, Any]:
         """Return whether a file is staged, and what is wrong with it."""
-        staging = self._staging
-        if staging is None or staging.path != path:
+        if self._staging is None or self._path != path:
             return {"is_staged": False, "error": f"{path} was not begun"}
-        if staging.is_alive():
+        if not self._staging.done():
             return {"is_staged": False, "error": ""}
-        error = "" if staging.error is None else f"{type(staging.error).__name__}: {staging.error}"
-        return {"is_staged": staging.error is None, "error": error}
+        error = self._staging.exception()
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        return {"is_staged": error is None, "error": said}
 
     def staged(self, path: str) -> str:
         """Stage a file, and return what is wrong with it; empty: nothing."""
         self.begin(path)
-        staging = self._staging
-        if staging is not None:
-            staging.join()
+        if self._staging is not None:
+            self._staging.exception()
         return str(self.progress(path)["error"])
 
     @property
-    def ready(self) -> Staging | None:
-        """What is staged, if no tensor of it has to be reloaded."""
-        staging = self._staging
-        if staging is None or staging.is_alive() or staging.staged is None:
+    def ready(self) -> tuple[str, StagedUpdate] | None:
+        """The path and what is staged of it, if no tensor of it has to be reloaded."""
+        if self._staging is None or not self._staging.done() or self._staging.exception():
             return None
-        return None if staging.staged.unmapped else staging
+        _, staged = self._staging.result()
+        return None if staged.unmapped else (self._path, staged)
 
     def apply(self, path: str) -> None:
         """Write a file into the live weights.
@@ -75,9 +75,11 @@ class Stager:
         Raises:
             Exception: Whatever it was: the weights are of no version.
         """
-        if self._staging is None or self._staging.path != path:
+        if self._staging is None or self._path != path:
             self.begin(path)
-        update, staged = self._taken()
+        staging, self._staging = self._staging, None
+        assert staging is not None  # noqa: S101  begun above
+        update, staged = staging.result()
         if staged.unmapped:
             self._reload(update)
             self._patcher = None
@@ -90,34 +92,10 @@ class Stager:
         """Return what the last update did."""
         return self._report
 
-    def _taken(self) -> tuple[Update, StagedUpdate]:
-        staging, self._staging = self._staging, None
-        assert staging is not None  # noqa: S101  begun above
-        staging.join()
-        if staging.error is not None:
-            raise staging.error
-        assert staging.staged is not None and staging.update is not None  # noqa: S101, PT018
-        return staging.update, staging.staged
 
-
-class Staging(threading.Thread):
-    """Stages one file."""
-
-    def __init__(self, path: str, patcher: Patcher) -> None:
-        super().__init__(name="astraflow-staging", daemon=True)
-        self.path = path
-        self.update: Update | None = None
-        self.staged: StagedUpdate | None = None
-        self.error: Exception | None = None
-        self._patcher = patcher
-
-    def run(self) -> None:
-        """Read and look up."""
-        try:
-            self.update = read_update(self.path)
-            self.staged = self._patcher.stage(self.update)
-        except Exception as error:  # noqa: BLE001  told to who asks
-            self.error = error
+def _staged(path: str, patcher: Patcher) -> tuple[Update, StagedUpdate]:
+    update = read_update(path)
+    return update, patcher.stage(update)
 
 
 _STAGERS: WeakKeyDictionary[torch.nn.Module, Stager] = WeakKeyDictionary()

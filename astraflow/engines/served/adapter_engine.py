@@ -32,7 +32,7 @@ from astraflow.engines.served.dialect import AdapterLimits, Dialect
 from astraflow.engines.served.engine import Source
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
-from astraflow.engines.served.server import Life, ServerMeter, end_silence
+from astraflow.engines.served.server import Life
 
 
 class AdapterServer(ServerHost):
@@ -40,6 +40,7 @@ class AdapterServer(ServerHost):
 
     Attributes:
         engines: Of the policies that share it.
+        kv: What becomes of a cache when another version takes over.
     """
 
     def __init__(
@@ -53,21 +54,8 @@ class AdapterServer(ServerHost):
         """Start the server, or attach to it; needs a running event loop."""
         self.engines: list[AdapterEngine] = []
         self._is_attached = settings.url is not None
-        self._kv = KvPolicy(settings.kv)
+        self.kv = KvPolicy(settings.kv)
         super().__init__(dialect, model=model, settings=settings, on_lost=self._lost, adapters=room)
-
-    def completer(self, meter: ServerMeter) -> CompletionClient:
-        """Return what asks it for completions of one policy, which the meter counts."""
-        self.background.start(meter.follow(self.server, self.dialect))
-        self.background.start(end_silence(self.server, meter, is_changing=lambda: False))
-        return CompletionClient(
-            self.dialect,
-            model=self.model,
-            server=self.server,
-            meter=meter,
-            background=self.background,
-            kv=self._kv,
-        )
 
     async def close(self) -> None:
         """End the server, or leave it as it was; the second time does nothing."""
@@ -100,6 +88,7 @@ class AdapterEngine:
     in which the server reads an adapter, and requests of other policies never notice.
     """
 
+    keeps_versions = True
     tells_experts = False
 
     def __init__(
@@ -110,20 +99,17 @@ class AdapterEngine:
         self._host = server
         self._settings = settings
         self._model = model
-        self._meter = ServerMeter()
         self._versions = AdapterVersions(_VERSION_COUNT, self._let_go)
         self._held: Tensors = {}
         self._one_at_a_time = asyncio.Lock()
         self._numbers = count()
         made = uuid.uuid4().hex[:8]
         self._names = cycle([f"{policy_id}-{made}-{index}" for index in range(_NAME_COUNT)])
-        self._completions = server.completer(self._meter)
+        self._completions = CompletionClient(server, kv=server.kv)
+        self._meter = self._completions.meter
+        self.name = server.dialect.name
+        self.max_context_token_count = model.max_context
         server.engines.append(self)
-
-    @property
-    def name(self) -> str:
-        """Make of the server."""
-        return self._host.dialect.name
 
     @property
     def version(self) -> int | None:
@@ -135,16 +121,6 @@ class AdapterEngine:
     def pinned_versions(self) -> frozenset[int]:
         """Versions that `generate` can be asked for until they are unpinned."""
         return self._versions.pinned_versions
-
-    @property
-    def keeps_versions(self) -> bool:
-        """Whether a pinned version serves on beside newer ones."""
-        return True
-
-    @property
-    def max_context_token_count(self) -> int:
-        """Prompt and completion together."""
-        return self._model.max_context
 
     def restore_from(self, source: Source) -> None:
         """Nothing to note: a server that was started again reads the adapters' files once more."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +14,10 @@ from astraflow.core.rollouts import FinishReason, KvPolicy, VersionSpan
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.checks import check_prompt, check_sampling
 from astraflow.engines.protocol import Generation, Likeliest, Watch
-from astraflow.engines.served.dialect import CompletionPiece, Dialect, ServerRequest
-from astraflow.engines.served.host import Background
-from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.dialect import CompletionPiece, ServerRequest
+from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.routed_experts import ExpertLayout
-from astraflow.engines.served.server import InferenceServer, ServerMeter
+from astraflow.engines.served.server import ServerMeter, end_silence
 from astraflow.engines.tokenizer import StopTexts
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
@@ -145,26 +144,30 @@ def _completion_failed(message: str) -> AstraflowError:
 
 
 class CompletionClient:
-    """Asks a server for completions."""
+    """Asks a server for completions.
+
+    Attributes:
+        meter: Counts them.
+    """
 
     def __init__(
         self,
-        dialect: Dialect,
+        host: ServerHost,
         *,
-        model: ModelDescription,
-        server: InferenceServer,
-        meter: ServerMeter,
-        background: Background,
         kv: KvPolicy,
         tells_experts: bool = False,
+        is_changing: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._dialect = dialect
-        self._model = model
-        self._server = server
-        self._meter = meter
-        self._background = background
+        """Look after the server: while its version changes it generates nothing."""
+        self.meter = ServerMeter()
+        self._dialect = host.dialect
+        self._model = host.model
+        self._server = host.server
+        self._background = host.background
         self._kv = kv
         self._tells_experts = tells_experts
+        host.background.start(self.meter.follow(host.server, host.dialect))
+        host.background.start(end_silence(host.server, self.meter, is_changing=is_changing))
 
     async def sample(
         self,
@@ -194,7 +197,7 @@ class CompletionClient:
             experts=self._model.experts,
         )
         try:
-            with self._meter.running():
+            with self.meter.running():
                 await self._gather(request, gathering, watch)
         except httpx.HTTPError as error:
             self._background.start(self._server.check_alive())
@@ -247,7 +250,7 @@ class CompletionClient:
         async with aclosing(self._dialect.generate(self._server.http, request)) as pieces:
             async for piece in pieces:
                 tokens = gathering.add(piece)
-                self._meter.note_sampled(len(tokens))
+                self.meter.note_sampled(len(tokens))
                 if watch is not None and tokens:
                     watch(np.asarray(tokens, np.int32))
                 if gathering.is_over and piece.finish_reason is None:

@@ -166,10 +166,6 @@ class Dialect(Protocol):
         """Return how to start it."""
         ...
 
-    async def release(self, http: httpx.AsyncClient) -> str:
-        """Return its release, such as 0.32.0."""
-        ...
-
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
         """Return whether it generates: one real token, not a health page."""
         ...

@@ -16,16 +16,14 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, WeightUpdate
-from astraflow.engines.checks import apply_failed, require_policy
+from astraflow.engines.checks import apply_failed, no_weights, require_policy
 from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.served.completion import CompletionClient
 from astraflow.engines.served.dialect import Dialect
-from astraflow.engines.served.exchange import ExchangeFolder
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.routed_experts import split_experts
-from astraflow.engines.served.server import InferenceServer, ServerMeter, end_silence
 
 
 class VersionHolds:
@@ -104,64 +102,149 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Source = Callable[[], WeightUpdate]
 
 
-class VersionSwapper:
-    """Makes versions live, one at a time.
+# Between two tasks of an evaluation: its pin would be gone for good with the next version.
+_LINGER_S = 2.0
 
-    Attributes:
-        version: What is live; None: no weights of the run.
-        holds: What keeps it live.
-        source: Returns all weights, for a server that was started again; None: nobody has them.
+
+class ServedEngine:
+    """Generates with a server; one version at a time.
+
+    An update is checked before the server hears of it, staged beside generation, and written
+    into its live weights while it pauses between two steps. Whatever fails from the pause on
+    ends the server: it is started again, and all weights are loaded, so that nothing
+    half-applied is ever sampled from.
     """
+
+    # A server has only one.
+    keeps_versions = False
 
     def __init__(
         self,
         dialect: Dialect,
         *,
         model: ModelDescription,
-        server: InferenceServer,
-        meter: ServerMeter,
-        folder: ExchangeFolder,
-        kv: KvPolicy,
+        settings: EngineSettings,
+        policy_id: PolicyId,
     ) -> None:
-        self.version: int | None = None
-        self.holds = VersionHolds(lambda: self.version)
-        self.source: Source | None = None
+        """Start the server, or attach to it; needs a running event loop.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for what this make of server cannot do.
+        """
+        kv = _kv_policy(dialect, settings)
+        self.tells_experts = _tells_experts(dialect, model, settings)
+        self.name = dialect.name
+        self.max_context_token_count = model.max_context
         self._dialect = dialect
         self._model = model
-        self._server = server
-        self._meter = meter
-        self._folder = folder
+        self._policy_id = policy_id
         self._kv = kv
+        self._version: int | None = None
+        self._holds = VersionHolds(lambda: self._version)
+        self._source: Source | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._host = ServerHost(dialect, model=model, settings=settings, on_lost=self._lost)
+        self._server, self._background = self._host.server, self._host.background
+        self._completions = CompletionClient(
+            self._host,
+            kv=kv,
+            tells_experts=self.tells_experts,
+            is_changing=lambda: self._holds.is_changing,
+        )
+        self._meter = self._completions.meter
+        self._pins: list[int] = []
+
+    @property
+    def version(self) -> int | None:
+        """What newly sampled tokens are of; None before the first swap, and without a server."""
+        return self._version
+
+    @property
+    def pinned_versions(self) -> frozenset[int]:
+        """The live one, when it is pinned."""
+        return frozenset(self._pins)
+
+    def restore_from(self, source: Source) -> None:
+        """Say where all weights are had when the server was lost."""
+        self._source = source
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
+    ) -> Generation:
+        """Sample one completion; see `Engine.generate`. What a seed draws is the server's own."""
+        self._require_weights()
+        if version is None:
+            await self._holds.wait_unchanged()
+            return await self._completions.sample(prompt, sampling, watch, version=self._version)
+        await self._holds.take(version)
+        try:
+            return await self._completions.sample(prompt, sampling, watch, version=version)
+        finally:
+            await self._holds.drop(version)
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
-        """Make a version live once the live one is not held; see `Engine.swap`."""
+        """Make a version live once the live one is not pinned; see `Engine.swap`."""
+        self._server.require_open()
+        require_policy(update, self._policy_id)
+        return await self._background.finish(self._swap(update))
+
+    async def pin(self, version: int) -> None:
+        """Keep the live version: no other goes live before `unpin`; see `Engine.pin`."""
+        self._server.require_open()
+        await self._holds.take(version)
+        self._pins.append(version)
+
+    async def unpin(self, version: int) -> None:
+        """Let a pinned version go, soon: the next task of the same evaluation is on its way."""
+        if version in self._pins:
+            self._pins.remove(version)
+            self._background.start(self._linger(version))
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Return the server's checksum of each of its parameters; reads all of them."""
+        return await self._dialect.checksums(self._server.http)
+
+    def load(self) -> EngineLoad:
+        """Return how busy it is, by the server's last word."""
+        return self._meter.load()
+
+    async def close(self) -> None:
+        """End the server; running generations end with ENGINE_FAILED."""
+        self._source = None
+        await self._host.close()
+
+    async def _swap(self, update: WeightUpdate) -> SwapReport:
         async with self._one_at_a_time:
             http = await self._server.wait_up()
             update = await asyncio.to_thread(split_experts, update, self._model.shapes)
-            await asyncio.to_thread(self._model.check, update, self.version)
-            async with self._folder.file(update) as file:
+            await asyncio.to_thread(self._model.check, update, self._version)
+            async with self._host.folder.file(update) as file:
                 await self._staged(http, file)
-                async with self.holds.changing():
+                async with self._holds.changing():
                     return await self._changed(http, file, update.version)
 
-    async def restore(self) -> None:
+    async def _restore(self) -> None:
         """Load all weights into a server that was started again, unless somebody did."""
         try:
-            await self._restore()
+            await self._load_source()
         except AstraflowError as error:
             # The next start, or the next version, tries again.
             log.warning("weights not restored", why=error.message)
 
-    async def _restore(self) -> None:
+    async def _load_source(self) -> None:
         async with self._one_at_a_time:
-            if self.source is None or self.version is not None:
+            if self._source is None or self._version is not None:
                 return
             http = await self._server.wait_up()
-            update = split_experts(await asyncio.to_thread(self.source), self._model.shapes)
-            async with self._folder.file(update) as file:
+            update = split_experts(await asyncio.to_thread(self._source), self._model.shapes)
+            async with self._host.folder.file(update) as file:
                 await self._staged(http, file)
-                async with self.holds.changing(at_once=True):
+                async with self._holds.changing(at_once=True):
                     await self._changed(http, file, update.version)
         log.info("weights restored", version=update.version)
 
@@ -184,163 +267,22 @@ class VersionSwapper:
                 f"version {version} was not applied whole, so the server starts again: {error}",
             ) from error
         pause_s = perf_counter() - started
-        self.version = version
+        self._version = version
         return SwapReport(version=version, pause_s=pause_s, inflight_count=inflight_count)
-
-
-# Between two tasks of an evaluation: its pin would be gone for good with the next version.
-_LINGER_S = 2.0
-
-
-class ServedEngine:
-    """Generates with a server; one version at a time.
-
-    An update is checked before the server hears of it, staged beside generation, and written
-    into its live weights while it pauses between two steps. Whatever fails from the pause on
-    ends the server: it is started again, and all weights are loaded, so that nothing
-    half-applied is ever sampled from.
-    """
-
-    def __init__(
-        self,
-        dialect: Dialect,
-        *,
-        model: ModelDescription,
-        settings: EngineSettings,
-        policy_id: PolicyId,
-    ) -> None:
-        """Start the server, or attach to it; needs a running event loop.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for what this make of server cannot do.
-        """
-        kv = _kv_policy(dialect, settings)
-        self.tells_experts = _tells_experts(dialect, model, settings)
-        self._dialect = dialect
-        self._model = model
-        self._policy_id = policy_id
-        self._meter = ServerMeter()
-        self._host = ServerHost(dialect, model=model, settings=settings, on_lost=self._lost)
-        self._server, self._background = self._host.server, self._host.background
-        self._swapper = VersionSwapper(
-            dialect,
-            model=model,
-            server=self._server,
-            meter=self._meter,
-            folder=self._host.folder,
-            kv=kv,
-        )
-        self._completions = CompletionClient(
-            dialect,
-            model=model,
-            server=self._server,
-            meter=self._meter,
-            background=self._background,
-            kv=kv,
-            tells_experts=self.tells_experts,
-        )
-        self._pins: list[int] = []
-        self._background.start(self._meter.follow(self._server, dialect))
-        self._background.start(
-            end_silence(
-                self._server, self._meter, is_changing=lambda: self._swapper.holds.is_changing
-            )
-        )
-
-    @property
-    def name(self) -> str:
-        """Make of the server."""
-        return self._dialect.name
-
-    @property
-    def version(self) -> int | None:
-        """What newly sampled tokens are of; None before the first swap, and without a server."""
-        return self._swapper.version
-
-    @property
-    def pinned_versions(self) -> frozenset[int]:
-        """The live one, when it is pinned."""
-        return frozenset(self._pins)
-
-    @property
-    def keeps_versions(self) -> bool:
-        """Whether a pinned version serves on beside a newer one: a server has only one."""
-        return False
-
-    @property
-    def max_context_token_count(self) -> int:
-        """Prompt and completion together."""
-        return self._model.max_context
-
-    def restore_from(self, source: Source) -> None:
-        """Say where all weights are had when the server was lost."""
-        self._swapper.source = source
-
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        version: int | None = None,
-        watch: Watch | None = None,
-    ) -> Generation:
-        """Sample one completion; see `Engine.generate`. What a seed draws is the server's own."""
-        self._require_weights()
-        if version is None:
-            await self._swapper.holds.wait_unchanged()
-            return await self._completions.sample(prompt, sampling, watch, version=self.version)
-        await self._swapper.holds.take(version)
-        try:
-            return await self._completions.sample(prompt, sampling, watch, version=version)
-        finally:
-            await self._swapper.holds.drop(version)
-
-    async def swap(self, update: WeightUpdate) -> SwapReport:
-        """Make a version live once the live one is not pinned; see `Engine.swap`."""
-        self._server.require_open()
-        require_policy(update, self._policy_id)
-        return await self._background.finish(self._swapper.swap(update))
-
-    async def pin(self, version: int) -> None:
-        """Keep the live version: no other goes live before `unpin`; see `Engine.pin`."""
-        self._server.require_open()
-        await self._swapper.holds.take(version)
-        self._pins.append(version)
-
-    async def unpin(self, version: int) -> None:
-        """Let a pinned version go, soon: the next task of the same evaluation is on its way."""
-        if version in self._pins:
-            self._pins.remove(version)
-            self._background.start(self._linger(version))
-
-    async def checksums(self) -> Mapping[str, str]:
-        """Return the server's checksum of each of its parameters; reads all of them."""
-        return await self._dialect.checksums(self._server.http)
-
-    def load(self) -> EngineLoad:
-        """Return how busy it is, by the server's last word."""
-        return self._meter.load()
-
-    async def close(self) -> None:
-        """End the server; running generations end with ENGINE_FAILED."""
-        self._swapper.source = None
-        await self._host.close()
 
     async def _linger(self, version: int) -> None:
         await asyncio.sleep(_LINGER_S)
-        await self._swapper.holds.drop(version)
+        await self._holds.drop(version)
 
     def _lost(self) -> None:
         """The weights are gone with the server."""
-        self._swapper.version = None
-        self._background.start(self._swapper.restore())
+        self._version = None
+        self._background.start(self._restore())
 
     def _require_weights(self) -> None:
         self._server.require_open()
-        if self.version is None:
-            raise AstraflowError(
-                Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
-            )
+        if self._version is None:
+            raise no_weights()
 
 
 def _tells_experts(dialect: Dialect, model: ModelDescription, settings: EngineSettings) -> bool:

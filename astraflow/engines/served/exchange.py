@@ -25,8 +25,10 @@ _PREFIX: Final = "astraflow-owned-"
 _NEW_PREFIX: Final = "astraflow-new-"
 
 
-class OwnedFolder:
-    """A folder that is this process's until it closes it, or dies.
+class ExchangeFolder:
+    """A folder in memory that a server reads updates from, and imports what reads them.
+
+    It is this process's until it closes it, or dies.
 
     A lock on the folder says so. Linux lets go of it with the process; the number of a process
     may be another's by then, or mean nothing in another container that shares the memory.
@@ -36,7 +38,7 @@ class OwnedFolder:
     """
 
     def __init__(self, name: str, *, parent: Path | None = None) -> None:
-        """Make it, and remove those beside it whose processes have died.
+        """Make it, and remove those beside it whose processes have died; a link in it is imported.
 
         Args:
             name: For people who find it.
@@ -47,6 +49,9 @@ class OwnedFolder:
         made = Path(tempfile.mkdtemp(prefix=f"{_NEW_PREFIX}{name}-", dir=parent))
         self._lock: int | None = _locked(made)
         self.path = made.rename(parent / made.name.replace(_NEW_PREFIX, _PREFIX, 1))
+        python = self.path / "python"
+        python.mkdir()
+        (python / "astraflow_plugins").symlink_to(Path(plugins.__file__).parent)
 
     def close(self) -> None:
         """Remove it."""
@@ -54,6 +59,16 @@ class OwnedFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    @asynccontextmanager
+    async def file(self, update: WeightUpdate) -> AsyncGenerator[Path]:
+        """Write an update; the file is there as long as the body runs."""
+        path = self.path / f"{update.version}.update"
+        try:
+            await asyncio.to_thread(write_update, path, update)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def remove_ownerless(parent: Path) -> None:
@@ -85,27 +100,6 @@ def _locked(path: Path) -> int:
 def _memory() -> Path:
     is_there = os.access(_SHARED_MEMORY, os.W_OK)
     return _SHARED_MEMORY if is_there else Path(tempfile.gettempdir())
-
-
-class ExchangeFolder(OwnedFolder):
-    """A folder in memory that a server reads updates from, and imports what reads them."""
-
-    def __init__(self, name: str) -> None:
-        """Make it, with a link to what the server imports."""
-        super().__init__(name)
-        python = self.path / "python"
-        python.mkdir()
-        (python / "astraflow_plugins").symlink_to(Path(plugins.__file__).parent)
-
-    @asynccontextmanager
-    async def file(self, update: WeightUpdate) -> AsyncGenerator[Path]:
-        """Write an update; the file is there as long as the body runs."""
-        path = self.path / f"{update.version}.update"
-        try:
-            await asyncio.to_thread(write_update, path, update)
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def write_update(path: Path, update: WeightUpdate) -> None:

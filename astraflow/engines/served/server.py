@@ -16,6 +16,7 @@ import httpx
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.checks import engine_closed
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served import lifeline
 from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand
@@ -214,12 +215,12 @@ class InferenceServer:
             AstraflowError: ENGINE_FAILED.
         """
         if self._is_closed:
-            raise AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")
+            raise engine_closed()
 
     def close(self) -> None:
         """Take no more work; who runs it cancels it."""
         self._is_closed = True
-        self.life.end(AstraflowError(Reason.ENGINE_FAILED, "the engine was closed"))
+        self.life.end(engine_closed())
 
     async def check_alive(self) -> None:
         """See whether it still generates; it is started again if not."""

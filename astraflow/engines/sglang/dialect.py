@@ -181,11 +181,11 @@ class SglangDialect:
         """Return how to start it."""
         return launch(self._python, place)
 
-    async def release(self, http: httpx.AsyncClient) -> str:
-        """Return its release.
+    async def _look(self, http: httpx.AsyncClient) -> None:
+        """Note how many ranks a server has.
 
         Raises:
-            AstraflowError: ENGINE_FAILED for one that lacks what is needed.
+            AstraflowError: ENGINE_FAILED for a release that lacks what is needed.
         """
         told = _answer_json(await http.get("/server_info"))
         routes = _answer_json(await http.get("/openapi.json"))["paths"]
@@ -193,7 +193,6 @@ class SglangDialect:
         if missing:
             raise _failed(f"{told.get('version')} has no {min(missing)}: take 0.5.23 or later")
         self._rank_count = int(told.get("tp_size", 1))
-        return str(told["version"])
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
         """Return whether it generates a token; one of what runs will do."""
@@ -244,7 +243,7 @@ class SglangDialect:
         routes wait until nothing is generated.
         """
         if self._checked is not http:
-            await self.release(http)
+            await self._look(http)
             self._checked = http
         answers = await asyncio.gather(
             *(called(d, str(file)) for d in file.parent.glob("*.socket"))

@@ -52,11 +52,6 @@ def adapter_options(room: AdapterLimits | None) -> tuple[str, ...]:
     return ("--enable-lora", *options)
 
 
-def adapter_environment(room: AdapterLimits | None) -> Mapping[str, str]:
-    """Return what a server's environment says of adapters: that they come while it runs."""
-    return {} if room is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-
-
 # What it tells of a token whose log-probability is not finite.
 _NO_LOGPROB = -9999.0
 
@@ -187,13 +182,10 @@ class VllmDialect:
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "OMP_NUM_THREADS": str(settings.thread_count),
                 "HF_HUB_OFFLINE": "1",
-                **adapter_environment(place.adapters),
+                # Adapters come while it runs.
+                **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if place.adapters else {}),
             },
         )
-
-    async def release(self, http: httpx.AsyncClient) -> str:
-        """Return vLLM's release."""
-        return (await _request_json(http, "GET", "/version"))["version"]
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
         """Return whether it generates one token."""

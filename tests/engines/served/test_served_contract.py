@@ -269,7 +269,7 @@ async def test_a_server_that_dies_in_an_update_has_no_version_until_all_is_loade
         before = await engine.generate([3, 4], knobs(20, temperature=0.0))
         await engine.pin(0)
         swap = asyncio.ensure_future(engine.swap(model.update(1, seed=1)))
-        holds, server = engine._swapper.holds, what_computes(processes_below() - others)
+        holds, server = engine._holds, what_computes(processes_below() - others)
         while not holds.is_awaited:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         # All is staged. It hears of the change, and can do nothing of it.

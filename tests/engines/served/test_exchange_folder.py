@@ -4,14 +4,14 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from astraflow.engines.served.exchange import OwnedFolder
+from astraflow.engines.served.exchange import ExchangeFolder
 
 OWNER = """
 import sys
 from pathlib import Path
-from astraflow.engines.served.exchange import OwnedFolder
+from astraflow.engines.served.exchange import ExchangeFolder
 
-folder = OwnedFolder("other", parent=Path(sys.argv[1]))
+folder = ExchangeFolder("other", parent=Path(sys.argv[1]))
 (folder.path / "1.update").write_bytes(b"weights")
 print(folder.path.name, flush=True)
 sys.stdin.read()
@@ -37,15 +37,15 @@ def names(parent):
 
 def test_a_folder_is_removed_by_the_next_process_once_its_own_is_killed(tmp_path):
     with owner(tmp_path) as theirs:
-        ours = OwnedFolder("mine", parent=tmp_path)
+        ours = ExchangeFolder("mine", parent=tmp_path)
         assert names(tmp_path) == {theirs, ours.path.name}
     assert names(tmp_path) == {theirs, ours.path.name}
-    next_one = OwnedFolder("mine", parent=tmp_path)
+    next_one = ExchangeFolder("mine", parent=tmp_path)
     assert names(tmp_path) == {ours.path.name, next_one.path.name}
 
 
 def test_a_folder_is_gone_when_it_is_closed_and_may_be_closed_again(tmp_path):
-    folder = OwnedFolder("mine", parent=tmp_path)
+    folder = ExchangeFolder("mine", parent=tmp_path)
     (folder.path / "1.update").write_bytes(b"weights")
     folder.close()
     folder.close()
@@ -57,6 +57,6 @@ def test_what_others_made_beside_it_stays(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "astraflow-owned-link").symlink_to(elsewhere)
-    folder = OwnedFolder("mine", parent=tmp_path)
+    folder = ExchangeFolder("mine", parent=tmp_path)
     folder.close()
     assert names(tmp_path) == {"astraflow-sglang-1", "astraflow-owned-link", "elsewhere"}
