@@ -14,6 +14,7 @@ without a body is a heartbeat.
 """
 
 import asyncio
+import io
 import socket
 import struct
 import threading
@@ -28,22 +29,19 @@ import numpy as np
 import structlog
 import torch
 import torch.distributed as dist
-from google.protobuf.message import DecodeError
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.rpc.address import split_address
-from astraflow.transport.grpc_lane import decode_response, encode_response
 from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox, ListVersions
 from astraflow.weights.fetch.puller import PullResult, WeightPuller
-from astraflow.weights.patches.patch import Patch, PatchName, plan_of
+from astraflow.weights.patches.patch import Patch, PatchName, packed, plan_of, unpacked
 from astraflow.weights.publish.background import BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.wire.transfers import SentItem
 from astraflow.wire.weights import SentChunk
-from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 SENDER_RANK: Final = 0
 _HEADER: Final = struct.Struct("<qq")
@@ -217,15 +215,12 @@ def _torch_errors() -> Generator[None]:
 FRAME_NBYTES: Final = 16 << 20
 """A body has so many bytes, or a message more."""
 
-_LENGTH: Final = struct.Struct("<I")
-
 
 def bodies(items: Iterable[SentItem]) -> Iterator[np.ndarray]:
     """Yield the bodies, u8[n], that carry a plan and its chunks."""
     body = bytearray()
     for item in items:
-        content = encode_response(item).SerializeToString()
-        body += _LENGTH.pack(len(content)) + content
+        body += packed(item)
         if len(body) >= FRAME_NBYTES:
             yield np.frombuffer(body, np.uint8)
             body = bytearray()
@@ -235,16 +230,7 @@ def bodies(items: Iterable[SentItem]) -> Iterator[np.ndarray]:
 
 def items(body: np.ndarray) -> Iterator[SentItem]:
     """Yield what a body, u8[n], carries."""
-    view, at = body.data, 0
-    while at < len(view):
-        try:
-            start = at + _LENGTH.size
-            at = start + _LENGTH.unpack_from(view, at)[0]
-            message = PullResponse.FromString(bytes(view[start:at]))
-        except (struct.error, DecodeError) as error:
-            torn = "a frame of the broadcast is torn"
-            raise AstraflowError(Reason.CHUNK_INVALID, torn) from error
-        yield decode_response(message if at <= len(view) else None)
+    yield from unpacked(io.BytesIO(body.data))
 
 
 # Of the deadline; but no heartbeat is later than this.

@@ -147,9 +147,9 @@ async def test_no_damage_to_the_files_reaches_the_weights(nodes, training, name,
     folder = nodes.folder / "0"
     record = Record.from_bytes((folder / RECORD).read_bytes())
     path = {
-        "newest": folder / f"{record.steps[-1].roots[0].hex()}.patch",
-        "oldest": folder / f"{record.steps[0].roots[0].hex()}.patch",
-        "base": folder / f"base-{record.base and record.base[0]}",
+        "newest": folder / f"{record.patches[-1].root_digest.hex()}.patch",
+        "oldest": folder / f"{record.patches[0].root_digest.hex()}.patch",
+        "base": folder / f"base-{record.base and record.base.version}",
     }.get(name, folder / name)
     content = bytearray(path.read_bytes())
     nodes.start()
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
 def test_a_file_that_is_none_holds_no_patch(tmp_path):
     path = tmp_path / f"{bytes(32).hex()}.patch"
     assert read_patch(path) is None
-    for content in (b"", b"afpatch1", b"afpatch1\xff\xff\xff\xff", b"x" * 100):
+    for content in (b"", b"afpatch1", b"\xff\xff\xff\xffpatch", b"x" * 100):
         path.write_bytes(content)
         assert read_patch(path) is None
 

@@ -35,11 +35,11 @@ from astraflow.weights.disk.files import (
     Loaded,
     PatchWriter,
     Record,
-    RecordStep,
     base_file,
     load,
     patch_file,
     replace_file,
+    replacing,
 )
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layouts import LayoutFrame
@@ -122,13 +122,13 @@ class DiskWriter:
         self._folder = folder
         self._snapshots = snapshots
         self._frame: LayoutFrame | None = None
-        self._record: Record | None = None
+        self._record = Record()
         self._writers: dict[bytes, PatchWriter] = {}
         self._is_behind = False
         self._pause = self._not_before = 0
 
-    def go_on(self, record: Record | None) -> None:
-        """Take what was loaded for what is held; None: nothing is."""
+    def go_on(self, record: Record) -> None:
+        """Take what was loaded for what is held."""
         self._record = record
 
     def write_layout(self, frame: LayoutFrame) -> None:
@@ -150,21 +150,23 @@ class DiskWriter:
             self._drop(root)
             raise
 
-    def enter(self, steps: Sequence[RecordStep], base_version: int | None) -> None:
+    def enter(self, versions: Sequence[VersionInfo], base_version: int | None) -> None:
         """Record what led to the version that is held now, or write the state instead."""
-        writers = [self._writers.get(root) for step in steps for root in step.roots]
+        roots = [patch.root_digest for each in versions for patch in each.patches]
+        writers = [self._writers.get(root) for root in roots]
         is_there = all(each is not None and each.is_complete for each in writers)
-        before = self._record_before(base_version)
+        before = () if base_version is None else self._record.versions
+        is_next = base_version is None or self._record.version == base_version
         try:
-            if before is None or not is_there or self._is_behind:
+            if self._frame is None or not is_next or not is_there or self._is_behind:
                 self._is_behind = True
             else:
-                self._take(replace(before, steps=(*before.steps, *steps)))
+                self._take(Record(versions=(*before, *versions)))
         except OSError:
             self._is_behind = True
             raise
         if self._is_behind or self._is_long():
-            self._write_state(steps[-1].version)
+            self._write_state(versions[-1])
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -172,16 +174,8 @@ class DiskWriter:
                 writer.close()
         self._writers.clear()
 
-    def _record_before(self, base_version: int | None) -> Record | None:
-        if self._frame is None:
-            return None
-        if base_version is None:
-            return Record(layout_digest=self._frame.digest, base=None, steps=())
-        record = self._record
-        return record if record is not None and record.version == base_version else None
-
     def _is_long(self) -> bool:
-        if self._record is None or self._frame is None:
+        if self._frame is None:
             return False
         share = self._record.patch_nbytes / max(self._frame.layout.nbytes, 1)
         return len(self._record.steps) > self._max_steps or share > _MAX_PATCH_SHARE
@@ -195,36 +189,32 @@ class DiskWriter:
             if path.name not in {LAYOUT, RECORD, LOCK, *record.names}:
                 path.unlink()
 
-    def _write_state(self, version: int) -> None:
+    def _write_state(self, newest: VersionInfo) -> None:
         """Write the state as it is now, verify what was written, and begin anew with it."""
-        if version < self._not_before:
+        if newest.version < self._not_before:
             return
         held = self._snapshots.begin()
         if held is None or self._frame is None or held.frame.digest != self._frame.digest:
             return
-        path = self._folder / base_file(held.version)
+        path, digest = self._folder / base_file(held.version), held.digest.to_bytes()
         try:
-            self._write_base(path, held)
-            base = (held.version, held.digest.to_bytes())
-            self._take(Record(layout_digest=held.frame.digest, base=base, steps=()))
+            with replacing(path) as part:
+                with closing(self._snapshots.blocks()) as blocks, part.open("wb") as file:
+                    file.writelines(blocks)
+                _verify(part, held)
+            base = replace(
+                newest,
+                version=held.version,
+                layout_digest=held.frame.digest,
+                content_digest=digest,
+                patches=(),
+            )
+            self._take(Record(versions=(base,)))
         except OSError:
             self._pause = min(2 * self._pause + 1, _MAX_PAUSE)
-            self._not_before = version + self._pause
+            self._not_before = newest.version + self._pause
             raise
         self._is_behind, self._pause = False, 0
-
-    def _write_base(self, path: Path, held: HeldState) -> None:
-        part = path.with_name(path.name + ".part")
-        try:
-            with closing(self._snapshots.blocks()) as blocks, part.open("wb") as file:
-                for block in blocks:
-                    file.write(block.data)
-            _verify(part, held)
-            part.replace(path)
-        except OSError:
-            with suppress(OSError):
-                part.unlink()
-            raise
 
     def _drop(self, root: bytes) -> None:
         """Give up a file: what follows a torn chunk is lost, and without it there is room."""
@@ -314,7 +304,7 @@ class DiskCopy:
     def forget(self) -> None:
         """Say that what was loaded is not held: the next version begins a new copy."""
         self._snapshots.hold(None)
-        self._do(partial(self._writer.go_on, None))
+        self._do(partial(self._writer.go_on, Record()))
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
         """Take note of a pull that begins; its chunks go to disk as they come."""
@@ -339,10 +329,10 @@ class DiskCopy:
         """Write a version into the held state; what led to it is recorded beside."""
         held = self._snapshots.commit(staged)
         if self._incoming is not None:
-            steps = tuple(_steps(self._incoming, known))
+            versions = _versions(self._incoming, known)
             self._incoming = None
-            if steps:
-                self._do(partial(self._writer.enter, steps, base_version))
+            if versions:
+                self._do(partial(self._writer.enter, versions, base_version))
         return held
 
     def flush(self) -> None:
@@ -384,13 +374,9 @@ class DiskCopy:
             self._waiting_nbytes += nbytes
 
 
-def _steps(incoming: IncomingVersion, known: Mapping[int, VersionInfo]) -> Iterator[RecordStep]:
-    patches = (patch.info for patch in incoming.planned)
-    for version, group in groupby(patches, key=lambda each: each.version):
-        infos = [*group]
-        yield RecordStep(
-            version=version,
-            digest=known[version].content_digest,
-            roots=tuple(info.root_digest for info in infos),
-            nbytes=sum(info.payload_nbytes for info in infos),
-        )
+def _versions(
+    incoming: IncomingVersion, known: Mapping[int, VersionInfo]
+) -> tuple[VersionInfo, ...]:
+    """Return what is pulled, version by version, each with the patches that lead to it."""
+    patches = groupby((each.info for each in incoming.planned), key=lambda each: each.version)
+    return tuple(replace(known[at], patches=tuple(step), sources=()) for at, step in patches)

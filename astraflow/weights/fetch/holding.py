@@ -207,10 +207,10 @@ def _is_of_run(loaded: Loaded, held: HeldState, known: Mapping[int, VersionInfo]
     newest = known[max(known)]
     if not newest.signing_key:
         return True
-    if newest.layout_digest != held.frame.digest or not loaded.patches:
+    if newest.layout_digest != held.frame.digest or loaded.record.base is not None:
         return False
     try:
-        for patch in loaded.patches:
+        for patch in loaded.record.patches:
             require_signed(newest, patch)
     except AstraflowError:
         return False

@@ -4,22 +4,28 @@ A chunk that is not kept is made again from the versions that its patch leads be
 """
 
 import asyncio
+import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
+
+from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader
 from astraflow.codec.encode import encode_chunk, encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
+from astraflow.rpc.channel import MAX_MESSAGE_NBYTES
+from astraflow.transport.grpc_lane import decode_response, encode_response
 from astraflow.weights.patches.history import History, Sign
 from astraflow.weights.patches.layouts import WHOLE, Shard
 from astraflow.weights.patches.routes import PatchStep, cheapest_way
-from astraflow.wire.transfers import ChunkSet, TransferPlan
+from astraflow.wire.transfers import ChunkSet, SentItem, TransferPlan
 from astraflow.wire.weights import PatchIndex, digest_of, root_digest
+from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +183,12 @@ class Patch:
 
     def is_sound(self) -> bool:
         """Whether the payloads that are here are what their digests say; reads all of them."""
-        digests = self.index.chunk_digests
-        return all(digest_of(chunk) == digests[number] for number, chunk in self.chunks.items())
+        return all(map(self.has, self.chunks.values()))
+
+    def has(self, chunk: Chunk) -> bool:
+        """Whether a chunk is one of its own, by the digest."""
+        digests, number = self.index.chunk_digests, chunk.header.index
+        return number < len(digests) and digest_of(chunk) == digests[number]
 
     def payload_nbytes(self, indexes: Sequence[int]) -> int:
         """Return what some chunks have; where one is on its way, what all of them have."""
@@ -247,6 +257,30 @@ def plan_of(transfer_id: str, patches: Sequence[Patch]) -> TransferPlan:
         payload_nbytes=sum(info.payload_nbytes for info in infos),
     )
 
+
+def packed(item: SentItem) -> bytes:
+    """Return an item as it lies among others in a file or a frame: its length before it, u32."""
+    content = encode_response(item).SerializeToString()
+    return _LENGTH.pack(len(content)) + content
+
+
+def unpacked(file: BinaryIO) -> Iterator[SentItem]:
+    """Yield items that were packed one behind the other.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID where one is torn, or none.
+    """
+    while length := file.read(_LENGTH.size):
+        try:
+            nbytes = min(_LENGTH.unpack(length)[0], MAX_MESSAGE_NBYTES)
+            content = file.read(nbytes)
+            message = PullResponse.FromString(content)
+        except (struct.error, DecodeError) as error:
+            raise AstraflowError(Reason.CHUNK_INVALID, "an item is torn") from error
+        yield decode_response(message if len(content) == nbytes else None)
+
+
+_LENGTH: Final = struct.Struct("<I")
 
 Way = tuple[Patch, ...]
 """Patches that are applied one after the other."""
