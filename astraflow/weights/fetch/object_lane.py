@@ -47,18 +47,24 @@ class _Block:
     Attributes:
         name: Of the patch's object, from the policy's folder.
         first: Byte of the object that it begins with.
+        end: The byte behind its last one.
     """
 
     patch_index: int
     name: str
     first: int
+    end: int
     patch: PatchObject
     indexes: range
 
-    @property
-    def end(self) -> int:
-        headers = self.patch.headers[self.indexes.start : self.indexes.stop]
-        return self.first + sum(header.payload_nbytes for header in headers)
+    def cut(self, content: bytes) -> Iterator[SentChunk]:
+        at, view = 0, memoryview(content)
+        for header in self.patch.headers[self.indexes.start : self.indexes.stop]:
+            payload = view[at : at + header.payload_nbytes]
+            at += header.payload_nbytes
+            yield SentChunk(
+                patch_index=self.patch_index, chunk=Chunk(header=header, payload=payload)
+            )
 
 
 class ObjectLane:
@@ -136,26 +142,8 @@ class ObjectLane:
         return bucket, [_found(manifests[info.version], info) for info in way]
 
     async def _manifests(self, bucket: Bucket, version: int) -> list[VersionManifest]:
-        whole = manifest_name(WHOLE)
-        names = await self._patiently(partial(bucket.names, str(version)))
-        found = [name for name in names if name.startswith(f"{whole}-")] or [whole]
-        return [await self._manifest(bucket, version, name) for name in found]
-
-    async def _manifest(self, bucket: Bucket, version: int, name: str) -> VersionManifest:
-        name = f"{version}/{name}"
-        read = partial(bucket.read, name, 0, _MAX_MANIFEST_NBYTES)
-        try:
-            return read_manifest(await self._patiently(read))
-        except FileNotFoundError:
-            raise AstraflowError(
-                Reason.VERSION_EVICTED, f"{bucket.url} has no version {version}, or no longer"
-            ) from None
-        except AstraflowError as error:
-            if error.reason is not Reason.INVALID_FIELD:
-                raise
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"{bucket.url}/{name} cannot be: {error.message}"
-            ) from error
+        names = await self._patiently(partial(_manifest_names, bucket, str(version)))
+        return [await self._patiently(partial(_manifest, bucket, name)) for name in names]
 
     async def _read(self, bucket: Bucket, block: _Block) -> list[SentChunk]:
         try:
@@ -170,7 +158,7 @@ class ObjectLane:
             ) from None
         if len(content) != block.end - block.first:
             raise source_lost(f"{bucket.url}/{block.name} is cut off")
-        return [*_cut(block, memoryview(content))]
+        return [*block.cut(content)]
 
     async def _patiently(self, read: Callable[[], Result]) -> Result:
         try:
@@ -215,6 +203,28 @@ def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject
     )
 
 
+def _manifest_names(bucket: Bucket, version: str) -> list[str]:
+    """Return the objects of a version's manifests: one, or one of every rank."""
+    whole = manifest_name(WHOLE)
+    ranks = [name for name in bucket.names(version) if name.startswith(f"{whole}-")]
+    return [f"{version}/{name}" for name in ranks or [whole]]
+
+
+def _manifest(bucket: Bucket, name: str) -> VersionManifest:
+    try:
+        return read_manifest(bucket.read(name, 0, _MAX_MANIFEST_NBYTES))
+    except FileNotFoundError:
+        raise AstraflowError(
+            Reason.VERSION_EVICTED, f"{bucket.url} has no {name}, or no longer"
+        ) from None
+    except AstraflowError as error:
+        if error.reason is not Reason.INVALID_FIELD:
+            raise
+        raise AstraflowError(
+            Reason.CHUNK_INVALID, f"{bucket.url}/{name} cannot be: {error.message}"
+        ) from error
+
+
 def _blocks(patches: Sequence[PatchObject], spec: TransferSpec) -> Iterator[_Block]:
     """Cut what is wanted into neighbours of 8 MiB at most, in order."""
     for number, patch in enumerate(patches):
@@ -224,6 +234,7 @@ def _blocks(patches: Sequence[PatchObject], spec: TransferSpec) -> Iterator[_Blo
                 patch_index=number,
                 name=f"{info.version}/{patch_name(info)}",
                 first=offsets[run.start],
+                end=offsets[run.stop],
                 patch=patch,
                 indexes=run,
             )
@@ -241,15 +252,6 @@ def _runs(indexes: Sequence[int], offsets: Sequence[int]) -> Iterator[range]:
         first = at
 
 
-def _cut(block: _Block, content: memoryview) -> Iterator[SentChunk]:
-    at = 0
-    for index in block.indexes:
-        header = block.patch.headers[index]
-        payload = content[at : at + header.payload_nbytes]
-        at += header.payload_nbytes
-        yield SentChunk(patch_index=block.patch_index, chunk=Chunk(header=header, payload=payload))
-
-
 def stored_version(uri: str, signing_key: bytes) -> VersionInfo:
     """Return a version that lies in an object store, once all of it was verified without the hub.
 
@@ -265,12 +267,11 @@ def stored_version(uri: str, signing_key: bytes) -> VersionInfo:
             what `Bucket` raises.
     """
     folder, _, version = uri.rstrip("/").rpartition("/")
-    bucket, whole = Bucket(folder), manifest_name(WHOLE)
-    names = [name for name in bucket.names(version) if name.startswith(whole)]
+    bucket = Bucket(folder)
     infos: list[VersionInfo] = []
     try:
-        for name in names:
-            manifest = read_manifest(bucket.read(f"{version}/{name}", 0, _MAX_MANIFEST_NBYTES))
+        for name in _manifest_names(bucket, version):
+            manifest = _manifest(bucket, name)
             trusted = replace(manifest.version, signing_key=signing_key)
             for patch in manifest.patches:
                 require_signed(trusted, patch.index.patch)
@@ -287,12 +288,13 @@ def stored_version(uri: str, signing_key: bytes) -> VersionInfo:
 
 
 def _require_whole(patch: PatchObject, content: bytes) -> None:
-    info, offsets = patch.index.patch, patch.offsets()
+    info = patch.index.patch
     if patch.index.root_digest != info.root_digest or len(content) != info.payload_nbytes:
         raise AstraflowError(Reason.DIGEST_MISMATCH, f"{patch_name(info)} is not what was signed")
-    for number, header in enumerate(patch.headers):
-        payload = memoryview(content)[offsets[number] : offsets[number + 1]]
-        if digest_of(Chunk(header=header, payload=payload)) != patch.index.chunk_digests[number]:
+    whole = range(info.chunk_count)
+    block = _Block(patch_index=0, name="", first=0, end=len(content), patch=patch, indexes=whole)
+    for number, sent in enumerate(block.cut(content)):
+        if digest_of(sent.chunk) != patch.index.chunk_digests[number]:
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH, f"chunk {number} of {patch_name(info)} has other bytes"
             )
