@@ -28,6 +28,10 @@ _B: Final = np.uint64(0xD6E8FEB86659FD93)
 _M1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _M2: Final = np.uint64(0x94D049BB133111EB)
 _M3: Final = np.uint64(0xFF51AFD7ED558CCD)
+
+MIXING: Final = (_KEY, _A, _B, _M1, _M2, _M3)
+"""Constants of the function that mixes offsets and bits."""
+
 _MASK: Final = (1 << 64) - 1
 
 # Elements per pass: two arrays of 8 bytes each stay in the cache.

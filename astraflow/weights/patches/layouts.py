@@ -181,13 +181,16 @@ class ShardLayout(Runs):
         start = self._places[where.offset]
         return slice(start, start + where.nbytes)
 
-    def touching(self, where: ChunkRange) -> Iterator[ShardPiece]:
-        """Yield the pieces that lie in a range, at least in part."""
-        at = max(bisect_right(self._starts, where.offset) - 1, 0)
+    def parts(self, where: ChunkRange) -> Iterator[tuple[ShardPiece, slice, slice]]:
+        """Yield the pieces of a range; by elements, where each lies in it, and what of it does."""
+        size, at = where.dtype.itemsize, max(bisect_right(self._starts, where.offset) - 1, 0)
         while at < len(self.pieces) and self._starts[at] < where.end:
-            if self.pieces[at].end > where.offset:
-                yield self.pieces[at]
-            at += 1
+            piece, at = self.pieces[at], at + 1
+            start, end = max(piece.offset, where.offset), min(piece.end, where.end)
+            if start < end:
+                of_range = slice((start - where.offset) // size, (end - where.offset) // size)
+                of_piece = slice((start - piece.offset) // size, (end - piece.offset) // size)
+                yield piece, of_range, of_piece
 
 
 def _pieces(layout: Layout, shard: Shard) -> Iterator[ShardPiece]:

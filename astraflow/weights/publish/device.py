@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from astraflow.codec.chunks import Chunk, ChunkRange, Encoding, Runs, merge_unchanged, numbered
 from astraflow.codec.encode import EncodedPatch, EncodedRange, RangeBits, fast_limit, fast_range
 from astraflow.codec.sparse_fast import ESCAPE, FastScan, Streams
-from astraflow.codec.state_digest import StateDigest
+from astraflow.codec.state_digest import MIXING, StateDigest
 from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.publish.tensors import TORCH_NAMES, can_round, dtype_of, local_part
 
@@ -27,18 +28,8 @@ DeviceBits = Callable[[ChunkRange], torch.Tensor]
 _KINDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _MASK: Final = (1 << 64) - 1
-# Constants of the state digest, as signed integers; see `codec.state_digest`.
-_KEY, _A, _B, _M1, _M2, _M3 = (
-    value - (value >> 63 << 64)
-    for value in (
-        0x6173747261666C77,
-        0x9E3779B97F4A7C15,
-        0xD6E8FEB86659FD93,
-        0xBF58476D1CE4E5B9,
-        0x94D049BB133111EB,
-        0xFF51AFD7ED558CCD,
-    )
-)
+# As signed integers.
+_KEY, _A, _B, _M1, _M2, _M3 = (int(each.astype(np.int64)) for each in MIXING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,12 +106,9 @@ class DeviceCopy:
         with self._beside():
             for where in self._part.ranges():
                 bits, first = self._bits(where), where.first
-                size = where.dtype.itemsize
-                for piece in self._part.touching(where):
-                    a = max(piece.offset // size, first)
-                    b = min(piece.end, where.end) // size
-                    offsets = torch.arange(a, b, device=self.device) * size
-                    sums = _mixed(offsets, bits[a - first : b - first])
+                for _, here, _ in self._part.parts(where):
+                    places = torch.arange(here.start, here.stop, device=self.device) + first
+                    sums = _mixed(places * where.dtype.itemsize, bits[here])
                     low, high = low + int(sums[0].sum()), high + int(sums[1].sum())
         return StateDigest(low & _MASK, high & _MASK)
 
@@ -165,20 +153,18 @@ class DeviceExport:
 
     def bits(self, where: ChunkRange) -> torch.Tensor:
         """Return the bits of a range, iN[element_count]: a view where it lies in one tensor."""
-        kind, size = _KINDS[where.dtype.itemsize], where.dtype.itemsize
+        kind = _KINDS[where.dtype.itemsize]
         room: torch.Tensor | None = None
-        for piece in self._part.touching(where):
-            start, end = max(piece.offset, where.offset), min(piece.end, where.end)
-            flat = self._flat[piece.spec.name]
-            part = flat[(start - piece.offset) // size : (end - piece.offset) // size]
+        for piece, here, of_piece in self._part.parts(where):
+            part = self._flat[piece.spec.name][of_piece]
             if dtype_of(part) is not piece.dtype and can_round(part, piece.dtype):
                 part = part.to(getattr(torch, TORCH_NAMES[piece.dtype]))
             found = part.view(kind)
-            if (start, end) == (where.offset, where.end):
+            if len(found) == where.element_count:
                 return found
             if room is None:
                 room = torch.zeros(where.element_count, dtype=kind, device=found.device)
-            room[(start - where.offset) // size : (end - where.offset) // size] = found
+            room[here] = found
         if room is None:
             raise AssertionError("no range lies between the tensors")
         return room

@@ -262,21 +262,17 @@ class Exported:
         return bits
 
     def _gathered(self, where: ChunkRange) -> np.ndarray:
-        size, count = where.dtype.itemsize, where.nbytes // where.dtype.itemsize
         room = self._scratch.buffer[: where.nbytes].view(where.dtype.bits)
         done = 0
-        for piece in self._part.touching(where):
-            start, end = max(piece.offset, where.offset), min(piece.end, where.end)
-            at, stop = (start - where.offset) // size, (end - where.offset) // size
-            first, last = (start - piece.offset) // size, (end - piece.offset) // size
-            found = self._reads[piece.spec.name](first, last, room[at:stop])
-            if len(found) == count:
+        for piece, here, of_piece in self._part.parts(where):
+            found = self._reads[piece.spec.name](of_piece.start, of_piece.stop, room[here])
+            if len(found) == len(room):
                 # A view of what was given, perhaps, which is nobody's to write to.
                 return found
             if found.base is not room.base:
-                room[at:stop] = found
-            room[done:at] = 0
-            done = stop
+                room[here] = found
+            room[done : here.start] = 0
+            done = here.stop
         room[done:] = 0
         return room
 
