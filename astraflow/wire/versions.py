@@ -125,17 +125,26 @@ converter(PatchObject, pb.PatchObject, check=_must_be_of_chunks)
 _encode_manifest, _decode_manifest = converter(VersionManifest, pb.VersionManifest)
 
 
+def with_digest(body: bytes) -> bytes:
+    """Return a body with its digest before it: what is torn shows."""
+    return blake3(body).digest() + body
+
+
+def without_digest(content: bytes, name: str) -> bytes:
+    body = content[DIGEST_NBYTES:]
+    if len(content) < DIGEST_NBYTES or blake3(body).digest() != content[:DIGEST_NBYTES]:
+        raise invalid(name, "is torn: its digest is another one")
+    return body
+
+
 def write_manifest(manifest: VersionManifest) -> bytes:
     """Return the bytes of a manifest's object."""
-    body = _encode_manifest(manifest).SerializeToString(deterministic=True)
-    return blake3(body).digest() + body
+    return with_digest(_encode_manifest(manifest).SerializeToString(deterministic=True))
 
 
 def read_manifest(content: bytes) -> VersionManifest:
     """Read a manifest's object."""
-    body = content[DIGEST_NBYTES:]
-    if len(content) < DIGEST_NBYTES or blake3(body).digest() != content[:DIGEST_NBYTES]:
-        raise invalid("manifest", "is torn: its digest is another one")
+    body = without_digest(content, "manifest")
     try:
         message = pb.VersionManifest.FromString(body)
     except DecodeError as error:

@@ -18,7 +18,6 @@ from typing import Final, Self
 
 import numpy as np
 import structlog
-from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import Chunk
@@ -30,8 +29,13 @@ from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, packed, plan_of, unpacked
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.wire.transfers import SentItem, TransferPlan
-from astraflow.wire.versions import decode_version_info, encode_version_info
-from astraflow.wire.weights import DIGEST_NBYTES, PatchIndex, SentChunk, decode_layout
+from astraflow.wire.versions import (
+    decode_version_info,
+    encode_version_info,
+    with_digest,
+    without_digest,
+)
+from astraflow.wire.weights import PatchIndex, SentChunk, decode_layout
 from astraflow_proto.weights.v1 import layout_pb2
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 
@@ -79,15 +83,11 @@ class Record:
 
     def to_bytes(self) -> bytes:
         message = pb.ListVersionsResponse(versions=map(encode_version_info, self.versions))
-        body = message.SerializeToString()
-        return blake3(body).digest() + body
+        return with_digest(message.SerializeToString())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        body = content[DIGEST_NBYTES:]
-        if blake3(body).digest() != content[:DIGEST_NBYTES]:
-            raise AstraflowError(Reason.DIGEST_MISMATCH, "the record is torn")
-        message = pb.ListVersionsResponse.FromString(body)
+        message = pb.ListVersionsResponse.FromString(without_digest(content, "record"))
         return cls(versions=tuple(map(decode_version_info, message.versions)))
 
 
