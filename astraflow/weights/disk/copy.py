@@ -200,7 +200,7 @@ class DiskWriter:
         try:
             with replacing(path) as part:
                 with closing(self._snapshots.blocks()) as blocks, part.open("wb") as file:
-                    file.writelines(blocks)
+                    file.writelines(block.data for block in blocks)
                 _verify(part, held)
             base = replace(
                 newest,
