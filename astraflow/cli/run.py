@@ -30,8 +30,8 @@ def run(
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="Where trainers and nodes are started: local, ssh, slurm, kubernetes or ray; "
-            "unset: as the recipe's [bold]executor[/] says. The hub stays here.",
+            help="Where trainers and nodes are started: local, ssh, slurm, kubernetes, ray or "
+            "skypilot; unset: as the recipe's [bold]executor[/] says. The hub stays here.",
         ),
     ] = None,
     on_set: Annotated[

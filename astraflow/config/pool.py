@@ -261,7 +261,7 @@ class ExecutorConfig(Named):
     """Where trainers and nodes are started; its name alone will do. See clusters.md."""
 
     name: str = "local"
-    """local, ssh, slurm, kubernetes, ray, or an entry point astraflow.executors of a package."""
+    """local, ssh, slurm, kubernetes, ray, skypilot, or an entry point astraflow.executors."""
     options: Options = Field(default={})
     """Of that executor, such as partition."""
 

@@ -10,8 +10,9 @@ import yaml
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.executors.base import merged
 from astraflow.launch.executors.finding import Placement
-from astraflow.launch.executors.kubernetes import Pod, end_of, merged
+from astraflow.launch.executors.kubernetes import Pod, end_of
 from astraflow.rpc.access import HubTokens
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"
@@ -64,6 +65,16 @@ def test_a_trainer_on_two_machines_is_an_indexed_job(tmp_path):
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (2, 2)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+def test_a_process_whose_metrics_all_see_has_probes(tmp_path):
+    found = manifests(tmp_path, CLAIM, "metrics.listen=0.0.0.0:9400")
+    for name, port in (("trainer-solver", 9401), ("raas-1", 9403)):
+        (container,) = found[name][1]["spec"]["template"]["spec"]["containers"]
+        probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness")]
+        assert probes == [{"path": "/metrics", "port": port}] * 2
+    (container,) = manifests(tmp_path, CLAIM)["raas-0"][1]["spec"]["template"]["spec"]["containers"]
+    assert "livenessProbe" not in container
 
 
 def test_secrets_are_in_a_secret_alone(tmp_path, monkeypatch):
@@ -190,6 +201,7 @@ def test_manifests_are_valid(tmp_path, release):
         CLAIM,
         "gpus.count=8",
         "policies.solver.trainer.ranks=16",
+        "metrics.listen=0.0.0.0:9400",
         "executor.options.service_account=trainers",
         "executor.options.pod={tolerations: [{key: gpu, operator: Exists}]}",
     )

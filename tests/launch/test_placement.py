@@ -48,7 +48,11 @@ def test_a_hub_on_loopback_is_reached_from_other_machines():
 @pytest.mark.parametrize(
     ("executor", "reason", "words"),
     [
-        ("slrm", Reason.CODE_UNKNOWN, "'slrm' is none of kubernetes, local, ray, slurm, ssh"),
+        (
+            "slrm",
+            Reason.CODE_UNKNOWN,
+            "'slrm' is none of kubernetes, local, ray, skypilot, slurm, ssh",
+        ),
         ("{name: slurm, options: {partion: a}}", Reason.INVALID_FIELD, "'partition'"),
         ("{name: ssh}", Reason.INVALID_FIELD, "hosts"),
         ("{name: local, options: {a: 1}}", Reason.INVALID_FIELD, "takes no options"),

@@ -7,6 +7,7 @@ shown, and what is secret lies beside it in a file that only its user reads.
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -14,12 +15,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
+from uuid import uuid4
+
+import yaml
 
 from astraflow.config.run_dir import RunDir
 from astraflow.config.strict import Strict
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.launch.processes import RoleCommand, last_lines
 
 LOST: Final = -int(signal.SIGKILL)
@@ -160,27 +165,53 @@ class RemoteExecutor(ABC, Generic[OptionsT]):
         """Return where a file of a process lies: `sh`, `env`, `pid` and others."""
         return self.place.run_dir.root.absolute() / "jobs" / f"{command.name}.{kind}"
 
-    def script(self, command: RoleCommand, *, secrets: Path | None = None) -> str:
-        """Return what starts a process in the shell of another machine.
+    @property
+    def _id_path(self) -> Path:
+        return self.place.run_dir.root.absolute() / "jobs" / "run-id"
 
-        Args:
-            command: Of the process.
-            secrets: File that it has there; None: that of the folder `jobs`.
-        """
-        secrets = secrets or self.path(command, "env")
+    @property
+    def has_run_id(self) -> bool:
+        """Whether a process of this run was started under its id."""
+        return self._id_path.exists()
+
+    @cached_property
+    def run_id(self) -> str:
+        """What tells the processes of this run from all others in a cluster."""
+        return self._id_path.read_text() if self.has_run_id else uuid4().hex[:12]
+
+    def keep_run_id(self) -> None:
+        """Write the id into the folder of the run: who goes on with it finds what was left."""
+        self._id_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._id_path.write_text(self.run_id)
+
+    def secrets_path(self, command: RoleCommand) -> Path | None:
+        """Return where a process reads its secrets; None: its environment has them."""
+        return self.path(command, "env")
+
+    def script(self, command: RoleCommand) -> str:
+        """Return what starts a process in the shell of another machine."""
+        secrets = self.secrets_path(command)
+        read = "" if secrets is None else f". {shlex.quote(str(secrets))}\n"
         said = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in command.environment.items())
+        recipe = shlex.quote(str(self.place.run_dir.recipe.absolute()))
+        cure = "all machines have to share the folder of the run: choose another by --runs"
         return (
             f"#!/bin/sh\n# {command.name} of {self.place.name}\numask 077\n"
+            f"if [ ! -r {recipe} ]; then\n"
+            f'  echo "$(hostname) cannot read "{recipe}"; {cure}" >&2\n'
+            f"  exit {CONFIGURATION_EXIT}\nfi\n"
             f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null || cd\n"
-            f". {shlex.quote(str(secrets))}\n{said}{self.launch_line(command)}\n"
+            f"{read}{said}{self.launch_line(command)}\n"
         )
+
+    def secret_environment(self, command: RoleCommand) -> Mapping[str, str]:
+        """Return what of a process's environment nobody else may read."""
+        inherited = {k: v for k, v in os.environ.items() if k.startswith(_INHERITED)}
+        return {**inherited, **command.secrets}
 
     def secrets(self, command: RoleCommand) -> str:
         """Return the secrets of a process for a shell to read."""
-        said = {
-            **{k: v for k, v in os.environ.items() if k.startswith(_INHERITED)},
-            **command.secrets,
-        }
+        said = self.secret_environment(command)
         return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in said.items())
 
     def launch_line(self, command: RoleCommand) -> str:
@@ -295,6 +326,58 @@ class WatchedProcess(ABC):
 
     def last_words(self) -> str:
         return last_lines(self.command.log)
+
+
+class _Readable(yaml.SafeDumper):
+    """Writes scripts as they are read."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        # yaml tells no types of what it takes here.
+        return cast("Any", self).represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Readable.add_representer(str, _Readable.represent_str)
+
+
+def as_yaml(*documents: Mapping[str, Any]) -> str:
+    """Return manifests for people to read."""
+    text = yaml.dump_all(documents, Dumper=_Readable, sort_keys=False, explicit_start=True)
+    return text.rstrip()
+
+
+def merged(ours: Any, more: Any) -> Any:
+    """Return a part of a manifest with more of it: what is said twice is as in `more`.
+
+    Example:
+        Of containers [{name: a, image: b}] and [{name: a, tty: true}, {name: c}] come
+        [{name: a, image: b, tty: true}, {name: c}].
+    """
+    if isinstance(ours, Mapping) and isinstance(more, Mapping):
+        old, new = cast("Mapping[str, Any]", ours), cast("Mapping[str, Any]", more)
+        return {**old, **{k: merged(old[k], v) if k in old else v for k, v in new.items()}}
+    if not isinstance(ours, list) or not isinstance(more, list):
+        return more
+    items: list[Any] = [*ours]
+    for each in cast("list[Any]", more):
+        same = [i for i, item in enumerate(items) if _key(each) and _key(item) == _key(each)]
+        if same:
+            items[same[0]] = merged(items[same[0]], each)
+        else:
+            items.append(each)
+    return items
+
+
+def _key(item: Any) -> Any:
+    if not isinstance(item, Mapping):
+        return None
+    said = cast("Mapping[str, Any]", item)
+    return said.get("mountPath") or said.get("name")
+
+
+def slug(name: str) -> str:
+    """Return a name as clusters have them."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:30].strip("-")
 
 
 def code_of_shell(code: int) -> int:

@@ -25,6 +25,7 @@ LOCAL: Final = "local"
 _BUILT_IN: Final = {
     "kubernetes": "astraflow.launch.executors.kubernetes:KubernetesExecutor",
     "ray": "astraflow.launch.executors.ray:RayExecutor",
+    "skypilot": "astraflow.launch.executors.skypilot:SkyPilotExecutor",
     "ssh": "astraflow.launch.executors.ssh:SshExecutor",
     "slurm": "astraflow.launch.executors.slurm:SlurmExecutor",
 }

@@ -7,7 +7,6 @@ has an id that lies in the folder: a launcher that goes on with the run finds wh
 
 import asyncio
 import json
-import re
 import shlex
 import signal
 from asyncio.subprocess import DEVNULL
@@ -15,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import uuid4
 
 import yaml
@@ -30,10 +28,13 @@ from astraflow.launch.executors.base import (
     ExecutorOptions,
     PollingExecutor,
     WatchedProcess,
+    as_yaml,
     attempt,
     call,
     code_of_shell,
+    merged,
     require_commands,
+    slug,
 )
 from astraflow.launch.processes import RoleCommand
 
@@ -100,35 +101,6 @@ class KubernetesOptions(ExecutorOptions):
     """More of the pod's spec; mappings merge, items of lists by their name or mountPath."""
     args: tuple[str, ...] = ()
     """Further arguments of every kubectl, such as --kubeconfig=FILE."""
-
-
-def merged(ours: Any, more: Any) -> Any:
-    """Return a part of a manifest with more of it: what is said twice is as in `more`.
-
-    Example:
-        Of containers [{name: a, image: b}] and [{name: a, tty: true}, {name: c}] come
-        [{name: a, image: b, tty: true}, {name: c}].
-    """
-    if isinstance(ours, Mapping) and isinstance(more, Mapping):
-        old, new = cast("Mapping[str, Any]", ours), cast("Mapping[str, Any]", more)
-        return {**old, **{k: merged(old[k], v) if k in old else v for k, v in new.items()}}
-    if not isinstance(ours, list) or not isinstance(more, list):
-        return more
-    items: list[Any] = [*ours]
-    for each in cast("list[Any]", more):
-        same = [i for i, item in enumerate(items) if _key(each) and _key(item) == _key(each)]
-        if same:
-            items[same[0]] = merged(items[same[0]], each)
-        else:
-            items.append(each)
-    return items
-
-
-def _key(item: Any) -> Any:
-    if not isinstance(item, Mapping):
-        return None
-    said = cast("Mapping[str, Any]", item)
-    return said.get("mountPath") or said.get("name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,21 +181,19 @@ def end_of(job: Mapping[str, Any] | None, pods: Sequence[Pod], *, count: int) ->
     return LOST if is_over and all(pod.exit_code is not None for pod in pods) else None
 
 
-def slug(name: str) -> str:
-    """Return a name as Kubernetes has them."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:30].strip("-")
-
-
-class _Readable(yaml.SafeDumper):
-    """Writes scripts as they are read."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in data else None
-        # yaml tells no types of what it takes here.
-        return cast("Any", self).represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-
-_Readable.add_representer(str, _Readable.represent_str)
+def _probes(command: RoleCommand) -> Mapping[str, Any]:
+    """Return probes of a process whose metrics all see; of several machines only one has them."""
+    listen = [word for word in command.arguments if word.startswith("metrics.listen=0.0.0.0:")]
+    port = int(listen[0].rpartition(":")[2]) if listen else 0
+    if not port or command.machine_count > 1:
+        return {}
+    http = {"httpGet": {"path": "/metrics", "port": port}, "timeoutSeconds": 20}
+    # One that computes answers late; it is ended when it has not answered for minutes.
+    return {
+        "readinessProbe": http,
+        "startupProbe": {**http, "periodSeconds": 10, "failureThreshold": 180},
+        "livenessProbe": {**http, "periodSeconds": 30, "failureThreshold": 10},
+    }
 
 
 class KubernetesProcess(WatchedProcess):
@@ -312,17 +282,6 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
     def _mount(self) -> Path:
         return self.options.mount or self.place.run_dir.root.absolute().parent
 
-    @property
-    def _id_path(self) -> Path:
-        return self.place.run_dir.root.absolute() / "jobs" / "kubernetes-id"
-
-    @cached_property
-    def run_id(self) -> str:
-        """What tells the Jobs of this run from all others; it stays with the run's folder."""
-        with suppress(FileNotFoundError):
-            return self._id_path.read_text()
-        return uuid4().hex[:12]
-
     def job(self, command: RoleCommand, name: str) -> Mapping[str, Any]:
         """Return the Job of a process, whose pods mount a Secret of the same name."""
         said, count = self.options, command.machine_count
@@ -330,9 +289,10 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         container: dict[str, Any] = {
             "name": CONTAINER,
             "image": said.image,
-            "command": ["/bin/sh", "-c", self.script(command, secrets=_SECRETS / "env")],
+            "command": ["/bin/sh", "-c", self.script(command)],
             "resources": {"requests": {"cpu": str(command.cpus)}, "limits": gpus},
         }
+        container |= _probes(command)
         secrets = {"name": "secrets", "secret": {"secretName": name, "defaultMode": 0o400}}
         pod: dict[str, Any] = {"containers": [container], "volumes": [secrets]}
         pod["terminationGracePeriodSeconds"] = said.grace_s
@@ -351,6 +311,9 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         folder = str(self.place.run_dir.root.absolute())
         meta = {"name": name, **labels, "annotations": {"astraflow/folder": folder}}
         return merged(yaml.safe_load(_JOB), {"metadata": meta, "spec": spec})
+
+    def secrets_path(self, command: RoleCommand) -> Path:  # noqa: ARG002
+        return _SECRETS / "env"
 
     def secret(self, command: RoleCommand, name: str, text: str) -> Mapping[str, Any]:
         """Return the Secret of a process, with what its shell reads."""
@@ -372,8 +335,7 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
     def preview(self, command: RoleCommand) -> str:
         name = f"{slug(command.name)}-{self.run_id}"
         shown = (self.secret(command, name, "# not shown\n"), self.job(command, name))
-        text = yaml.dump_all(shown, Dumper=_Readable, sort_keys=False, explicit_start=True)
-        return f"# {shlex.join(self._kubectl('create', '-f', '-'))}\n{text.rstrip()}"
+        return f"# {shlex.join(self._kubectl('create', '-f', '-'))}\n{as_yaml(*shown)}"
 
     def _kubectl(self, *words: str) -> Sequence[str]:
         said = self.options
@@ -386,8 +348,7 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         )
 
     async def start(self, command: RoleCommand) -> KubernetesProcess:
-        self._id_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._id_path.write_text(self.run_id)
+        self.keep_run_id()
         command.log.parent.mkdir(parents=True, exist_ok=True)
         name = f"{slug(command.name)}-{self.run_id}-{uuid4().hex[:6]}"
         create = self._kubectl("create", "-f", "-", "-o", "jsonpath={.metadata.uid}")
@@ -446,7 +407,7 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         await attempt(*self._kubectl("delete", *words, "--wait=false", "--ignore-not-found"))
 
     async def sweep(self) -> None:
-        if not self._id_path.exists():
+        if not self.has_run_id:
             return
         jobs, pods = await self._state()
         over = {pod.job for pod in pods if pod.exit_code is not None}
