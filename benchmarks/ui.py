@@ -36,7 +36,7 @@ from astraflow.launch.summary import summarise
 CHROMIUM: Final = Path("/usr/bin/chromium")
 GROUP_SIZE: Final = 8
 GROUPS_PER_STEP: Final = 25
-FAULTY_STEP: Final = 300
+FAULTY_STEP: Final = 30
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _NODES: Final = 8
 
@@ -127,7 +127,7 @@ def _record_step(recorder: RunRecorder, step: int, rng: np.random.Generator) -> 
 def _rollout(head: BatchGroup, sample: int, step: int, rng: np.random.Generator) -> Rollout:
     length = int(rng.integers(20, 60))
     old = length // 2
-    is_right = rng.random() < (0.05 if step == FAULTY_STEP else min(0.9, 0.3 + step / 500))
+    is_right = rng.random() < (0.05 if step == FAULTY_STEP else min(0.9, 0.5 + step / 500))
     name = f"task-large-{head.group_id}/{sample}"
     trajectory = Trajectory(
         trajectory_id=f"{name}/0",

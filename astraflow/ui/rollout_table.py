@@ -5,11 +5,14 @@ line itself is read when somebody looks at it. Files are read once, and again wh
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from math import isfinite, nan
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, Literal
 
 import numpy as np
 from pydantic_core import from_json
@@ -19,8 +22,16 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.ui.lines import GrowingLines
 
 _NUMBERS: Final = ("time", "reward", "advantage", "step", "row", "tokens", "version", "sample")
-_WORDS: Final = ("outcome", "purpose", "member", "group", "prompt", "policy")
+_WORDS: Final = {
+    "outcome": "outcome",
+    "purpose": "purpose",
+    "member": "member",
+    "group": "group_id",
+    "prompt": "prompt_id",
+}
+"""Columns of words, by which key of a line has them; that of policies is made."""
 _MOST_ROWS: Final = 2000
+_CHUNK: Final = 1000
 _TAIL: Final = b',"trajectories":['
 
 
@@ -56,16 +67,16 @@ class RolloutSearch:
             AstraflowError: INVALID_FIELD for what is no column or no number.
         """
         sort = query.get("sort") or "-time"
-        words = {name: query[name] for name in _WORDS if query.get(name)}
+        words = {name: query[name] for name in (*_WORDS, "policy") if query.get(name)}
         bounds: dict[str, dict[str, float]] = {"min": {}, "max": {}}
         for key, value in query.items():
             name, _, bound = key.partition(".")
             if bound in bounds and name in _NUMBERS and value:
                 bounds[bound][name] = _number(key, value)
-        if sort.lstrip("-") not in (*_NUMBERS, *_WORDS):
+        if sort.lstrip("-") not in (columns := (*_NUMBERS, *_WORDS, "policy")):
             raise AstraflowError(
                 Reason.INVALID_FIELD,
-                f"rollouts are not sorted by '{sort}'; give one of {', '.join(_NUMBERS + _WORDS)}",
+                f"rollouts are not sorted by '{sort}'; give one of {', '.join(columns)}",
             )
         return cls(
             words=words,
@@ -75,47 +86,72 @@ class RolloutSearch:
             sort=sort.lstrip("-"),
             descends=sort.startswith("-"),
             offset=max(0, int(_number("offset", query.get("offset", "0")))),
-            limit=min(_MOST_ROWS, int(_number("limit", query.get("limit", "200")))),
+            limit=max(0, min(_MOST_ROWS, int(_number("limit", query.get("limit", "200"))))),
         )
 
 
 def _number(key: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise AstraflowError(Reason.INVALID_FIELD, f"{key}={value} is no number") from None
+    with suppress(ValueError):
+        if isfinite(number := float(value)):
+            return number
+    raise AstraflowError(Reason.INVALID_FIELD, f"{key}={value} is no number")
+
+
+class _Column:
+    """Numbers of one kind that grow while others read them."""
+
+    def __init__(self, kind: Literal["d", "i"]) -> None:
+        self._values: array[float] = array(kind)
+        # An array that is being copied cannot grow.
+        self._lock = Lock()
+
+    def extend(self, values: Iterable[float]) -> None:
+        with self._lock:
+            self._values.extend(values)
+
+    def first(self, count: int) -> np.ndarray:
+        """Return a copy of the first entries."""
+        with self._lock:
+            return np.array(self._values)[:count]
+
+    def __getitem__(self, place: int) -> float:
+        return self._values[place]
+
+    def __setitem__(self, place: int, value: float) -> None:
+        self._values[place] = value
 
 
 class _WordColumn:
     """A column of words, each kept once."""
 
     def __init__(self) -> None:
-        self.codes = array("i")
+        self.codes = _Column("i")
         self.words: list[str] = []
         self._code_of: dict[str, int] = {}
 
-    def add(self, word: str) -> None:
-        code = self._code_of.setdefault(word, len(self.words))
-        if code == len(self.words):
-            self.words.append(word)
-        self.codes.append(code)
+    def extend(self, words: Sequence[str]) -> None:
+        for word in words:
+            if word not in self._code_of:
+                self._code_of[word] = len(self.words)
+                self.words.append(word)
+        self.codes.extend([self._code_of[word] for word in words])
 
     def are(self, word: str, count: int) -> np.ndarray:
         """Return which of the first `count` entries are a word, bool[count]."""
-        return np.array(self.codes)[:count] == self._code_of.get(word, -1)
+        return self.codes.first(count) == self._code_of.get(word, -1)
 
     def say(self, text: str, count: int) -> np.ndarray:
         """Return which of the first `count` entries have a text in them, bool[count]."""
         codes = [code for code, word in enumerate(self.words) if text in word]
-        return np.isin(np.array(self.codes)[:count], codes)
+        return np.isin(self.codes.first(count), codes)
 
     def ranks(self, places: np.ndarray) -> np.ndarray:
         """Return entries as numbers that are ordered as the words are, f64[n]."""
         ranks = np.argsort(np.argsort(np.array(self.words, dtype=object)))
-        return ranks[np.array(self.codes)[places]].astype(float)
+        return ranks[self.codes.first(places.max(initial=-1) + 1)[places]].astype(float)
 
     def __getitem__(self, place: int) -> str:
-        return self.words[self.codes[place]]
+        return self.words[int(self.codes[place])]
 
 
 class RolloutTable:
@@ -129,8 +165,8 @@ class RolloutTable:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._files: list[GrowingLines] = []
-        self._numbers = {name: array("d") for name in _NUMBERS}
-        self._words = {name: _WordColumn() for name in _WORDS}
+        self._numbers = {name: _Column("d") for name in _NUMBERS}
+        self._words = {name: _WordColumn() for name in (*_WORDS, "policy")}
         self._where = array("q")
         self._sources = array("i")
         self.ids: list[str] = []
@@ -145,44 +181,38 @@ class RolloutTable:
         paths = sorted(self._run_dir.rollouts.glob("*.jsonl"))
         self._files += [GrowingLines(path) for path in paths if path not in known]
         for source, file in enumerate(self._files):
-            for offset, line in file.new():
-                self._add(source, offset, _head(line))
+            lines = file.new()
+            while some := list(islice(lines, _CHUNK)):
+                self._add(source, [(offset, _head(line)) for offset, line in some])
 
     @property
     def left_nbytes(self) -> int:
         """What has not been read yet."""
         return sum(file.left_nbytes for file in self._files)
 
-    def _add(self, source: int, offset: int, row: Mapping[str, Any]) -> None:
-        versions: Mapping[str, int] = row["versions"]
-        reward = row["reward"]
+    def _add(self, source: int, found: Sequence[tuple[int, dict[str, Any]]]) -> None:
+        rows = [row for _, row in found]
         numbers = {
-            "time": datetime.fromisoformat(row["time"]).timestamp(),
-            "reward": nan if reward is None else reward,
-            "tokens": row["sampled_tokens"],
-            "version": min(versions.values(), default=nan),
-            "sample": row["sample_index"],
+            "time": [datetime.fromisoformat(row["time"]).timestamp() for row in rows],
+            "reward": [nan if row["reward"] is None else row["reward"] for row in rows],
+            "tokens": [row["sampled_tokens"] for row in rows],
+            "version": [min(row["versions"].values(), default=nan) for row in rows],
+            "sample": [row["sample_index"] for row in rows],
         }
         for name, column in self._numbers.items():
-            column.append(numbers.get(name, nan))
-        words = {
-            "outcome": row["outcome"],
-            "purpose": row["purpose"],
-            "member": row["member"],
-            "group": row["group_id"],
-            "prompt": row["prompt_id"],
-            "policy": ", ".join(versions),
-        }
-        for name, column in self._words.items():
-            column.add(words[name])
-        self._where.append(offset)
-        self._sources.append(source)
-        self.places[row["rollout_id"]] = len(self.ids)
-        # Last: others count a rollout from now on.
-        self.ids.append(row["rollout_id"])
+            column.extend(numbers.get(name, [nan] * len(rows)))
+        for name, key in _WORDS.items():
+            self._words[name].extend([row[key] for row in rows])
+        self._words["policy"].extend([", ".join(row["versions"]) for row in rows])
+        self._where.extend(offset for offset, _ in found)
+        self._sources.extend([source] * len(rows))
+        ids = [row["rollout_id"] for row in rows]
+        self.places.update((each, place) for place, each in enumerate(ids, len(self.ids)))
+        # Last: others count these rollouts from now on.
+        self.ids += ids
 
-    def train(self, rollout_id: str, *, step: int, row: int, advantage: float | None) -> None:
-        """Note that a step trained on a rollout, if it is recorded."""
+    def train(self, rollout_id: str, *, step: float, row: float, advantage: float | None) -> None:
+        """Note that a step trained on a rollout, if it is recorded; nan: none did."""
         place = self.places.get(rollout_id)
         if place is not None:
             self._numbers["step"][place] = step
@@ -210,7 +240,7 @@ class RolloutTable:
         """Return the last step before one, and the first after it, with recorded rollouts."""
         count = len(self)
         own = self._words["policy"].say(policy, count)
-        steps = np.array(self._numbers["step"])[:count][own]
+        steps = self._numbers["step"].first(count)[own]
         before, after = steps[steps < step], steps[steps > step]
         return [
             int(before.max()) if len(before) else None,
@@ -228,9 +258,9 @@ class RolloutTable:
         for name, word in wanted.words.items():
             kept &= self._words[name].are(word, count)
         for name, least in wanted.least.items():
-            kept &= np.array(self._numbers[name])[:count] >= least
+            kept &= self._numbers[name].first(count) >= least
         for name, most in wanted.most.items():
-            kept &= np.array(self._numbers[name])[:count] <= most
+            kept &= self._numbers[name].first(count) <= most
         if wanted.text:
             said = np.array([wanted.text in each for each in self.ids[:count]], bool)
             for name in ("group", "prompt"):
@@ -238,7 +268,7 @@ class RolloutTable:
             kept &= said
         places = np.flatnonzero(kept)
         if wanted.sort in _NUMBERS:
-            keys = np.array(self._numbers[wanted.sort])[places]
+            keys = self._numbers[wanted.sort].first(count)[places]
         else:
             keys = self._words[wanted.sort].ranks(places)
         return places[np.argsort(-keys if wanted.descends else keys, kind="stable")]

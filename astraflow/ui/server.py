@@ -11,18 +11,18 @@ import secrets
 import signal
 import sys
 import webbrowser
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.config.run_dir import RunDir
@@ -32,9 +32,18 @@ from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.http import HttpServer
 from astraflow.ui.shown_run import ShownRun
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 WEB: Final = Path(__file__).parent / "web"
 
 _COOKIE: Final = "astraflow-key"
+_TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".LICENSE": "text/plain",
+}
 _LOOK_S: Final = 1.0
 _SWITCH_S: Final = 0.0005
 _HEADERS: Final = {
@@ -85,9 +94,15 @@ async def serve_until_told(runs: Sequence[ShownRun], *, port: int, opens: bool) 
 
 async def _index(runs: Sequence[ShownRun]) -> None:
     """Read what is new in the folders of the runs, for ever."""
+    readable = list(runs)
     while True:
-        for run in runs:
-            await asyncio.to_thread(run.index)
+        for run in tuple(readable):
+            try:
+                await asyncio.to_thread(run.index)
+                await run.cut()
+            except Exception:
+                readable.remove(run)
+                log.exception("files of a run cannot be read; its page stays as it is", run=run.key)
         await asyncio.sleep(_LOOK_S)
 
 
@@ -162,10 +177,22 @@ def _app(runs: Sequence[ShownRun]) -> ASGIApp:
             route("/steps/{policy}/{step:int}", lambda run, asked: run.step(**asked.path_params)),
             route("/rollouts", lambda run, asked: run.find_rollouts(asked.query_params)),
             route("/rollouts/{rollout_id:path}", lambda run, a: run.rollout(**a.path_params)),
-            Mount("/", StaticFiles(directory=WEB, html=True)),
+            *_files(),
         ],
         exception_handlers={AstraflowError: _refuse, HTTPException: _refuse},
     )
+
+
+def _files() -> Iterator[Route]:
+    """Yield the files of the page, from memory: a paint waits for no disk and for no thread."""
+    for path in WEB.rglob("*.*"):
+        content, kind = path.read_bytes(), _TYPES[path.suffix]
+
+        async def answer(_: Request, content: bytes = content, kind: str = kind) -> Response:
+            return Response(content, media_type=kind)
+
+        name = path.relative_to(WEB).as_posix()
+        yield Route("/" if name == "index.html" else f"/{name}", answer)
 
 
 def overview(runs: Sequence[ShownRun]) -> Mapping[str, Any]:

@@ -7,13 +7,14 @@ again where they grew.
 import asyncio
 import json
 from collections.abc import Mapping
-from math import sqrt
+from math import nan, sqrt
 from threading import Lock
 from typing import Any
 
 import structlog
 from pydantic_core import from_json
 
+from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.run_folder import is_live
@@ -29,6 +30,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Json = dict[str, Any]
 
 _HEAD = frozenset({"time", "policy", "step", "version"})
+_SILENT = "the hub of a live run does not answer"
+_VERSION_NAMES = (
+    *("time", "policy", "version", "member", "state"),
+    *("pulled_nbytes", "pull_s", "pause_s"),
+)
 
 
 class ShownRun:
@@ -46,12 +52,15 @@ class ShownRun:
         self._tokenizers = RunTokenizers(run_dir)
         self._steps: dict[str, list[Row]] = {}
         self._step_lines = GrowingLines(run_dir.metrics)
+        self._versions: dict[str, list[Any]] = {name: [] for name in _VERSION_NAMES}
+        self._version_lines = GrowingLines(run_dir.versions)
         self._batch_lines = GrowingLines(run_dir.batches)
-        # Where the line of a step begins, by policy and step.
-        self._batches: dict[tuple[str, int], int] = {}
+        # Where the line of a step begins: of each policy by step, in their order.
+        self._batches: dict[str, dict[int, int]] = {}
         # By recorded rollout: the steps that trained on it, each as policy and step.
         self._trained: dict[str, tuple[tuple[str, int], ...]] = {}
         self._reading, self._indexing = Lock(), Lock()
+        self._summary: tuple[object, Json] = (None, {})
 
     def head(self) -> Json:
         """Return what stands in the list of runs."""
@@ -59,12 +68,22 @@ class ShownRun:
         metrics = {name for rows in steps.values() for row in rows[-1:] for name in row}
         return {
             "key": self.key,
-            **row_of(self.run_dir),
+            **self._summarised(),
             "is_live": is_live(self.run_dir),
             "policies": list(steps),
             "last_steps": {policy: rows[-1]["step"] for policy, rows in steps.items()},
             "metrics": sorted(metrics - _HEAD),
         }
+
+    def _summarised(self) -> Json:
+        """Return what came of the run so far, read again where its folder changed."""
+        run_dir = self.run_dir
+        paths = (run_dir.metrics, run_dir.versions, run_dir.evals, run_dir.status, run_dir.summary)
+        sizes = [path.stat().st_size for path in paths if path.exists()]
+        seen = (is_live(run_dir), run_dir.root.stat().st_mtime_ns, sizes)
+        if self._summary[0] != seen:
+            self._summary = (seen, row_of(run_dir))
+        return self._summary[1]
 
     def evals(self) -> list[Json]:
         """Return every evaluation that was finished."""
@@ -110,7 +129,7 @@ class ShownRun:
             "recorded": self.rollouts.steps_beside(policy, step),
             "batch": None,
         }
-        offset = self._batches.get((policy, step))
+        offset = self._batches.get(policy, {}).get(step)
         if offset is not None:
             batch = self._batch_lines.at(offset)
             ids = batch["rows"]["rollout_id"]
@@ -155,8 +174,12 @@ class ShownRun:
 
     def timeline(self) -> Json:
         """Return what each trainer did when, and when each version went live on each node."""
-        versions = read_json_lines(self.run_dir.versions)
-        names = ("time", "policy", "version", "member", "state", "pulled_nbytes", "pull_s")
+        with self._reading:
+            for _, line in self._version_lines.new():
+                row = from_json(line)
+                for name, column in self._versions.items():
+                    column.append(row.get(name))
+            versions = {name: column.copy() for name, column in self._versions.items()}
         steps = {
             policy: {
                 "step": [row["step"] for row in rows],
@@ -166,8 +189,7 @@ class ShownRun:
             }
             for policy, rows in self._read_steps().items()
         }
-        columns = {name: [row.get(name) for row in versions] for name in (*names, "pause_s")}
-        return {"trainers": steps, "versions": columns}
+        return {"trainers": steps, "versions": versions}
 
     async def status(self) -> Json:
         """Return what the hub knows, of a live run, or knew at the end; empty: it told nobody."""
@@ -175,10 +197,40 @@ class ShownRun:
             try:
                 return from_json(await live_status(self.run_dir))
             except AstraflowError as error:
-                log.warning("the hub of a live run does not answer", run=self.key, why=str(error))
+                log.warning(_SILENT, run=self.key, why=str(error))
         if not self.run_dir.status.exists():
             return {}
         return json.loads(await asyncio.to_thread(self.run_dir.status.read_text))
+
+    async def cut(self) -> None:
+        """Forget the steps that the hub of a live run counts as not trained.
+
+        A trainer that came back at an older step does them again, and only then do the files
+        say so.
+        """
+        if not is_live(self.run_dir):
+            return
+        # Before the hub is asked: what is written by now and it does not count was undone.
+        last = {policy: rows[-1] for policy, rows in self._read_steps().items()}
+        written_nbytes = self._batch_lines.offset
+        try:
+            async with ControlClient.of(self.run_dir) as control:
+                policies = (await control.get_run()).policies
+        except AstraflowError as error:
+            log.warning(_SILENT, run=self.key, why=str(error))
+            return
+        for each in policies:
+            newest = last.get(each.policy_id)
+            await asyncio.to_thread(self._cut, each.policy_id, each.step, newest, written_nbytes)
+
+    def _cut(self, policy: str, step: int, newest: Row | None, written_nbytes: int) -> None:
+        with self._reading:
+            rows = self._steps.get(policy, [])
+            # If another came meanwhile, the next look knows better.
+            if rows and rows[-1] is newest:
+                self._steps[policy] = [row for row in rows if row["step"] <= step]
+        with self._indexing:
+            self._undo(policy, step, written_nbytes)
 
     def index(self) -> None:
         """Read what is new of the recorded rollouts and of what was trained on; blocks."""
@@ -190,9 +242,10 @@ class ShownRun:
                 self._note_batch(offset, from_json(line))
 
     def _note_batch(self, offset: int, batch: Json) -> None:
-        step, rows = batch["step"], batch["rows"]
-        self._batches[batch["policy"], step] = offset
-        mark = (batch["policy"], step)
+        policy, step, rows = batch["policy"], batch["step"], batch["rows"]
+        self._undo(policy, step - 1, offset)
+        self._batches.setdefault(policy, {})[step] = offset
+        mark = (policy, step)
         for row, rollout_id in enumerate(rows["rollout_id"]):
             advantage = rows["advantage"][row]
             self.rollouts.train(rollout_id, step=step, row=row, advantage=advantage)
@@ -201,11 +254,24 @@ class ShownRun:
         ):
             self._trained[rollout_id] = (*self._trained.get(rollout_id, ()), mark)
 
+    def _undo(self, policy: str, last: int, end: int) -> None:
+        """Forget the steps after one, as far as they were written before a place of the file."""
+        steps = self._batches.get(policy, {})
+        while steps and (step := next(reversed(steps))) > last and steps[step] < end:
+            rows = self._batch_lines.at(steps.pop(step))["rows"]
+            for each in self._trained.keys() & set(rows["rollout_id"]):
+                kept = tuple(mark for mark in self._trained[each] if mark != (policy, step))
+                self._trained[each] = kept
+                self.rollouts.train(each, step=nan, row=nan, advantage=None)
+                for row in self._trained_rows(each)[-1:]:
+                    keys = ("step", "row", "advantage")
+                    self.rollouts.train(each, **{key: row[key] for key in keys})
+
     def _trained_rows(self, rollout_id: str) -> list[Json]:
         """Return in which rows of which steps a rollout was trained on, step by step."""
         found: list[Json] = []
         for policy, step in self._trained.get(rollout_id, ()):
-            rows = self._batch_lines.at(self._batches[policy, step])["rows"]
+            rows = self._batch_lines.at(self._batches[policy][step])["rows"]
             found += [
                 {
                     "policy": policy,
@@ -214,7 +280,6 @@ class ShownRun:
                     "trajectory": rows["trajectory"][row],
                     "advantage": rows["advantage"][row],
                 }
-                # None is left where the step was lost with its trainer and done again.
                 for row, each in enumerate(rows["rollout_id"])
                 if each == rollout_id
             ]
@@ -225,7 +290,7 @@ class ShownRun:
             for _, line in self._step_lines.new():
                 row = from_json(line)
                 keep_step(self._steps.setdefault(row["policy"], []), row)
-            return self._steps
+            return {policy: rows for policy, rows in self._steps.items() if rows}
 
 
 def _error(row: Row, deviation: str) -> float | None:

@@ -1,5 +1,7 @@
 """What the page is told of a run, and who is told."""
 
+import asyncio
+import json
 import os
 
 import httpx
@@ -97,6 +99,7 @@ async def test_what_cannot_be_asked_is_refused_by_its_name(recorded, serve):
         for path, said in {
             f"{RUN}/rollouts?sort=colour": "colour",
             f"{RUN}/rollouts?reward.min=much": "much",
+            f"{RUN}/rollouts?offset=inf": "inf",
             f"{RUN}/rollouts/nobody/1": "nobody/1",
             f"{RUN}/steps/solver/77": "77",
             "/api/runs/other/evals": "other",
@@ -153,6 +156,69 @@ async def test_what_a_run_writes_meanwhile_is_read_on(recorded, serve, tmp_path)
     assert len(run.rollouts) == len(lines["rollouts/solver.jsonl"])
     assert run.head()["last_steps"] == {"solver": 4}
     assert all(row["step"] for row in run.rollouts.rows(range(1)))
+
+
+async def test_a_step_that_was_undone_is_shown_no_more_and_its_rollouts_as_untrained(
+    recorded, serve, tmp_path
+):
+    undone = tmp_path / "small"
+    (undone / "rollouts").mkdir(parents=True)
+    (undone / "recipe.yaml").write_text((recorded / "recipe.yaml").read_text())
+    for name in ("metrics.jsonl", "batches.jsonl", "rollouts/solver.jsonl"):
+        lines = (recorded / name).read_text().splitlines(keepends=True)
+        # The trainer came back at step 2, and has done step 3 again: on what step 4 had.
+        again = [] if name.startswith("rollouts") else [lines[3].replace('"step":4', '"step":3')]
+        (undone / name).write_text("".join(lines + again))
+    before = [json.loads(line) for line in (recorded / "batches.jsonl").read_text().splitlines()]
+    async with serve(undone) as page:
+        (head,) = (await page.get("/api/runs")).json()["runs"]
+        rows = (await page.get(f"{RUN}/steps/solver/3")).json()["batch"]["rows"]
+        gone = await page.get(f"{RUN}/steps/solver/4")
+        found = (await page.get(f"{RUN}/rollouts")).json()["rows"]
+        told = {
+            each["id"]: (await page.get(f"{RUN}/rollouts/{each['id']}")).json()["trained"]
+            for each in found
+        }
+    assert head["last_steps"] == {"solver": 3}
+    assert gone.status_code == 404
+    assert rows["rollout_id"] == before[3]["rows"]["rollout_id"]
+    lost = set(before[2]["rows"]["rollout_id"])
+    steps = {each["id"]: each["step"] for each in found}
+    assert {steps[each] for each in lost & steps.keys()} <= {None}
+    assert all(told[each] == [] for each in lost & told.keys())
+    assert {mark["step"] for marks in told.values() for mark in marks} <= {1, 2, 3}
+
+
+async def test_a_step_that_the_hub_of_a_live_run_does_not_count_is_not_shown(tmp_path):
+    recipe = small_recipe(tmp_path)
+    async with start_run(recipe, run_dir=tmp_path / "live") as hub:
+        tokens = {"operator_token": hub.operator_token, "join_token": hub.join_token}
+        endpoint = HubEndpoint(address=hub.address, pid=os.getpid(), **tokens)
+        hub.run_dir.write_endpoint(endpoint)
+        hub.run_dir.recipe.write_text(dump_recipe(recipe))
+        row = {"time": "2026-01-01T00:00:00+00:00", "policy": "solver", "version": 0, "step": 1}
+        hub.run_dir.metrics.write_text(json.dumps(row) + "\n")
+        (run,) = shown_runs([hub.run_dir.root])
+        assert run.head()["last_steps"] == {"solver": 1}
+        await run.cut()
+        assert run.head()["last_steps"] == {}
+
+
+async def test_rollouts_are_found_while_others_are_read(recorded, tmp_path):
+    growing = tmp_path / "small"
+    (growing / "rollouts").mkdir(parents=True)
+    (growing / "recipe.yaml").write_text((recorded / "recipe.yaml").read_text())
+    line = (recorded / "rollouts/solver.jsonl").read_text().splitlines()[0]
+    name = json.loads(line)["rollout_id"]
+    lines = (line.replace(name, f"{name}-{at}") for at in range(20_000))
+    (growing / "rollouts/solver.jsonl").write_text("\n".join(lines) + "\n")
+    (run,) = shown_runs([growing])
+    reading = asyncio.create_task(asyncio.to_thread(run.index))
+    while not reading.done():
+        found = await asyncio.to_thread(run.find_rollouts, {"sort": "-reward", "limit": "1"})
+        assert found["found"] <= found["total"]
+    await reading
+    assert len(run.rollouts) == 20_000
 
 
 async def test_only_who_has_the_key_is_let_in_and_only_by_a_name_of_this_machine(recorded):

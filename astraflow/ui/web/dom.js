@@ -30,12 +30,16 @@ export function s(tag, props = {}, ...children) {
   return element;
 }
 
+// Made once: each takes longer to make than a row of a table.
+const WHOLE = new Intl.NumberFormat("en");
+const LARGE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
 /** Tells a number in few digits; a dash where there is none. */
 export function num(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en");
-  if (size >= 1000) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+  if (Number.isInteger(value) && size < 1e15) return WHOLE.format(value);
+  if (size >= 1000) return LARGE.format(value);
   if (size > 0 && size < 1e-3) return value.toExponential(1);
   return String(Number(value.toPrecision(digits)));
 }

@@ -2,16 +2,19 @@
 
 import { get } from "./api.js";
 import { choice, colour, css, empty, facts, h, link, num, part, seconds, short, signed, table } from "./dom.js";
+import { spans } from "./step.js";
 
 const MODES = [["mask", "Sampled"], ["version", "Version"], ["logprob", "Log-probability"], ["advantage", "Advantage"]];
 // A token of this log-probability, e^-5 = 0.7 %, has the full colour.
 const DEEP = 5;
 
 export async function rollout({ place, run, parts, query }) {
+  if (query.step) return unrecorded(place, run, parts.join("/"), query);
   const found = await get(`runs/${run.key}/rollouts/${parts.join("/")}`);
   const mode = query.by ?? "mask";
   const go = (change) => { location.hash = link("rollout", [run.key, found.rollout_id], { ...query, ...change }); };
   const tokens = found.trajectories.flatMap((each, index) => tokensOf(each, index, found));
+  tokens.forEach((token, number) => { token.number = number; });
   const side = h("aside.side");
   place.append(
     h("div.title", {}, h("h1", {}, `Rollout ${short(found.rollout_id)}`), h("span.sub", {}, `${found.outcome}${found.purpose === "eval" ? ", of an evaluation" : ""}`)),
@@ -25,6 +28,24 @@ export async function rollout({ place, run, parts, query }) {
   const show = (token) => side.replaceChildren(...about(found, run, token));
   show(null);
   choose(place, tokens, show, Number(query.token ?? -1));
+}
+
+/** Shows a rollout whose text is not recorded: where each of its rows in a step came from. */
+async function unrecorded(place, run, id, { policy, step }) {
+  const { batch } = await get(`runs/${run.key}/steps/${policy}/${step}`);
+  const { rows } = batch;
+  const own = rows.rollout_id.map((each, row) => (each === id ? row : -1)).filter((row) => row >= 0);
+  const parts = Object.entries(batch.reward_parts);
+  place.append(
+    h("div.title", {}, h("h1", {}, `Rollout ${short(id)}`), h("span.sub", {}, "not recorded")),
+    empty("Its text was not recorded: the hub writes the rollouts of about one group of every batch. This is what is known of every row that is trained on."),
+    ...own.map((row) => part(`Row ${row} of step ${step}`, null, h("ol.lineage", {},
+      h("li", {}, `reward ${num(rows.reward[row])}`, parts.length ? `: ${parts.map(([name, values]) => `${name} ${num(values[row])}`).join(", ")}` : ""),
+      h("li", {}, `sampled by version ${spans(rows.version_spans[row])}`),
+      h("li", {}, `on node ${short(batch.members[rows.member[row]])}`),
+      h("li", {}, "trained on in ", stepLink(run, { policy, step }), ` with advantage ${signed(rows.advantage[row])}`),
+      h("li", {}, "for prompt ", h("code", {}, batch.groups[rows.group[row]].prompt_id))))),
+  );
 }
 
 /** What is known of each token of a trajectory. */
@@ -74,11 +95,11 @@ function trajectory(each, index, tokens, mode) {
   const versions = [...new Set(tokens.map((token) => token.version).filter((version) => version !== null))].sort((a, b) => a - b);
   return h("section.trajectory", {}, head, blocks.map((block) => h(block.isSampled ? "div.turn.sampled" : "div.turn", {},
     h("span.who", {}, block.isSampled ? `turn ${block.turn}` : "given"),
-    h("div.tokens", {}, block.tokens.map((token) => piece(token, tokens.indexOf(token), mode, versions))))));
+    h("div.tokens", {}, block.tokens.map((token) => piece(token, mode, versions))))));
 }
 
-function piece(token, at, mode, versions) {
-  const element = h("span.token", { dataset: { at }, class: `token ${token.isSampled ? "sampled" : "given"}` }, shown(token.text));
+function piece(token, mode, versions) {
+  const element = h("span.token", { dataset: { at: token.number }, class: `token ${token.isSampled ? "sampled" : "given"}` }, shown(token.text));
   const tint = tintOf(token, mode, versions);
   if (tint) element.style.setProperty("background-color", tint);
   return element;

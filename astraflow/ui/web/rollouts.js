@@ -6,9 +6,10 @@ import { bytes, h, link, num, short, signed } from "./dom.js";
 const ROW_PX = 34;
 const PAGE = 200;
 const AGAIN_MS = 1000;
+const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 
 const COLUMNS = [
-  { name: "time", text: "Time", tell: (row) => new Date(1000 * row.time).toLocaleTimeString("en-GB") },
+  { name: "time", text: "Time", tell: (row) => CLOCK.format(1000 * row.time) },
   { name: "step", text: "Step", num: true, tell: (row) => (row.step === null ? "–" : row.step) },
   { name: "prompt", text: "Prompt", tell: (row) => row.prompt },
   { name: "sample", text: "Sample", num: true, tell: (row) => row.sample },
@@ -27,6 +28,9 @@ export async function rollouts({ place, run, query }) {
   let total = { found: 0, total: 0 };
   let turn = 0;
   let timer = null;
+  let frame = 0;
+  // What is drawn now: by its place, the row and its element.
+  const drawn = new Map();
   const count = h("p.hint", { role: "status" });
   const heads = h("div.vhead", { role: "row" });
   const body = h("div.vbody", { role: "rowgroup" });
@@ -91,15 +95,34 @@ export async function rollouts({ place, run, query }) {
     body.style.height = `${total.found * ROW_PX}px`;
     const first = Math.max(0, Math.floor(view.scrollTop / ROW_PX) - 8);
     const last = Math.min(total.found, first + Math.ceil(view.clientHeight / ROW_PX) + 16);
-    const rows = [];
-    for (let at = first; at < last; at++) {
-      const number = Math.floor(at / PAGE);
-      if (!pages.has(number)) page(number).then(draw, () => pages.delete(number));
-      rows.push(line(at, pages.get(number)?.[at % PAGE]));
+    for (const [at, { element }] of drawn) {
+      if (at >= first && at < last) continue;
+      element.remove();
+      drawn.delete(at);
     }
     const focused = body.contains(document.activeElement) ? document.activeElement.dataset.at : null;
-    body.replaceChildren(...rows);
+    let before = null;
+    for (let at = first; at < last; at++) {
+      const number = Math.floor(at / PAGE);
+      if (!pages.has(number)) page(number).then(later, () => pages.delete(number));
+      const row = pages.get(number)?.[at % PAGE];
+      const old = drawn.get(at);
+      const element = old && old.row === row ? old.element : line(at, row);
+      if (element !== old?.element) {
+        old?.element.remove();
+        if (before) before.after(element);
+        else body.prepend(element);
+        drawn.set(at, { row, element });
+      }
+      before = element;
+    }
     if (focused !== null) body.querySelector(`[data-at="${focused}"]`)?.focus({ preventScroll: true });
+  }
+
+  /** Draws with the next frame, once, however much there is to draw. */
+  function later() {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(draw);
   }
 
   function line(at, row) {
@@ -112,7 +135,7 @@ export async function rollouts({ place, run, query }) {
     return h("a.vrow", { style, role: "row", href: link("rollout", [run.key, row.id]), dataset: { at } }, cells);
   }
 
-  view.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
+  view.addEventListener("scroll", later, { passive: true });
   view.addEventListener("keydown", (event) => {
     const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!move) return;
@@ -125,5 +148,8 @@ export async function rollouts({ place, run, query }) {
   });
   place.addEventListener("shown", draw, { once: true });
   await reload();
-  return () => clearTimeout(timer);
+  return () => {
+    clearTimeout(timer);
+    cancelAnimationFrame(frame);
+  };
 }

@@ -40,7 +40,7 @@ export async function step({ place, run, parts, query }) {
   const order = query.order ?? "worst";
   const recorded = batch.rows.is_recorded.filter(Boolean).length;
   place.append(
-    part("Groups", `A bar is a rollout, as high as its reward. Filled bars are recorded and open their text: ${recorded} of ${batch.rows.reward.length} here, their groups first.`,
+    part("Groups", `A bar is a rollout, as high as its reward. Filled bars are recorded and open their text, the others what is known of them: ${recorded} of ${batch.rows.reward.length} here, their groups first.`,
       h("div.bar", {}, choice("Order of the groups", ORDERS, order, (value) => { location.hash = link("step", [run.key, policy, number], { ...query, order: value }); }),
         h("span.grow"), recorded ? null : nearby(found, to)),
       h("div.groups", {}, sorted(groups, order, batch.rows.is_recorded).map((group) => card(group, groups, batch, run)))),
@@ -78,9 +78,9 @@ function card(group, groups, batch, run) {
     const reward = batch.rows.reward[row];
     const told = `sample ${group.rows.indexOf(row) + 1}: reward ${num(reward)}, advantage ${signed(batch.rows.advantage[row])}`;
     const fill = h("i", { style: { bottom: `${(100 * (Math.min(0, reward ?? 0) - low)) / (high - low)}%`, height: `${Math.max(3, (100 * Math.abs(reward ?? 0)) / (high - low))}%` } });
-    return batch.rows.is_recorded[row]
-      ? h("a.rollout-bar", { href: link("rollout", [run.key, batch.rows.rollout_id[row]]), title: told, "aria-label": told }, fill)
-      : h("span.rollout-bar.faint", { title: `${told} (not recorded)` }, fill);
+    const isRecorded = batch.rows.is_recorded[row];
+    const said = isRecorded ? told : `${told} (text not recorded)`;
+    return h(isRecorded ? "a.rollout-bar" : "a.rollout-bar.faint", { href: rolloutLink(run, batch, row), title: said, "aria-label": said }, fill);
   });
   const means = Object.entries(batch.reward_parts).map(([name, values]) => [name, mean(group.rows.map((row) => values[row]))]);
   const told = means.filter(([, value]) => value).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, MAX_PARTS);
@@ -88,6 +88,11 @@ function card(group, groups, batch, run) {
     h("header", {}, h("code", { title: group.prompt_id }, group.prompt_id), h("b", {}, num(group.mean)), h("span.hint", {}, group.std ? `± ${num(group.std, 2)}` : "all alike")),
     h("div.bars", {}, bars),
     h("ul.parts", {}, told.map(([name, value]) => h("li", {}, h("span", {}, name), h("span", {}, num(value))))));
+}
+
+/** Leads to a rollout; of one whose text is not recorded, to what its step knows of it. */
+function rolloutLink(run, { policy, step, rows }, row) {
+  return link("rollout", [run.key, rows.rollout_id[row]], rows.is_recorded[row] ? {} : { policy, step });
 }
 
 function mean(values) {
@@ -100,7 +105,7 @@ function rowTable(groups, batch, run) {
   const order = rows.reward.map((_, row) => row).sort((a, b) => (rows.reward[a] ?? 0) - (rows.reward[b] ?? 0));
   const name = (row) => {
     const text = short(rows.rollout_id[row]);
-    return rows.is_recorded[row] ? h("a", { href: link("rollout", [run.key, rows.rollout_id[row]]) }, text) : h("span.hint", { title: "not recorded" }, text);
+    return h(rows.is_recorded[row] ? "a" : "a.hint", { href: rolloutLink(run, batch, row), title: rows.is_recorded[row] ? null : "text not recorded" }, text);
   };
   const partNames = Object.keys(batch.reward_parts).slice(0, MAX_PARTS);
   return table([
