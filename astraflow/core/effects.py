@@ -4,7 +4,7 @@ An effect is carried out or given up; nothing that comes of it is assumed. What 
 back as an event: a rollout, an ack, or the end of a session.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -284,7 +284,7 @@ class Decision:
             said = answer.item_id, str(answer.disposition), str(answer.reason)
             text = repr((said, [(effects[0].rollout.rollout_id, effects[0].member_id)]))
         else:
-            text = repr((_plain(answer), _plain(effects)))
+            text = repr((*_plain([answer]), _plain(effects)))
         return crc32(text.encode())
 
 
@@ -303,10 +303,9 @@ class Effects:
         return effects
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as plain data whose text is the same in every process."""
-    kind = cast("type[Any]", type(value))
-    return _encoder(kind)(value)
+def _plain(values: Iterable[Any]) -> list[Any]:
+    """Return values as plain data whose text is the same in every process."""
+    return [_encoder(cast("type[Any]", type(value)))(value) for value in values]
 
 
 @cache
@@ -318,7 +317,7 @@ def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
         names = tuple(each.name for each in fields(kind) if each.name not in _LATER)
         # Not its name, which may be another one in the next release.
         number = _EFFECTS.index(kind) if kind in _EFFECTS else None
-        return lambda value: (number, *[_plain(getattr(value, name)) for name in names])
+        return lambda value: (number, *_plain(getattr(value, name) for name in names))
     fitting = (tell for base, tell in _ENCODERS if issubclass(kind, base))
     return next(fitting, _omit)
 
@@ -333,9 +332,9 @@ _ENCODERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
     # The secrets of a session are bytes, and no journal has them.
     (bytes, _omit),
     ((int, type(None), datetime, timedelta), lambda value: value),
-    (Mapping, lambda value: sorted((str(key), repr(_plain(of))) for key, of in value.items())),
-    (Set, lambda value: sorted(repr(_plain(each)) for each in value)),
-    (Sequence, lambda value: [_plain(each) for each in value]),
+    (Mapping, lambda value: sorted([(str(key), repr(*_plain([of]))) for key, of in value.items()])),
+    (Set, lambda value: sorted(map(repr, _plain(value)))),
+    (Sequence, _plain),
 )
 
 # Fields that the release before this one had not: bytes, which do not count, and what is for the
@@ -355,7 +354,7 @@ _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
         each.task_id,
         each.attempt,
         each.sample_indexes,
-        _plain(each.versions),
+        *_plain([each.versions]),
         each.deadline,
     ),
     SendBatch: lambda each: (
