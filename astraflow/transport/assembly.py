@@ -126,6 +126,8 @@ class FrameInbox:
         self._begun: set[_Key] = set()
         self._ready: deque[SentChunk] = deque()
         self._ready_nbytes = self._claimed_nbytes = 0
+        self._max_nbytes = min(UNPLANNED_NBYTES, self._bound.payload_nbytes)
+        self._max_count = min(UNPLANNED_COUNT, self._bound.chunk_count)
         self._activity = 0
         self._is_waiting = False
         self._failure: AstraflowError | None = None
@@ -149,6 +151,7 @@ class FrameInbox:
                 Reason.PATCH_UNKNOWN, "the plan has more than what the run registered"
             )
         self._plan = plan
+        self._max_nbytes, self._max_count = plan.payload_nbytes, plan.chunk_count
         for key in self._begun:
             self._check_place(*key)
         self._check_bounds()
@@ -303,12 +306,7 @@ class FrameInbox:
             raise bad_frame(f"the plan has no chunk {index} of patch {patch_index}")
 
     def _check_bounds(self) -> None:
-        plan = self._plan
-        max_nbytes = UNPLANNED_NBYTES if plan is None else plan.payload_nbytes
-        max_count = UNPLANNED_COUNT if plan is None else plan.chunk_count
-        if self._claimed_nbytes > min(max_nbytes, self._bound.payload_nbytes) or len(
-            self._begun
-        ) > min(max_count, self._bound.chunk_count):
+        if self._claimed_nbytes > self._max_nbytes or len(self._begun) > self._max_count:
             raise bad_frame("there are more chunks or bytes than the plan says")
 
     def _hand_out(self, frame: Frame, header: ChunkHeader, payload: memoryview) -> None:

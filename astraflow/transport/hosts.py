@@ -8,10 +8,12 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.rpc.address import split_address
+from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.tls import Tls
+from astraflow.transport.groups import Carrier
 from astraflow.transport.shm import ShmHost
-from astraflow.transport.tcp import TcpHost, direct_port
+from astraflow.transport.stream_host import StreamHost
+from astraflow.transport.tcp import direct_port, tcp_listener
 from astraflow.transport.transfers import Transfer, Transfers
 from astraflow.transport.ucx import UcxHost
 from astraflow.wire.transfers import LaneEndpoint, TransferPlan
@@ -58,9 +60,11 @@ class LaneHosts:
         async def started(lane: LaneKind) -> str:
             match lane:
                 case LaneKind.TCP:
-                    tcp = TcpHost(self.transfers, seals=seals)
+                    tcp = StreamHost(lane, self.transfers, carrier=Carrier, seals=seals)
                     self._hosts.push_async_callback(tcp.close)
-                    return tcp.start(here, there, ports=(direct_port(port), 0))
+                    listener = tcp_listener(here, (direct_port(port), 0))
+                    tcp.listen(listener)
+                    return join_address(there, listener.getsockname()[1])
                 case LaneKind.SHM:
                     shm = ShmHost(self.transfers)
                     self._hosts.push_async_callback(shm.close)

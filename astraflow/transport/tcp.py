@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address
 from astraflow.transport.frames import source_lost
-from astraflow.transport.groups import Carrier
 from astraflow.transport.sockets import connect, kept
-from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial
-from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
@@ -70,38 +66,26 @@ async def tcp_dial(host: str, port: int) -> Dial:
     return lambda connection: connect(connection, family, place)
 
 
-class TcpHost(StreamHost):
-    """Serves framed chunks over TCP."""
+def tcp_listener(host: str, ports: Sequence[int]) -> socket.socket:
+    """Return a socket that is bound to the first of some ports that is free.
 
-    def __init__(self, transfers: Transfers, *, seals: bool = False) -> None:
-        super().__init__(LaneKind.TCP, transfers, carrier=Carrier, seals=seals)
-
-    def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:
-        """Listen; return host:port, as others dial it.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when it cannot listen there.
-        """
-        failure: OSError | None = None
-        for port in ports:
-            try:
-                listener = _bound(host, port)
-            except OSError as error:
-                failure = error
-                continue
-            self.listen(listener)
-            return join_address(advertised_host, listener.getsockname()[1])
-        place, why = join_address(host, ports[-1]), failure and failure.strerror
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"the TCP lane cannot listen on {place}: {why}"
-        ) from failure
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, place = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with kept(socket.socket(family, kind, protocol)) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-    return listener
+    Raises:
+        AstraflowError: INVALID_FIELD when none is.
+    """
+    failure: OSError | None = None
+    for port in ports:
+        try:
+            family, kind, protocol, _, place = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with kept(socket.socket(family, kind, protocol)) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(place)
+        except OSError as error:
+            failure = error
+        else:
+            return listener
+    where, why = join_address(host, ports[-1]), failure and failure.strerror
+    raise AstraflowError(
+        Reason.INVALID_FIELD, f"the TCP lane cannot listen on {where}: {why}"
+    ) from failure

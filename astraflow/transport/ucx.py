@@ -61,13 +61,15 @@ def ucx_thread() -> UcxThread:
     )
 
 
-class UcxConnection:
-    """A UCX endpoint as a connection of a lane; see `groups.Connection`.
+class UcxConnection(asyncio.Transport):
+    """A UCX endpoint: a connection of a lane at its source, and the transport of a puller's.
 
-    Each buffer is one message.
+    Each buffer is one message. For the source see `groups.Connection`; what is for a puller begins
+    with `read_for`.
     """
 
     def __init__(self, endpoint: Any) -> None:
+        super().__init__()
         self._thread = ucx_thread()
         self._endpoint = endpoint
         self._under_way: deque[asyncio.Future[Any]] = deque()
@@ -107,6 +109,43 @@ class UcxConnection:
     def close(self) -> None:
         self.end()
 
+    def read_for(self, puller: PullerConnection) -> None:
+        """Receive for a puller from now on, as asyncio's transports do."""
+        self._puller = puller
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        puller.connection_made(self)
+        self._reading = asyncio.create_task(self._read())
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.post([memoryview(data)])
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def abort(self) -> None:
+        self._reading.cancel()
+        self.end()
+        self._puller.connection_lost(None)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._may_read.wait()
+                target = self._puller.get_buffer(-1)
+                if len(target) <= _BRIEF_NBYTES:
+                    # A message may be shorter: then it ends in zeros.
+                    target[:] = bytes(len(target))
+                await self.receive_into(np.frombuffer(target, np.uint8))
+                self._puller.buffer_updated(len(target))
+        except AstraflowError as error:
+            self._puller.fail(error)
+        except ConnectionError as error:
+            self._puller.connection_lost(error)
+
 
 async def _translated(work: "asyncio.Future[Any]") -> None:
     """Wait for what UCX does; the classes of its errors differ between the two modules."""
@@ -119,48 +158,6 @@ async def _translated(work: "asyncio.Future[Any]") -> None:
         raise ConnectionError(f"the UCX endpoint failed: {why}") from error
 
 
-class _UcxTransport(asyncio.Transport):
-    """Receives and sends for a puller over an endpoint, as asyncio's transports do over sockets."""
-
-    def __init__(self, endpoint: UcxConnection, connection: PullerConnection) -> None:
-        super().__init__()
-        self._endpoint = endpoint
-        self._connection = connection
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-        connection.connection_made(self)
-        self._reading = asyncio.create_task(self._read())
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._endpoint.post([memoryview(data)])
-
-    def pause_reading(self) -> None:
-        self._may_read.clear()
-
-    def resume_reading(self) -> None:
-        self._may_read.set()
-
-    def abort(self) -> None:
-        self._reading.cancel()
-        self._endpoint.end()
-        self._connection.connection_lost(None)
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                await self._may_read.wait()
-                target = self._connection.get_buffer(-1)
-                if len(target) <= _BRIEF_NBYTES:
-                    # A message may be shorter: then it ends in zeros.
-                    target[:] = bytes(len(target))
-                await self._endpoint.receive_into(np.frombuffer(target, np.uint8))
-                self._connection.buffer_updated(len(target))
-        except AstraflowError as error:
-            self._connection.fail(error)
-        except ConnectionError as error:
-            self._connection.connection_lost(error)
-
-
 def ucx_dial(address: str) -> Dial:
     """Return what connects to host:port; LANE_UNAVAILABLE without UCX."""
     thread, (host, port) = ucx_thread(), split_address(address)
@@ -170,7 +167,7 @@ def ucx_dial(address: str) -> Dial:
             endpoint = await thread.start(thread.ucx.create_endpoint(host, port))
         except Exception as error:  # its classes differ between the two modules
             raise ConnectionError(f"no UCX endpoint at {address}") from error
-        _UcxTransport(UcxConnection(endpoint), connection)
+        UcxConnection(endpoint).read_for(connection)
 
     return dial
 
