@@ -90,8 +90,8 @@ class _Stream:
 class ShardLane:
     """Pulls all shards of a version, each from its rank.
 
-    Ranks plan for themselves. Where they would go different ways, all are asked to go from version
-    to version.
+    Ranks plan for themselves. Where they would go different ways, all are asked for what is coded
+    fast: patches over several versions are compact, so that all go from version to version.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -100,24 +100,17 @@ class ShardLane:
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        async with self._opened(endpoint, spec, transfer_token) as streams:
-            if _agree(streams):
-                yield _joined_plan(streams)
-                async for sent in _chunks(streams):
-                    yield sent
-                return
-        read: list[tuple[TransferPlan, list[SentChunk]]] = []
-        for leg in _legs(spec):
-            async with self._opened(endpoint, leg, transfer_token) as streams:
-                if not _agree(streams):
-                    raise _disagreed(leg)
-                read.append((_joined_plan(streams), [sent async for sent in _chunks(streams)]))
-        yield _added([plan for plan, _ in read])
-        before = 0
-        for plan, chunks in read:
-            for sent in chunks:
-                yield replace(sent, patch_index=before + sent.patch_index)
-            before += len(plan.patches)
+        for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,))):
+            async with self._opened(endpoint, asked, transfer_token) as streams:
+                if all(stream.way == streams[0].way for stream in streams):
+                    yield _joined_plan([stream.plan for stream in streams])
+                    async for sent in _chunks(streams):
+                        yield sent
+                    return
+        raise AstraflowError(
+            Reason.PATCH_UNKNOWN,
+            f"the ranks go different ways from {spec.base_version} to version {spec.version}",
+        )
 
     @asynccontextmanager
     async def _opened(
@@ -153,40 +146,14 @@ async def _chunks(streams: Sequence[_Stream]) -> AsyncGenerator[SentChunk]:
                 yield replace(item, patch_index=item.patch_index * len(streams) + rank)
 
 
-def _agree(streams: Sequence[_Stream]) -> bool:
-    return all(stream.way == streams[0].way for stream in streams)
-
-
-def _joined_plan(streams: Sequence[_Stream]) -> TransferPlan:
+def _joined_plan(plans: Sequence[TransferPlan]) -> TransferPlan:
     """Return one plan: of each patch all shards, by rank, before the next."""
-    plans = [stream.plan for stream in streams]
     by_patch = zip(*(plan.patches for plan in plans), strict=True)
-    return replace(_added(plans), patches=tuple(index for shards in by_patch for index in shards))
-
-
-def _added(plans: Sequence[TransferPlan]) -> TransferPlan:
     return TransferPlan(
         transfer_id=plans[0].transfer_id,
-        patches=tuple(index for plan in plans for index in plan.patches),
+        patches=tuple(index for shards in by_patch for index in shards),
         chunk_count=sum(plan.chunk_count for plan in plans),
         payload_nbytes=sum(plan.payload_nbytes for plan in plans),
-    )
-
-
-def _legs(spec: TransferSpec) -> list[TransferSpec]:
-    if spec.base_version is None:
-        raise _disagreed(spec)
-    profiles = (CodecProfile.FAST,)
-    return [
-        replace(spec, base_version=version - 1, version=version, profiles=profiles)
-        for version in range(spec.base_version + 1, spec.version + 1)
-    ]
-
-
-def _disagreed(spec: TransferSpec) -> AstraflowError:
-    return AstraflowError(
-        Reason.PATCH_UNKNOWN,
-        f"the ranks go different ways from {spec.base_version} to version {spec.version}",
     )
 
 

@@ -179,7 +179,8 @@ class Fetch:
         settings: FetchSettings,
         listed: ListVersions | None,
     ) -> None:
-        self.tried: list[SourceStats] = []
+        # Keys alone: a set that knows its order.
+        self.tried: dict[SourceStats, None] = {}
         self._listed = listed
         self._lane = lane
         self._token = transfer_token
@@ -234,7 +235,7 @@ class Fetch:
         self, stats: SourceStats, incoming: IncomingVersion, frame: LayoutFrame
     ) -> None:
         """Take from one source what is still missing, and let others help."""
-        self._ask(stats)
+        self.tried[stats] = None
         incoming.begin()
         shared = _Shared(incoming=incoming, frame=frame)
         async with asyncio.TaskGroup() as group:
@@ -302,7 +303,7 @@ class Fetch:
             finally:
                 # One that is not needed any more ends here, and may have given something.
                 if stats.nbytes > before:
-                    self._ask(stats)
+                    self.tried[stats] = None
                 stats.spend(started, stats.nbytes - before)
             self._note(stats, None)
             if shared.incoming.is_complete and shared.first is not None:
@@ -359,11 +360,7 @@ class Fetch:
     def _note(self, stats: SourceStats, failure: AstraflowError | None) -> None:
         stats.failure = failure
         self._failure = failure or self._failure
-        self._ask(stats)
-
-    def _ask(self, stats: SourceStats) -> None:
-        if stats not in self.tried:
-            self.tried.append(stats)
+        self.tried[stats] = None
 
 
 _SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
