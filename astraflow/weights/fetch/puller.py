@@ -349,10 +349,10 @@ def _speculative_bound(
     where it knows none; 64 MiB in any case.
     """
     forward = [
-        sum(patch.payload_nbytes for patch in step.patches)
+        sum(patch.payload_nbytes for patch in step)
         for info in known.values()
         for step in steps(info.patches)
-        if step.base_version == info.version - 1
+        if step[0].base_version == info.version - 1
     ]
     layout = None if frame is None else frame.layout
     most = 2 * max(forward) if forward else (layout.nbytes if layout else UNPLANNED_NBYTES)

@@ -200,15 +200,14 @@ class IncomingVersion:
         at = self.base_version
         for version, shards in groupby(infos, key=lambda each: each.version):
             together = [*shards]
-            (step, *_) = steps(together) or [None]
-            if step is None or len(step.patches) != len(together):
+            if [*map(len, steps(together))] != [len(together)]:
                 raise AstraflowError(
                     Reason.CHUNK_INVALID, f"the plan lacks a shard of version {version}, or has two"
                 )
-            if step.base_version != at:
+            base = together[0].base_version
+            if base != at:
                 raise AstraflowError(
-                    Reason.CHUNK_INVALID,
-                    f"a patch starts from {step.base_version}, not from {at}",
+                    Reason.CHUNK_INVALID, f"a patch starts from {base}, not from {at}"
                 )
             at = version
         if at != self.target.version or not infos:

@@ -22,7 +22,7 @@ from astraflow.rpc.channel import MAX_MESSAGE_NBYTES
 from astraflow.transport.grpc_lane import decode_response, encode_response
 from astraflow.weights.patches.history import History, Sign
 from astraflow.weights.patches.layouts import WHOLE, Shard
-from astraflow.weights.patches.routes import PatchStep, cheapest_way
+from astraflow.weights.patches.routes import cheapest_way
 from astraflow.wire.transfers import ChunkSet, SentItem, TransferPlan
 from astraflow.wire.weights import PatchIndex, digest_of, root_digest
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
@@ -295,10 +295,7 @@ def cheapest_patches(
         for each in patches
         if (info := each.info).version <= version and (base is None or base < info.version)
     }
-    alone = [
-        PatchStep(base_version=info.base_version, version=info.version, patches=(info,))
-        for info in sorted(known, key=lambda each: each.version)
-    ]
+    alone = ((info,) for info in sorted(known, key=lambda each: each.version))
     found = cheapest_way(alone, base, version, lambda info: cost(known[info]))
     return found and (found[0], tuple(known[info] for info in found[1]))
 

@@ -1,7 +1,7 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from astraflow.codec.chunks import CODEC_VERSION
@@ -78,13 +78,8 @@ def _decoding_s(
     return rate.seconds(model_nbytes, nbytes, is_whole=is_whole) / max(spec.core_count, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatchStep:
-    """What leads from a base (None: from nothing) to a version: its patches, by shard."""
-
-    base_version: int | None
-    version: int
-    patches: tuple[PatchInfo, ...]
+PatchStep = tuple[PatchInfo, ...]
+"""What leads from a base (None: from nothing) to a version: its patches, by shard."""
 
 
 def steps(patches: Iterable[PatchInfo]) -> list[PatchStep]:
@@ -97,15 +92,9 @@ def steps(patches: Iterable[PatchInfo]) -> list[PatchStep]:
     for info in patches:
         name = (info.version, info.base_version, info.profile, info.shard_count)
         sets.setdefault(name, {})[info.shard_rank] = info
-    found: list[PatchStep] = []
-    for shards in sets.values():
-        by_rank = tuple(shards[rank] for rank in sorted(shards))
-        info = by_rank[0]
-        if len(shards) == info.shard_count:
-            found.append(
-                PatchStep(base_version=info.base_version, version=info.version, patches=by_rank)
-            )
-    return sorted(found, key=lambda each: each.version)
+    found = (tuple(shards[rank] for rank in sorted(shards)) for shards in sets.values())
+    whole = (step for step in found if len(step) == step[0].shard_count)
+    return sorted(whole, key=lambda step: step[0].version)
 
 
 def cheapest_way(
@@ -124,13 +113,13 @@ def cheapest_way(
     """
     ways: dict[int | None, tuple[float, tuple[PatchInfo, ...]]] = {base: (0.0, ())}
     for step in steps:
-        start = ways.get(step.base_version)
-        if start is None or (base is not None and step.version <= base):
+        start, end = ways.get(step[0].base_version), step[0].version
+        if start is None or (base is not None and end <= base):
             continue
-        total = start[0] + sum(map(cost, step.patches))
-        known = ways.get(step.version)
+        total = start[0] + sum(map(cost, step))
+        known = ways.get(end)
         if known is None or total < known[0]:
-            ways[step.version] = (total, (*start[1], *step.patches))
+            ways[end] = (total, (*start[1], *step))
     return ways.get(version)
 
 
@@ -155,15 +144,13 @@ def registered_bound(
     """
     most: dict[int | None, tuple[int, ...]] = {base: (0, 0, 0)}
     for step in _registered_steps(known, base, target):
-        if step.base_version not in most:
+        if step[0].base_version not in most:
             continue
-        sizes = (
-            len(step.patches),
-            sum(patch.chunk_count for patch in step.patches),
-            sum(patch.payload_nbytes for patch in step.patches),
-        )
-        way = map(sum, zip(most[step.base_version], sizes, strict=True))
-        most[step.version] = tuple(map(max, way, most.get(step.version, (0, 0, 0))))
+        chunk_count = sum(patch.chunk_count for patch in step)
+        sizes = (len(step), chunk_count, sum(patch.payload_nbytes for patch in step))
+        way = map(sum, zip(most[step[0].base_version], sizes, strict=True))
+        end = step[0].version
+        most[end] = tuple(map(max, way, most.get(end, (0, 0, 0))))
     if target not in most or target == base:
         return None
     patches, chunks, nbytes = most[target]
@@ -176,8 +163,7 @@ def _registered_steps(
     """Yield what may lie on a way from a base to a version, by version."""
     for version in sorted(known):
         if version <= target and (base is None or version > base):
-            for step in steps(filter(is_readable, known[version].patches)):
-                yield replace(step, version=version)
+            yield from steps(filter(is_readable, known[version].patches))
 
 
 def is_readable(patch: PatchInfo) -> bool:
