@@ -19,7 +19,15 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from astraflow.wire.fields import decode_span, decode_time, enum_table, invalid, set_span, set_time
+from astraflow.wire.fields import (
+    decode_span,
+    decode_time,
+    enum_table,
+    invalid,
+    required,
+    set_span,
+    set_time,
+)
 
 Value = TypeVar("Value")
 Wire = TypeVar("Wire", bound=Message)
@@ -222,7 +230,9 @@ class _Pair:
         else:
             read, writes = self._single(field, own, hint, first)
         if rule.check is not None:
-            read = f"{self._name(rule.check)}({read}, {first.name!r})"
+            checked = f"{self._name(rule.check)}({read}, {first.name!r})"
+            # What is there needs no call.
+            read = f"({read} or {checked})" if rule.check is required else checked
         if is_optional and len(found) == 1:
             there = f"m.HasField({first.name!r})" if first.has_presence else field
             read = f"({read} if {there} else None)"
@@ -309,8 +319,10 @@ class _Pair:
             hint = hint.__supertype__
         if field.enum_type is not None:
             table = enum_table(hint, field.enum_type)
-            numbers, decode = self._name(table.numbers), self._name(table.decode)
-            return _One(f"{decode}({{0}})", f"{numbers}[{{0}}]", "")
+            numbers, members = self._name(table.numbers), self._name(table.members)
+            # A member is true; only a number without one is worth a call, which raises.
+            decode = f"({members}.get({{0}}) or {self._name(table.decode)}({{0}}))"
+            return _One(decode, f"{numbers}[{{0}}]", "")
         if field.message_type is None:
             is_bytes = field.type == FieldDescriptor.TYPE_BYTES
             if field.cpp_type not in _SCALARS.get(hint, ()) or is_bytes is not (hint is bytes):

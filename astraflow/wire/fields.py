@@ -59,6 +59,11 @@ class EnumTable(Generic[Member]):
         """The wire's number of each member."""
         return self._numbers
 
+    @property
+    def members(self) -> Mapping[int, Member]:
+        """The member of each number of the wire."""
+        return self._members
+
     def encode(self, member: Member) -> Any:
         return self._numbers[member]
 
