@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
@@ -312,8 +311,10 @@ def _text_head(request: CompletionRequest) -> dict[str, Any]:
     return {"id": f"cmpl-{secrets.token_hex(12)}", **made, "system_fingerprint": None}
 
 
-chat_format = partial(ApiFormat[ChatRequest], request=ChatRequest, complete=chat_completion)
-"""One API of chats."""
+def chat_format(**fields: Any) -> ApiFormat[ChatRequest]:
+    """Return an API of chats."""
+    return ApiFormat(request=ChatRequest, complete=chat_completion, **fields)
+
 
 CHATS = chat_format(path="v1/chat/completions", body=chat_body, writer=ChatWriter)
 
