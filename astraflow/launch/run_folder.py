@@ -190,6 +190,17 @@ def is_live(run_dir: RunDir) -> bool:
     return is_same or not endpoint.start_time_s
 
 
+def is_starting(run_dir: RunDir) -> bool:
+    """Whether a launcher is at work in it and no hub of it has had an address yet."""
+    if not run_dir.lock.exists() or endpoint_before(run_dir) is not None:
+        return False
+    try:
+        with _locked(run_dir.lock, waits=False):
+            return False
+    except BlockingIOError:
+        return True
+
+
 def _must_have_steps(run_dir: RunDir, recipe: Recipe) -> None:
     """Refuse a run whose steps are done; a hub leaves its status, one that died has none yet."""
     if not run_dir.status.exists():

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
+import structlog
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +16,14 @@ from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import StopMode
-from astraflow.launch.run_folder import is_live
+from astraflow.launch.run_folder import is_live, is_starting
 from astraflow.launch.summary import RunSummary, summarise
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_S: Final = 0.2
 _DIED: Final = "died"
+_UNREADABLE: Final = "unreadable"
 _OF_THE_FOLDER: Final = {"name", "tracing.path"}
 
 
@@ -34,8 +38,17 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
             Reason.NOT_READY, f"there is no folder {runs}; no run was started here"
         )
     found = [RunDir(path.parent) for path in runs.glob("*/recipe.yaml")]
-    rows = [row_of(each) for each in found]
+    rows = [_row_or_fault(each) for each in found]
     return sorted(rows, key=lambda row: row["time"])
+
+
+def _row_or_fault(run_dir: RunDir) -> dict[str, Any]:
+    """Return what is known of a run, or why nothing is: one that is damaged hides no other."""
+    try:
+        return row_of(run_dir)
+    except Exception as error:  # noqa: BLE001 - whatever somebody wrote there
+        log.warning("a run cannot be read", run=str(run_dir.root), why=str(error))
+        return _row(run_dir, state=_UNREADABLE, failure=str(error))
 
 
 def row_of(run_dir: RunDir) -> dict[str, Any]:
@@ -46,24 +59,39 @@ def row_of(run_dir: RunDir) -> dict[str, Any]:
     """
     summary = summary_of(run_dir)
     policies = summary.policies.values()
+    return _row(
+        run_dir,
+        state=summary.state,
+        failure=summary.failure,
+        steps=max((each.steps for each in policies), default=0),
+        reward_first=next((each.reward_first for each in policies), None),
+        reward_last=next((each.reward_last for each in policies), None),
+        accuracy=summary.accuracy_after,
+        tokens_per_s=summary.tokens_per_s,
+        wall_s=summary.wall_s,
+    )
+
+
+def _row(run_dir: RunDir, **known: Any) -> dict[str, Any]:
     changed = max(path.stat().st_mtime for path in run_dir.root.iterdir())
     return {
         "name": run_dir.root.name,
-        "state": summary.state,
-        "steps": max((each.steps for each in policies), default=0),
-        "reward_first": next((each.reward_first for each in policies), None),
-        "reward_last": next((each.reward_last for each in policies), None),
-        "accuracy": summary.accuracy_after,
-        "tokens_per_s": summary.tokens_per_s,
-        "wall_s": summary.wall_s,
+        "steps": 0,
+        "reward_first": None,
+        "reward_last": None,
+        "accuracy": None,
+        "tokens_per_s": 0.0,
+        "wall_s": 0.0,
         "time": datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds"),
+        **known,
     }
 
 
 def summary_of(run_dir: RunDir) -> RunSummary:
     """Return what came of a run so far, read from its files.
 
-    Its state is live while its hub is, and died where nothing says how it ended.
+    Its state is starting until its hub serves, live while that does, and died where nothing says
+    how it ended.
 
     Raises:
         AstraflowError: NOT_READY when it is no folder of a run.
@@ -77,11 +105,12 @@ def summary_of(run_dir: RunDir) -> RunSummary:
     if run_dir.summary.exists():
         written = json.loads(run_dir.summary.read_text())
     recipe = _recipe(run_dir)
+    state = "live" if is_live(run_dir) else "starting" if is_starting(run_dir) else None
     return summarise(
         run_dir,
         name=run_dir.root.name,
         seed=recipe.get("seed", 0),
-        state="live" if is_live(run_dir) else written.get("state", _DIED),
+        state=written.get("state", _DIED) if state is None else state,
         wall_s=written.get("wall_s", 0.0),
         failure=written.get("failure"),
     )

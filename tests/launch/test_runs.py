@@ -7,6 +7,7 @@ import pytest
 
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.run_folder import held_run_dir
 from astraflow.launch.runs import differences, list_runs, log_lines
 
 RECIPE = """
@@ -52,6 +53,23 @@ def test_runs_are_listed_with_how_they_ended_and_nothing_is_written(run, tmp_pat
     assert rows["live"]["reward_first"] is None
     assert done.summary.read_text() == before
     assert not died.summary.exists()
+
+
+def test_a_run_whose_hub_does_not_serve_yet_is_starting_and_one_that_is_damaged_hides_no_other(
+    run, tmp_path
+):
+    run("torn").recipe.write_text("name: [")
+    run("odd", state="done").summary.write_text("[1]")
+    with held_run_dir(run("early"), "wait"):
+        rows = {row["name"]: row for row in list_runs(tmp_path)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "torn": "unreadable",
+        "odd": "unreadable",
+        "early": "starting",
+    }
+    assert rows["torn"].keys() == rows["early"].keys()
+    assert "expected" in rows["torn"]["failure"]
+    assert {row["state"] for row in list_runs(tmp_path)} == {"unreadable", "died"}
 
 
 def test_recipes_are_compared_key_by_key(run):
