@@ -24,18 +24,10 @@ def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change 
     if chunk.header.encoding is Encoding.UNCHANGED:
         _unpacked(chunk, 0)
         return None
-    indices, before, values, sums = _found(chunk, old, tables)
-    if not len(indices):
+    found, where = _found(chunk, old, tables), chunk.header.range
+    if not len(found.indices):
         return None
-    dtype = chunk.header.dtype
-    return Change(
-        dtype=dtype,
-        first=chunk.header.offset // dtype.itemsize,
-        indices=indices,
-        before=before,
-        values=values,
-        sums=sums,
-    )
+    return Change(dtype=where.dtype, first=where.first, **found._asdict())
 
 
 def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,17 +49,12 @@ def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return sparse_fast.decode_back(_plain(chunk), new, changed_count=header.changed_count)
 
 
-def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
+def decode_whole(chunk: Chunk) -> np.ndarray:
     """Return all bits of a chunk's range, which needs no base: uN[element_count], read-only.
-
-    Args:
-        chunk: As for `decode_change`.
-        tables: Of its patch.
 
     Raises:
         AstraflowError: CHUNK_INVALID when it needs a base, or as `decode_change`.
     """
-    del tables
     header = chunk.header
     if header.encoding is Encoding.DENSE:
         return _dense(chunk)
@@ -78,7 +65,7 @@ def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
 
 def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> FoundChanges:
     header = chunk.header
-    first, count = header.offset // header.dtype.itemsize, header.changed_count
+    first, count = header.range.first, header.changed_count
     if count > header.element_count:
         raise _invalid(header, f"changes {count} of {header.element_count} elements")
     if header.encoding is Encoding.SPARSE_FAST:

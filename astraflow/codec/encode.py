@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from astraflow.codec import dense_planes, kernels, sparse_compact, sparse_fast
+from astraflow.codec import dense_planes, sparse_compact, sparse_fast
 from astraflow.codec.chunks import (
     Chunk,
     ChunkRange,
@@ -32,12 +32,11 @@ from astraflow.codec.shared_tables import (
     ClassRule,
     ClassTables,
     exponent_histogram,
-    field_of,
     read_shared_tables,
     rule_for,
     write_shared_tables,
 )
-from astraflow.codec.state_digest import StateDigest, changed_sums
+from astraflow.codec.state_digest import StateDigest
 from astraflow.core.tensors import Dtype
 
 RangeBits = Callable[[ChunkRange], np.ndarray]
@@ -90,16 +89,15 @@ def encode_compact(
     """Encode what changed by the smallest encoding, for the profile COMPACT."""
     if not scanned.changed_count:
         return make_chunk(where, Encoding.UNCHANGED)
+    count, best = scanned.changed_count, None
     payload = sparse_compact.encode(scanned, tables) if len(scanned.tokens) else None
-    if payload is not None and 2 * len(payload) <= where.nbytes:
-        count = scanned.changed_count
+    if payload is not None:
         best = make_chunk(where, Encoding.SPARSE_COMPACT, payload, changed_count=count)
-    else:
-        best = encode_dense(where, new, Profile.COMPACT)
-        if payload is not None and len(payload) <= len(best.payload):
-            count = scanned.changed_count
-            best = make_chunk(where, Encoding.SPARSE_COMPACT, payload, changed_count=count)
-    if _may_be_fast(where, new, old, scanned.changed_count, len(best.payload)):
+    if best is None or 2 * len(best.payload) > where.nbytes:
+        dense = encode_dense(where, new, Profile.COMPACT)
+        if best is None or len(dense.payload) < len(best.payload):
+            best = dense
+    if _may_be_fast(where, new, old, count, len(best.payload)):
         fast = encode_fast(where, new, old).chunk
         return fast if len(fast.payload) < len(best.payload) else best
     return best
@@ -160,7 +158,15 @@ def fast_range(
         found: What changed.
         whole: Gives a copy of the range: a patch outlives the state that it was cut from.
     """
-    return EncodedRange(chunk=_fast_chunk(where, found, whole), low=found.low, high=found.high)
+    streams, count = found.streams, found.changed_count
+    payload = None if streams is None or not count else streams.payload(where.dtype.itemsize)
+    if not count:
+        chunk = make_chunk(where, Encoding.UNCHANGED)
+    elif payload is not None and len(payload) < where.nbytes:
+        chunk = make_chunk(where, Encoding.SPARSE_FAST, payload, changed_count=count)
+    else:
+        chunk = make_chunk(where, Encoding.DENSE, whole())
+    return EncodedRange(chunk=chunk, low=found.low, high=found.high)
 
 
 def fast_limit(where: ChunkRange) -> int:
@@ -168,36 +174,8 @@ def fast_limit(where: ChunkRange) -> int:
     return where.nbytes * 5 // 4
 
 
-def _fast_chunk(
-    where: ChunkRange, found: sparse_fast.FastScan, whole: Callable[[], bytes]
-) -> Chunk:
-    if not found.changed_count:
-        return make_chunk(where, Encoding.UNCHANGED)
-    if found.streams is not None:
-        payload = found.streams.payload(where.dtype.itemsize)
-        if len(payload) < where.nbytes:
-            count = found.changed_count
-            return make_chunk(where, Encoding.SPARSE_FAST, payload, changed_count=count)
-    return make_chunk(where, Encoding.DENSE, whole())
-
-
 def _fast_scan(where: ChunkRange, new: np.ndarray, old: np.ndarray) -> sparse_fast.FastScan:
-    scan = _scan_with_numpy if kernels.level() < 0 else sparse_fast.scan
-    return scan(old, new, first=where.first, limit_nbytes=fast_limit(where))
-
-
-def _scan_with_numpy(
-    old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int
-) -> sparse_fast.FastScan:
-    indices = np.flatnonzero(old != new)
-    before, values = old[indices], new[indices]
-    low, high = changed_sums(indices + first, before, values)
-    return sparse_fast.FastScan(
-        changed_count=len(indices),
-        low=low,
-        high=high,
-        streams=sparse_fast.streams_of(indices, before, values, limit_nbytes=limit_nbytes),
-    )
+    return sparse_fast.scan(old, new, first=where.first, limit_nbytes=fast_limit(where))
 
 
 _SAMPLED_SHARE: Final = 8
@@ -217,7 +195,11 @@ def encode_compact_ranges(
         return _compact_scan(where, target(where), base(where), rule)
 
     scanned = [*in_order(scan, ranges, thread_count)]
-    sections = _sections(rules, ranges, scanned)
+    histograms = {dtype: np.zeros((2, MAX_CLASS_COUNT, 256), np.int64) for dtype in rules}
+    for where, found in zip(ranges, scanned, strict=True):
+        if found is not None:
+            histograms[where.dtype] += found.histogram
+    sections = {dtype: ClassTables.of(rules[dtype], histograms[dtype]) for dtype in rules}
 
     def encode(at: int) -> EncodedRange:
         return _encode(ranges[at], target, base, scanned[at], sections)
@@ -229,18 +211,6 @@ def encode_compact_ranges(
         each.chunk.header.dtype for each in encoded if each.chunk.header.encoding not in as_fast
     }
     return encoded, write_shared_tables(sections[dtype] for dtype in sections if dtype in used)
-
-
-def _sections(
-    rules: Mapping[Dtype, ClassRule],
-    ranges: Sequence[ChunkRange],
-    scanned: Sequence[sparse_compact.CompactScan | None],
-) -> Mapping[Dtype, ClassTables]:
-    histograms = {dtype: np.zeros((2, MAX_CLASS_COUNT, 256), np.int64) for dtype in rules}
-    for where, found in zip(ranges, scanned, strict=True):
-        if found is not None:
-            histograms[where.dtype] += found.histogram
-    return {dtype: ClassTables.of(rules[dtype], histograms[dtype]) for dtype in rules}
 
 
 def _encode(
@@ -267,7 +237,7 @@ def _rules(
     shares: dict[Dtype, list[int]] = {}
     for where in ranges:
         count = min(where.element_count, max(where.element_count // _SAMPLED_SHARE, _LEAST_SAMPLE))
-        counted = _count(where.dtype, base(where)[:count], target(where)[:count])
+        counted = exponent_histogram(where.dtype, base(where)[:count], target(where)[:count])
         histograms[where.dtype] = counted + histograms.get(where.dtype, 0)
         share = shares.setdefault(where.dtype, [0, 0])
         share[0] += count
@@ -281,19 +251,9 @@ def _rules(
     return rules
 
 
-def _count(dtype: Dtype, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    level = kernels.level()
-    if level < 0:
-        return exponent_histogram(dtype, old, new)
-    shift, field = field_of(dtype)
-    histogram = np.zeros(field + 1, np.uint32)
-    kernels.loops.exponents(level, old, new, dtype.itemsize, shift, field, histogram)
-    return histogram.astype(np.int64)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Encoded:
-    """A patch from nothing.
+    """A patch, from nothing.
 
     Attributes:
         chunks: By index.
@@ -305,17 +265,13 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncodedPatch:
+class EncodedPatch(Encoded):
     """A patch from a base.
 
     Attributes:
-        chunks: By index.
-        shared_tables: What all of them are decoded with; may be empty.
         digest: Of the state that it leads to.
     """
 
-    chunks: tuple[Chunk, ...]
-    shared_tables: bytes = b""
     digest: StateDigest
 
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from astraflow.codec import kernels
 from astraflow.codec.rans import FrequencyTables, read_tables
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
@@ -71,7 +72,12 @@ class ClassRule:
 
 def exponent_histogram(dtype: Dtype, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Count the exponents in the base of what changed: uN[n] twice to i64[field + 1]."""
+    level = kernels.level()
     shift, field = field_of(dtype)
+    if level >= 0:
+        histogram = np.zeros(field + 1, np.uint32)
+        kernels.loops.exponents(level, old, new, dtype.itemsize, shift, field, histogram)
+        return histogram.astype(np.int64)
     before = old[new != old]
     exponents = (before >> before.dtype.type(shift)) & before.dtype.type(field)
     return np.bincount(exponents.astype(np.int64), minlength=field + 1)

@@ -32,6 +32,7 @@ import zstandard
 from astraflow.codec import kernels
 from astraflow.codec.changes import FoundChanges, empty_changes
 from astraflow.codec.float_bits import folded_distances, moved, moved_back
+from astraflow.codec.state_digest import changed_sums
 from astraflow.core.errors import AstraflowError, Reason
 
 ESCAPE: Final = 255
@@ -147,7 +148,7 @@ class FastScan:
 
 
 def scan(old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int) -> FastScan:
-    """Compare a range with the base, with compiled loops.
+    """Compare a range with the base.
 
     Args:
         old: uN[n], its bits in the base.
@@ -155,10 +156,16 @@ def scan(old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int) -> 
         first: Position of the first element.
         limit_nbytes: Longer streams are not wanted.
     """
-    count, low, high, found = kernels.loops.encode_fast(
-        kernels.level(), old, new, old.itemsize, first, limit_nbytes
-    )
-    streams = None if found is None else Streams(*found)
+    level = kernels.level()
+    if level < 0:
+        indices = np.flatnonzero(old != new)
+        before, values = old[indices], new[indices]
+        count, (low, high) = len(indices), changed_sums(indices + first, before, values)
+        streams = streams_of(indices, before, values, limit_nbytes=limit_nbytes)
+    else:
+        loop = kernels.loops.encode_fast
+        count, low, high, found = loop(level, old, new, old.itemsize, first, limit_nbytes)
+        streams = None if found is None else Streams(*found)
     return FastScan(changed_count=count, low=low, high=high, streams=streams)
 
 

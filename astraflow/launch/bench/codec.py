@@ -261,11 +261,11 @@ def _bits_of(chunk: Chunk, flat: np.ndarray) -> np.ndarray:
     return flat[chunk.header.offset : chunk.header.end].view(chunk.header.dtype.bits)
 
 
-def _root_of(patch: Encoded | EncodedPatch) -> bytes:
+def _root_of(patch: Encoded) -> bytes:
     return root_digest([digest_of(chunk) for chunk in patch.chunks], patch.shared_tables)
 
 
-def _wire_nbytes(patch: Encoded | EncodedPatch) -> int:
+def _wire_nbytes(patch: Encoded) -> int:
     headers = (encode_chunk_header(chunk.header).ByteSize() for chunk in patch.chunks)
     payloads = sum(len(chunk.payload) for chunk in patch.chunks)
     digests = _DIGEST_NBYTES * len(patch.chunks)

@@ -154,7 +154,7 @@ class GrowingState:
         header, filled = chunk.header, self.filled.setdefault(index.patch.root_digest, set())
         part = self.flat[header.offset : header.end]
         if header.index not in filled:
-            part.view(header.dtype.bits)[:] = decode_whole(chunk, index.shared_tables)
+            part.view(header.dtype.bits)[:] = decode_whole(chunk)
             filled.add(header.index)
         return part
 
