@@ -211,7 +211,6 @@ def make_chunk(
         nbytes=where.nbytes,
         dtype=where.dtype,
         encoding=encoding,
-        compression=Compression.NONE,
         payload_nbytes=len(payload),
         changed_count=changed_count,
     )

@@ -46,7 +46,8 @@ def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     header = chunk.header
     if header.encoding is not Encoding.SPARSE_FAST:
         raise _invalid(header, f"is {header.encoding}, which does not lead back")
-    return sparse_fast.decode_back(_plain(chunk), new, changed_count=header.changed_count)
+    found = sparse_fast.decode(_plain(chunk), new, changed_count=header.changed_count, is_back=True)
+    return found.indices, found.values
 
 
 def decode_whole(chunk: Chunk) -> np.ndarray:

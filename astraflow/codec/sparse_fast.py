@@ -40,9 +40,6 @@ ESCAPE: Final = 255
 Stream = bytes | memoryview
 
 _HEAD: Final = struct.Struct("<7I")
-_ZSTD_LEVEL: Final = 1
-
-_threads = threading.local()
 
 
 class Streams(NamedTuple):
@@ -100,22 +97,20 @@ def read_streams(
     return Streams(*(_unpacked(view[start:end], nbytes) for (start, end), nbytes in parts))
 
 
-def _compressor() -> zstandard.ZstdCompressor:
-    """Return this thread's; a new one for each stream takes as long as packing it."""
-    if not hasattr(_threads, "compressor"):
-        _threads.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
-    return _threads.compressor
+class _Zstd(threading.local):
+    """Of a thread; a new one for each stream takes as long as packing it."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
+        self.decompressor = zstandard.ZstdDecompressor()
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
-    if not hasattr(_threads, "decompressor"):
-        _threads.decompressor = zstandard.ZstdDecompressor()
-    return _threads.decompressor
+_zstd = _Zstd()
 
 
 def _packed(stream: Stream) -> Stream:
     """Compress what becomes an eighth shorter: less is not worth the time to undo it."""
-    packed = _compressor().compress(stream)
+    packed = _zstd.compressor.compress(stream)
     return packed if 8 * len(packed) < 7 * len(stream) else stream
 
 
@@ -126,7 +121,7 @@ def _unpacked(stream: memoryview, nbytes: int) -> Stream:
     try:
         if len(stream) > nbytes or zstandard.frame_content_size(stream) != nbytes:
             raise ValueError(f"has a stream that does not unpack to {nbytes} bytes")
-        return _decompressor().decompress(stream, allow_extra_data=False)
+        return _zstd.decompressor.decompress(stream, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(f"has a stream that is no zstd frame: {error}") from None
 
@@ -198,45 +193,25 @@ def streams_of(
 
 
 def decode(
-    payload: bytes | memoryview, old: np.ndarray, *, changed_count: int, first: int = 0
+    payload: bytes | memoryview,
+    start: np.ndarray,
+    *,
+    changed_count: int,
+    first: int = 0,
+    is_back: bool = False,
 ) -> FoundChanges:
-    """Return what changed in a range.
+    """Return what changed in a range; gaps and steps lead both ways.
 
     Args:
         payload: As `Streams.payload` made it.
-        old: Bits (uN[element_count]) of the whole range in the base.
+        start: Bits (uN[element_count]) of the whole range in the base.
         changed_count: From the chunk's header.
         first: Position of the range's first element.
+        is_back: The bits are those of the target: return how they were before.
 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
-    return _decode(payload, old, changed_count, first, is_back=False)
-
-
-def decode_back(
-    payload: bytes | memoryview, new: np.ndarray, *, changed_count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a range was before it changed: gaps and steps lead both ways.
-
-    Args:
-        payload: As `Streams.payload` made it.
-        new: Bits (uN[element_count]) of the whole range in the target.
-        changed_count: From the chunk's header.
-
-    Returns:
-        u32[n] rising indices, and the old bits uN[n].
-
-    Raises:
-        AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
-    """
-    found = _decode(payload, new, changed_count, 0, is_back=True)
-    return found.indices, found.values
-
-
-def _decode(
-    payload: bytes | memoryview, start: np.ndarray, changed_count: int, first: int, *, is_back: bool
-) -> FoundChanges:
     try:
         streams = read_streams(
             payload, len(start), itemsize=start.itemsize, changed_count=changed_count

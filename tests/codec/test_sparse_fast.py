@@ -46,7 +46,7 @@ def test_any_change_of_any_bits_comes_back_and_leads_back(width, seed, count, da
     whole = old.copy()
     whole[indices] = new
     payload = encode(indices, old, new).payload(old.itemsize)
-    back, before = sparse_fast.decode_back(payload, whole, changed_count=changed)
+    back, _, before, _ = sparse_fast.decode(payload, whole, changed_count=changed, is_back=True)
     assert (back == indices).all()
     assert (before == old[indices]).all()
 
