@@ -211,9 +211,9 @@ def _puller(
     broadcast = recipe.policies[policy_id].trainer.broadcast
     if broadcast is None:
         return pulling(lane=lane)
-    from astraflow.weights.broadcast import broadcast_puller  # noqa: PLC0415 - loads torch
+    from astraflow.weights.broadcast import BroadcastPuller  # noqa: PLC0415 - loads torch
 
-    return broadcast_puller(broadcast, lane, pulling)
+    return BroadcastPuller(broadcast, lane, pulling)
 
 
 async def _relays(

@@ -324,9 +324,12 @@ class BroadcastPuller:
     has a seat in one group after the other, in a thread of its own.
     """
 
-    def __init__(self, puller: WeightPuller, inbox: BroadcastInbox, settings: Broadcast) -> None:
-        self._puller = puller
-        self._inbox = inbox
+    def __init__(
+        self, settings: Broadcast, lane: AnyLane, pulling: Callable[..., WeightPuller]
+    ) -> None:
+        """Take part in no group yet; `pulling` makes a puller, given the lane to others."""
+        self._inbox = lane.inbox = BroadcastInbox()
+        self._puller = pulling(lane=lane)
         self._settings = settings
         self._over = threading.Event()
         self._host = ""
@@ -398,12 +401,3 @@ class BroadcastPuller:
                 asyncio.run_coroutine_threadsafe(taken, loop).result()
         finally:
             loop.call_soon_threadsafe(self._inbox.end)
-
-
-def broadcast_puller(
-    settings: Broadcast, lane: AnyLane, pulling: Callable[..., WeightPuller]
-) -> BroadcastPuller:
-    """Return a puller that takes part in a group; `pulling` makes it, given the lane to others."""
-    inbox = BroadcastInbox()
-    lane.inbox = inbox
-    return BroadcastPuller(pulling(lane=lane), inbox, settings)

@@ -11,9 +11,9 @@ from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.broadcast import (
     Broadcaster,
+    BroadcastPuller,
     SenderMeetings,
     bodies,
-    broadcast_puller,
     items,
 )
 from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox
@@ -49,7 +49,7 @@ class Members:
         def pulling(*, lane):
             return WeightPuller(self.training.policy_id, lane=lane)
 
-        self.pullers.append(broadcast_puller(self.settings, AnyLane(), pulling))
+        self.pullers.append(BroadcastPuller(self.settings, AnyLane(), pulling))
         return self.pullers[-1]
 
     async def pull(self, puller):

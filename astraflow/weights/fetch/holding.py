@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import Loaded
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layouts import LayoutFrame
-from astraflow.weights.patches.routes import is_readable
+from astraflow.weights.patches.routes import PROFILES, is_readable
 from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
 from astraflow.weights.serve.relay import WeightRelay, whole_patch
 from astraflow.wire.signatures import require_signed
@@ -65,12 +65,6 @@ class Holding:
             and self.state.frame.digest == target.layout_digest
             and self.state.digest.to_bytes() == target.content_digest
         )
-
-    def bases(self, target: VersionInfo) -> list[HeldState | None]:
-        """Return what a way to a version can start from; None: nothing."""
-        if self.state is None or self.state.frame.digest != target.layout_digest:
-            return [None]
-        return [None, self.state]
 
     async def restore(self, known: Mapping[int, VersionInfo]) -> None:
         """Take what the copy on disk holds, once; what the run knows otherwise is not taken."""
@@ -225,16 +219,16 @@ def is_registered(held: HeldState, registered: VersionInfo) -> bool:
     """
     if registered.content_digest != held.digest.to_bytes():
         return False
-    wholes = (each for each in registered.patches if each.profile is CodecProfile.FAST)
-    whole = _whole_patch(replace(registered, patches=tuple(wholes)))
+    whole = _whole_patch(registered, {CodecProfile.FAST})
     return whole is None or whole_patch(held, whole) is not None
 
 
-def _whole_patch(target: VersionInfo) -> PatchInfo | None:
+def _whole_patch(
+    target: VersionInfo, profiles: Collection[CodecProfile] = PROFILES
+) -> PatchInfo | None:
     """Return the patch from nothing that can be made of a state again; None: there is none."""
-    wholes = (
-        each
-        for each in target.patches
-        if each.base_version is None and each.shard_count == 1 and is_readable(each)
-    )
-    return next(wholes, None)
+    for each in target.patches:
+        is_whole = each.base_version is None and each.shard_count == 1
+        if is_whole and each.profile in profiles and is_readable(each):
+            return each
+    return None

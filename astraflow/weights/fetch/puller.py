@@ -284,9 +284,11 @@ class WeightPuller:
         self, target: VersionInfo, known: Mapping[int, VersionInfo]
     ) -> list[HeldState | None]:
         """Return what to start from, the way of the fewest bytes first; None: nothing."""
+        held = self._holding.state
+        is_base = held is not None and held.frame.digest == target.layout_digest
         costs = [
             (cost, base)
-            for base in self._holding.bases(target)
+            for base in ((None, held) if is_base else (None,))
             if (cost := payload_nbytes(known, base and base.version, target.version)) is not None
         ]
         if not costs:

@@ -78,15 +78,6 @@ class SourceStats:
             and self.source.region == other.region
         )
 
-    def watch(self, timeouts: StallTimeouts, *, is_only: bool) -> StallWatch:
-        return StallWatch(
-            self.address,
-            timeouts,
-            answer_s=self.link.answer_s,
-            goodput_bytes_per_s=self.link.goodput_bytes_per_s,
-            is_only=is_only,
-        )
-
     def spend(self, started_s: float, nbytes: int) -> None:
         """Count the time since a transfer began, in which so much came, and measure."""
         duration_s = time.monotonic() - (self.since_s or started_s)
@@ -267,7 +258,8 @@ class Fetch:
         try:
             async with aclosing(self._items(stats, spec)) as items:
                 async for item in items:
-                    await self._know(item, incoming)
+                    if isinstance(item, TransferPlan) and not incoming.is_registered(item):
+                        await self._learn(incoming)
                     self._take(stats, item, shared)
                     if isinstance(item, TransferPlan):
                         planned(item)
@@ -280,11 +272,9 @@ class Fetch:
             stats.spend(started, stats.nbytes - before)
         return None
 
-    async def _know(self, item: TransferPlan | SentChunk, incoming: IncomingVersion) -> None:
+    async def _learn(self, incoming: IncomingVersion) -> None:
         """Ask the run about patches that a version has gained since it was told of."""
-        if self._listed is None or not isinstance(item, TransferPlan):
-            return
-        if not incoming.is_registered(item):
+        if self._listed is not None:
             # Without an answer the plan is refused, which says why.
             with suppress(AstraflowError):
                 incoming.learn(await self._listed())
@@ -343,8 +333,13 @@ class Fetch:
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield what a source sends; one that stalls is left where there is another."""
         pulling = self._lane.pull(stats.address, spec, self._token)
-        timeouts = self._settings.timeouts_of(stats.source.kind)
-        watch = stats.watch(timeouts, is_only=self._honest()[-1] is stats)
+        watch = StallWatch(
+            stats.address,
+            self._settings.timeouts_of(stats.source.kind),
+            answer_s=stats.link.answer_s,
+            goodput_bytes_per_s=stats.link.goodput_bytes_per_s,
+            is_only=self._honest()[-1] is stats,
+        )
         try:
             async with aclosing(watched(pulling, watch)) as items:
                 async for item in items:

@@ -247,7 +247,7 @@ class Exported:
 
     def __init__(self, part: ShardLayout, reads: Mapping[str, ReadBits]) -> None:
         self.gather_s = 0.0
-        self._scratch = _Scratch()
+        self._rooms = local()
         self._reads = reads
         self._part = part
 
@@ -262,7 +262,9 @@ class Exported:
         return bits
 
     def _gathered(self, where: ChunkRange) -> np.ndarray:
-        room = self._scratch.buffer[: where.nbytes].view(where.dtype.bits)
+        if not hasattr(self._rooms, "room"):
+            self._rooms.room = np.empty(CHUNK_NBYTES, np.uint8)
+        room: np.ndarray = self._rooms.room[: where.nbytes].view(where.dtype.bits)
         done = 0
         for piece, here, of_piece in self._part.parts(where):
             found = self._reads[piece.spec.name](of_piece.start, of_piece.stop, room[here])
@@ -275,10 +277,3 @@ class Exported:
             done = here.stop
         room[done:] = 0
         return room
-
-
-class _Scratch(local):
-    """Room for one range, for each thread that reads."""
-
-    def __init__(self) -> None:
-        self.buffer = np.empty(CHUNK_NBYTES, np.uint8)
