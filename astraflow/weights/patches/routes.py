@@ -1,7 +1,7 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from astraflow.codec.chunks import CODEC_VERSION
@@ -163,7 +163,8 @@ def _registered_steps(
     """Yield what may lie on a way from a base to a version, by version."""
     for version in sorted(known):
         if version <= target and (base is None or version > base):
-            yield from steps(filter(is_readable, known[version].patches))
+            patches = filter(is_readable, known[version].patches)
+            yield from steps(replace(each, version=version) for each in patches)
 
 
 def is_readable(patch: PatchInfo) -> bool:
