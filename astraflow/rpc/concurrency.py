@@ -25,24 +25,21 @@ class Outbox(Generic[Item]):
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._clear_count = 0
-        self._put_count = 0
+        self.put_count = 0
+        """Items that were put in so far."""
         self._is_closed = False
         self._error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._items)
 
-    @property
-    def put_count(self) -> int:
-        """Items that were put in so far."""
-        return self._put_count
-
     def put(self, item: Item) -> None:
         """Add one item; a closed outbox forgets it."""
         if not self._is_closed:
             self._items.append(item)
-            self._put_count += 1
-            self._wake()
+            self.put_count += 1
+            if self._waiter is not None:
+                self._wake(self._waiter)
 
     def clear(self) -> None:
         """Forget what was not delivered."""
@@ -60,7 +57,8 @@ class Outbox(Generic[Item]):
         if not self._is_closed:
             self._is_closed = True
             self._error = error
-            self._wake()
+            if self._waiter is not None:
+                self._wake(self._waiter)
 
     async def take(self) -> list[Item]:
         """Return all that is there, at least one item; empty when it was closed.
@@ -102,9 +100,10 @@ class Outbox(Generic[Item]):
                 if clear_count == self._clear_count:
                     self._items[:0] = items[delivered:]
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self, waiter: "asyncio.Future[None]") -> None:
+        self._waiter = None
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 # The limit for a peer that others hear from.
@@ -129,14 +128,11 @@ class Backoff:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
 
+@dataclass(slots=True)
 class Liveness:
     """When a peer last showed that it works; shared by all who speak with it."""
 
-    def __init__(self) -> None:
-        self.heard_s = -math.inf
-
-    def note(self, now_s: float) -> None:
-        self.heard_s = max(self.heard_s, now_s)
+    heard_s: float = -math.inf
 
 
 class Retry:
@@ -171,7 +167,7 @@ class Retry:
         self._failed_since = None
         self._attempts = 0
         self._deaf_s = 0.0
-        self._liveness.note(self._clock.monotonic())
+        self._liveness.heard_s = self._clock.monotonic()
 
     async def pause(self, error: AstraflowError, *, is_away: bool = False) -> None:
         """Wait before the next attempt.

@@ -46,21 +46,28 @@ class ErrorInterceptor(
     exception: INTERNAL, logged with its trace. Cancellation and `context.abort` pass.
     """
 
+    def __init__(self) -> None:
+        self._wrapped: dict[str, Any] = {}
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wrap the method that is called."""
+        method = str(handler_call_details.method)
+        if method in self._wrapped:
+            return self._wrapped[method]
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         kind = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-        return getattr(grpc, f"{kind}_rpc_method_handler")(
-            _guarded(getattr(handler, kind), str(handler_call_details.method)),
+        self._wrapped[method] = getattr(grpc, f"{kind}_rpc_method_handler")(
+            _guarded(getattr(handler, kind), method),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+        return self._wrapped[method]
 
 
 def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:

@@ -234,12 +234,12 @@ def metric_of(family: Family) -> "Metric":
     """Return a family as prometheus_client knows it."""
     from prometheus_client import core  # noqa: PLC0415
 
-    if family.kind is MetricKind.HISTOGRAM:
-        held = core.HistogramMetricFamily(family.name, family.help, labels=family.labels)
-    elif family.kind is MetricKind.COUNTER:
-        held = core.CounterMetricFamily(family.name, family.help, labels=family.labels)
-    else:
-        held = core.GaugeMetricFamily(family.name, family.help, labels=family.labels)
+    made = {
+        MetricKind.HISTOGRAM: core.HistogramMetricFamily,
+        MetricKind.COUNTER: core.CounterMetricFamily,
+        MetricKind.GAUGE: core.GaugeMetricFamily,
+    }
+    held = made[family.kind](family.name, family.help, labels=family.labels)
     for labels, value in family.values.items():
         if isinstance(held, core.HistogramMetricFamily):
             if isinstance(value, Buckets):

@@ -24,6 +24,7 @@ from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.building import build_adapter_engines
 from astraflow.engines.protocol import Engine, Generation
+from astraflow.rpc.concurrency import first_error
 from astraflow.tinker.learner import lora_in
 from astraflow.trainers.lora import read_lora
 
@@ -136,14 +137,12 @@ class Samplers:
         """
         holder = await self._holder_of(snapshot)
         async with holder.holding(snapshot) as version:
-            try:
+            with first_error():
                 async with asyncio.TaskGroup() as tasks:
                     made = [
                         tasks.create_task(holder.engine.generate(prompt, each, version=version))
                         for each in _seeded(sampling, sample_count)
                     ]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
         return [each.result() for each in made]
 
     async def close(self) -> None:

@@ -88,8 +88,13 @@ class Turn:
     @property
     def tokens(self) -> np.ndarray:
         """i32[end], all tokens up to its last one, seen and sampled."""
-        parts = [part for turn in self.path for part in (turn.seen, turn.generation.tokens)]
-        return np.concatenate(parts).astype(np.int32, copy=False)
+        return tokens_of(self.path)
+
+
+def tokens_of(path: Sequence[Turn]) -> np.ndarray:
+    """Return i32[n], all tokens of turns that go on from each other, seen and sampled."""
+    parts = [part for turn in path for part in (turn.seen, turn.generation.tokens)]
+    return np.concatenate(parts).astype(np.int32, copy=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -220,35 +225,38 @@ def trajectory_of(
         finish_reason: None: that of the last turn.
     """
     first, last = own[0], own[-1]
-    mask, logprobs = np.zeros(last.end, np.bool_), np.zeros(last.end, np.float32)
+    path, length = last.path, last.end
+    mask, logprobs = np.zeros(length, np.bool_), np.zeros(length, np.float32)
+    spans: list[VersionSpan] = []
     for turn in own:
-        sampled_mask = turn.sampled_mask
-        mask[turn.start : turn.end] = sampled_mask
-        logprobs[turn.start : turn.end] = np.where(sampled_mask, turn.generation.logprobs, 0)
+        sampled, where = turn.sampled_mask, slice(turn.start, turn.end)
+        mask[where] = sampled
+        logprobs[where] = np.where(sampled, turn.generation.logprobs, 0)
+        spans += _own_spans(turn, sampled)
     return Trajectory(
         trajectory_id=name,
         policy_id=policy_id,
         agent=agent,
-        tokens=last.tokens,
+        tokens=tokens_of(path),
         sampled_mask=mask,
         logprobs=logprobs,
-        version_spans=tuple(span for turn in own for span in _own_spans(turn)),
+        version_spans=tuple(spans),
         sampling=last.sampling,
         finish_reason=finish_reason or last.generation.finish_reason,
         parent_trajectory_id=parent,
         branch_offset=first.parent.end if first.parent else 0,
         segment_index=index,
         reward=reward,
-        columns=expert_columns(last.end, [turn.generation for turn in last.path]),
+        columns=expert_columns(length, [turn.generation for turn in path]),
         engine=engine,
     )
 
 
-def _own_spans(turn: Turn) -> Iterator[VersionSpan]:
+def _own_spans(turn: Turn, sampled: np.ndarray) -> Iterator[VersionSpan]:
     """Yield the version spans of a turn without what a grammar drew."""
-    sampled_mask, at = turn.sampled_mask, 0
+    at = 0
     for span in turn.generation.version_spans:
-        length = int(np.count_nonzero(sampled_mask[at : at + span.length]))
+        length = int(np.count_nonzero(sampled[at : at + span.length]))
         at += span.length
         if length:
             yield replace(span, length=length)

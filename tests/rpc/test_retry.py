@@ -49,7 +49,7 @@ async def test_a_peer_that_others_hear_from_is_borne_ten_times_as_long():
     for _ in range(11):
         await retry.pause(ERROR, is_away=True)
         clock.advance(9.0)
-        liveness.note(clock.monotonic())
+        liveness.heard_s = clock.monotonic()
     clock.advance(2.0)
     with pytest.raises(AstraflowError, match="the hub is away"):
         await retry.pause(ERROR, is_away=True)
@@ -60,6 +60,6 @@ async def test_a_peer_that_answers_with_failures_is_borne_until_the_limit():
     retry = Retry(10.0, backoff=QUICK, clock=clock, liveness=liveness)
     await retry.pause(ERROR)
     clock.advance(10.5)
-    liveness.note(clock.monotonic())
+    liveness.heard_s = clock.monotonic()
     with pytest.raises(AstraflowError, match="the hub is away"):
         await retry.pause(ERROR)

@@ -71,6 +71,11 @@ class ServerSetup:
         fields = {**config, **config.get("text_config", {})}
         return computed_dtype(self.settings, fields.get("dtype") or fields.get("torch_dtype"))
 
+    @property
+    def dtype_name(self) -> str:
+        """The same, as torch calls it."""
+        return {"f32": "float32", "bf16": "bfloat16"}[self.dtype]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:

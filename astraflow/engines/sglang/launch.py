@@ -35,8 +35,6 @@ def adapter_options(room: AdapterLimits | None, *, is_on_cpu: bool) -> tuple[str
 
 LOADER = "astraflow_plugins.sglang_plugin.load"
 
-_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
-
 _ITEMSIZES = {"f32": 4, "bf16": 2}
 
 _STUBS = Path(__file__).with_name("cpu_stubs")
@@ -62,7 +60,7 @@ def launch(python: Path, place: ServerSetup) -> ServerCommand:
         *(str(python), "-m", "sglang.launch_server"),
         *("--model-path", str(place.model_dir), "--json-model-override-args", _NO_END),
         *("--host", "127.0.0.1", "--port", str(place.port)),
-        *("--dtype", _DTYPES[place.dtype], "--context-length", str(place.max_context)),
+        *("--dtype", place.dtype_name, "--context-length", str(place.max_context)),
         *("--max-running-requests", str(settings.max_batch), "--skip-tokenizer-init"),
         *("--tensor-parallel-size", str(settings.tensor_parallel)),
         *("--custom-weight-loader", LOADER, "--sleep-on-idle", "--disable-overlap-schedule"),

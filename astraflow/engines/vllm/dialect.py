@@ -119,8 +119,6 @@ def _vllm_failed(message: str) -> AstraflowError:
 
 _MODEL = "policy"
 
-_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
-
 # A logit bias that no softmax in float32 survives.
 _NEVER = -100.0
 
@@ -298,7 +296,7 @@ def _options(place: ServerSetup) -> tuple[str, ...]:
         "served-model-name": _MODEL,
         "host": "127.0.0.1",
         "port": place.port,
-        "dtype": _DTYPES[place.dtype],
+        "dtype": place.dtype_name,
         "max-model-len": place.max_context,
         "max-num-seqs": settings.max_batch,
         # 20 of the likeliest tokens, as agents may ask for, and the one that was sampled.

@@ -149,10 +149,11 @@ class AgentPool:
     ) -> None:
         """Start no process before an episode needs it, `count` at most; then it stays."""
         self._command = tuple(command)
-        self._count = count
         self._env = env
         self._limits = limits
-        self._free: asyncio.LifoQueue[_PoolSlot] | None = None
+        self._free: asyncio.LifoQueue[_PoolSlot] = asyncio.LifoQueue()
+        for _ in range(count):
+            self._free.put_nowait(_PoolSlot())
 
     async def serve(self, session: AgentSession, *, time_s: float) -> str:
         """Hand an open session to a free process; return how it ended, as `AgentSession.ended`.
@@ -162,22 +163,14 @@ class AgentPool:
         Raises:
             AstraflowError: ENVIRONMENT_FAILED when the process died, ROLLOUT_TIMEOUT.
         """
-        free = self._slots()
-        seat = await free.get()
+        seat = await self._free.get()
         try:
             return await self._served(seat, session, time_s)
         except BaseException:
             await self._clear(seat)
             raise
         finally:
-            free.put_nowait(seat)
-
-    def _slots(self) -> "asyncio.LifoQueue[_PoolSlot]":
-        if self._free is None:
-            self._free = asyncio.LifoQueue()
-            for _ in range(self._count):
-                self._free.put_nowait(_PoolSlot())
-        return self._free
+            self._free.put_nowait(seat)
 
     async def _served(self, seat: _PoolSlot, session: AgentSession, time_s: float) -> str:
         door = session.episode.agent_server

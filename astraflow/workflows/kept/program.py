@@ -80,7 +80,6 @@ class Program:
         limits: ProgramLimits,
         folder: Path,
         env: Mapping[str, str],
-        cwd: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> "Program":
         """Start a program; `env` is all that it has, the folder gets `stdout` and `stderr`."""
@@ -97,7 +96,6 @@ class Program:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=dict(env),
-            cwd=cwd,
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
