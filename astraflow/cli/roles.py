@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from astraflow.config.extras import install
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe, Tracing
 from astraflow.core.errors import AstraflowError, Reason
@@ -39,7 +40,7 @@ def http_extra() -> Generator[None]:
     except ModuleNotFoundError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            f"the gateway needs {error.name}: pip install 'astraflow[http]'",
+            f"the gateway needs {error.name}: {install('http')}",
         ) from error
 
 

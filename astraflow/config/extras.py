@@ -1,27 +1,68 @@
-"""Which extra of the package brings a module that is missing."""
+"""How to install what is missing: the requirements of an extra, by their own names.
+
+Not the extra: where this package was installed from a file, an index has another one of its name,
+or none.
+"""
 
 import re
-from importlib.metadata import PackageNotFoundError, requires
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import NamedTuple
 
 _COMES_WITH = {
-    "starlette": "fastapi",
     "huggingface_hub": "transformers",
     "opentelemetry": "opentelemetry-sdk",
     "ucxx": "ucxx-cu12",
     "zmq": "pyzmq",
 }
 """The package of an extra that brings a module, where their names differ."""
+_APART = ("track",)
+"""Extras of packages of which one is enough."""
+
+
+class _Requirement(NamedTuple):
+    extra: str
+    name: str
+    text: str
+
+    @property
+    def is_installed(self) -> bool:
+        try:
+            return bool(version(self.name))
+        except PackageNotFoundError:
+            return False
+
+
+def install(*extras: str) -> str:
+    """Return the command that installs what extras of this package bring and is not here."""
+    wanted = [each for each in _requirements() if each.extra in extras]
+    if not wanted:
+        return f"pip install '.[{','.join(extras)}]' in the checkout"
+    return _command([each for each in wanted if not each.is_installed] or wanted)
 
 
 def cure_of(module: str) -> str | None:
     """Return how to install what a missing module is of; None: no extra of ours has it."""
-    try:
-        wanted = requires("astraflow") or []
-    except PackageNotFoundError:
+    package = _COMES_WITH.get(module, module).replace("_", "-").lower()
+    known = [*_requirements()]
+    extra = next((each.extra for each in known if each.name == package), None)
+    if extra is None:
         return None
-    package = _COMES_WITH.get(module, module).replace("-", "_").lower()
-    for requirement in wanted:
-        found = re.fullmatch(r'([\w.-]+).*extra == "([\w-]+)"', requirement)
-        if found is not None and found[1].replace("-", "_").lower() == package:
-            return f"pip install 'astraflow[{found[2]}]'"
-    return None
+    others = [each for each in known if each.extra == extra and extra not in _APART]
+    wanted = [each for each in known if each.extra == extra and each.name == package]
+    return _command(wanted + [each for each in others if not each.is_installed])
+
+
+def _requirements() -> Iterator[_Requirement]:
+    try:
+        told = requires("astraflow") or []
+    except PackageNotFoundError:
+        return
+    for each in told:
+        found = re.fullmatch(r'(([\w.-]+)[^;]*?)\s*;.*\bextra == "([\w-]+)"', each)
+        if found is not None:
+            yield _Requirement(found[3], found[2].replace("_", "-").lower(), found[1])
+
+
+def _command(wanted: list[_Requirement]) -> str:
+    return f"pip install {' '.join(dict.fromkeys(repr(each.text) for each in wanted))}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from astraflow.config.extras import install
 from astraflow.config.pool import JournalConfig
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
@@ -148,7 +149,7 @@ def _place(settings: JournalConfig, run_dir: RunDir) -> "Place":
     except ImportError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            f"hub.journal.kind postgres needs {error.name}: pip install 'astraflow[postgres]'",
+            f"hub.journal.kind postgres needs {error.name}: {install('postgres')}",
         ) from error
     schema = settings.schema_name or run_dir.root.resolve().name
     return Place(url=settings.url or "", schema=schema)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from astraflow.config.extras import install
 from astraflow.config.model_dirs import must_be_model
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -78,8 +79,7 @@ def _library(repository: str) -> Any:
     except ModuleNotFoundError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            f"{repository} of the Hugging Face hub needs {error.name}: "
-            "pip install 'astraflow[torch]'",
+            f"{repository} of the Hugging Face hub needs {error.name}: {install('torch')}",
         ) from error
     return cast("Any", huggingface_hub)
 

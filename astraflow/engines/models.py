@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
+from astraflow.config.extras import install
 from astraflow.config.model_dirs import must_be_model
 from astraflow.config.recipe import ModelConfig
 from astraflow.core.errors import AstraflowError, Reason
@@ -65,7 +66,7 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
     except ModuleNotFoundError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            f"reading {source.name} needs {error.name}: pip install 'astraflow[torch,models]'",
+            f"reading {source.name} needs {error.name}: {install('torch', 'models')}",
         ) from error
     logging.disable_progress_bar()
     where: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}

@@ -17,6 +17,7 @@ import psutil
 
 from astraflow import __version__
 from astraflow.codec import kernels
+from astraflow.config.extras import install
 from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
@@ -154,7 +155,7 @@ def _loopback() -> DoctorCheck:
 
 def _devices() -> Iterator[DoctorCheck]:
     if find_spec("torch") is None:
-        advice = "pip install 'astraflow[torch]'"
+        advice = install("torch")
         yield DoctorCheck(area="devices", name="torch", works=False, found="missing", advice=advice)
         return
     import torch  # noqa: PLC0415 - slow to import, an extra
@@ -180,7 +181,7 @@ def _lanes() -> Iterator[DoctorCheck]:
         name="ucx",
         works=None if ucx is None else True,
         found=f"ucxx {ucx}" if ucx else "missing",
-        advice="pip install 'astraflow[ucx]' for fabrics that UCX knows" if not ucx else "",
+        advice=f"{install('ucx')}, for fabrics that UCX knows" if not ucx else "",
     )
     release = _release("fsspec")
     yield DoctorCheck(
@@ -188,7 +189,7 @@ def _lanes() -> Iterator[DoctorCheck]:
         name="object store",
         works=None if release is None else True,
         found="missing" if release is None else f"fsspec {release}",
-        advice="pip install 'astraflow[store]' if versions go by a bucket" if not release else "",
+        advice=f"{install('store')}, if versions go by a bucket" if not release else "",
     )
 
 
@@ -230,7 +231,7 @@ def _engines() -> Iterator[DoctorCheck]:
         name="embedded",
         works=not missing,
         found=f"missing {', '.join(missing)}" if missing else "torch and transformers are there",
-        advice="pip install 'astraflow[torch]'" if missing else "",
+        advice=install("torch") if missing else "",
     )
     for kind in ("vllm", "sglang"):
         variable = f"ASTRAFLOW_{kind.upper()}_PYTHON"

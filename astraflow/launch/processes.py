@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import structlog
 
+from astraflow.config.extras import install
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
@@ -479,8 +480,7 @@ def open_rendezvous(host: str) -> tuple[str, object]:
     except ModuleNotFoundError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            "a trainer on several machines needs torch where it is launched: "
-            "pip install 'astraflow[torch]'",
+            f"a trainer on several machines needs torch where it is launched: {install('torch')}",
         ) from error
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return join_address(host, store.port), store

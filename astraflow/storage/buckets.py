@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from astraflow.config.extras import install
 from astraflow.core.errors import AstraflowError, Reason
 
 PROTOCOLS: Final = (
@@ -102,7 +103,7 @@ def _opened(url: str) -> tuple[Any, str]:
         fsspec = import_module("fsspec.core")  # an extra
     except ImportError as error:
         raise AstraflowError(
-            Reason.CAPABILITY_MISSING, f"{url} needs pip install 'astraflow[store]'"
+            Reason.CAPABILITY_MISSING, f"{url} needs fsspec: {install('store')}"
         ) from error
     try:
         fs, root = fsspec.url_to_fs(url)

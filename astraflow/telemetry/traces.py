@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from astraflow import __version__
+from astraflow.config.extras import install
 from astraflow.core.errors import AstraflowError, Reason
 
 if TYPE_CHECKING:
@@ -172,8 +173,8 @@ def configure_tracing(
     except ImportError as error:
         raise AstraflowError(
             Reason.INVALID_FIELD,
-            f"tracing.exporter {exporter}: OpenTelemetry is missing ({error}); install "
-            "astraflow[otel], or set it to off",
+            f"tracing.exporter {exporter}: OpenTelemetry is missing ({error}): "
+            f"{install('otel')}, or set it to off",
         ) from error
     use_recorder(recorder, share=share)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from astraflow.codec.chunks import CHUNK_NBYTES
+from astraflow.config.extras import install
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address, split_address
@@ -56,9 +57,7 @@ def ucx_thread() -> UcxThread:
             return UcxThread(importlib.import_module(name))
         except ImportError:
             continue
-    raise AstraflowError(
-        Reason.LANE_UNAVAILABLE, "UCX is not installed: pip install 'astraflow[ucx]'"
-    )
+    raise AstraflowError(Reason.LANE_UNAVAILABLE, f"UCX is not installed: {install('ucx')}")
 
 
 class UcxConnection(asyncio.Transport):

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 import structlog
 
+from astraflow.config.extras import install
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PromptId
@@ -185,7 +186,7 @@ def _unreadable(path: Path, error: Exception) -> AstraflowError:
 def _missing(package: str, extra: str, path: Path) -> AstraflowError:
     return AstraflowError(
         Reason.INVALID_FIELD,
-        f"data set {path} needs {package}: pip install 'astraflow[{extra}]'",
+        f"data set {path} needs {package}: {install(extra)}",
     )
 
 
@@ -218,7 +219,7 @@ def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Pa
     except ModuleNotFoundError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            f"{name} of the Hugging Face hub needs {error.name}: pip install 'astraflow[datasets]'",
+            f"{name} of the Hugging Face hub needs {error.name}: {install('datasets')}",
         ) from error
     with making(0, report) as draft:
         if target.is_dir():

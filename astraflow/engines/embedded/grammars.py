@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from astraflow.config.extras import install
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Grammar
 from astraflow.engines.tokenizer import FastTokenizer
@@ -98,7 +99,7 @@ class Grammars:
             raise AstraflowError(
                 Reason.CAPABILITY_MISSING,
                 "sampling by a grammar (response_format, tool_choice) needs llguidance: "
-                "pip install 'astraflow[grammar]' on the nodes",
+                f"{install('grammar')}, on the nodes",
                 metadata={"field": "response_format"},
             ) from error
         matcher = LLMatcher(self._vocabulary(), lark_of(grammar), log_level=0)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from astraflow.config.extras import cure_of
+from astraflow.config.extras import cure_of, install
 from astraflow.config.loader import problems_of
 from astraflow.config.recipe import Algorithm, Strict, TrainerConfig
 from astraflow.core.algorithms import advantages, finding
@@ -144,7 +144,7 @@ def check_trackers(subject: Subject) -> Iterator[Finding]:
             yield error_here(
                 where,
                 f"the tracker {name} needs the package {PACKAGES[name]}, which is not installed",
-                "pip install 'astraflow[track]', or leave it out",
+                f"{cure_of(PACKAGES[name])}, or leave it out",
             )
 
 
@@ -155,9 +155,7 @@ def check_tracing(subject: Subject) -> Iterator[Finding]:
         return
     where = "tracing.exporter"
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        yield error_here(
-            where, "OpenTelemetry is not installed", "pip install 'astraflow[otel]', or take off"
-        )
+        yield error_here(where, "OpenTelemetry is not installed", f"{install('otel')}, or take off")
     elif exporter not in ("file", "console"):
         known = [each.name for each in entry_points(group="opentelemetry_traces_exporter")]
         if exporter not in known:
@@ -191,9 +189,7 @@ def check_packages(subject: Subject) -> Iterator[Finding]:
             yield from _store_faults(where, url)
     for package, (where, extra) in wanted.items():
         if find_spec(package) is None:
-            yield error_here(
-                where, f"{package} is not installed", f"pip install 'astraflow[{extra}]'"
-            )
+            yield error_here(where, f"{package} is not installed", install(extra))
 
 
 def _store_faults(where: str, url: str) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
+from astraflow.config.extras import install
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
@@ -62,7 +63,7 @@ def _here(
         )
         return None
     if find_spec("datasets") is None:
-        cure = "pip install 'astraflow[datasets]'"
+        cure = install("datasets")
         yield error_here(f"{where}.hub", "the package datasets is not installed", cure)
         return None
     kept = kept_data_set(settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+from astraflow.config.extras import install
 from astraflow.config.recipe import Lora, ModelConfig, PolicyConfig, WarmUp
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.hub import kept_model
@@ -134,9 +135,7 @@ def _of_hub(
     place: str, repository: str, revision: str | None
 ) -> Generator[Finding, None, Path | None]:
     if find_spec("huggingface_hub") is None:
-        yield error_here(
-            place, "huggingface_hub is not installed", "pip install 'astraflow[torch]'"
-        )
+        yield error_here(place, "huggingface_hub is not installed", install("torch"))
         return None
     found = kept_model(repository, revision)
     if found is None:
@@ -153,9 +152,7 @@ def _gguf_faults(place: str, path: Path) -> Iterator[Finding]:
             yield error_here(place, f"{path} is no GGUF file", "get it again")
             return
     if find_spec("gguf") is None:
-        yield error_here(
-            place, "the package gguf is not installed", "pip install 'astraflow[models]'"
-        )
+        yield error_here(place, "the package gguf is not installed", install("models"))
     yield note(
         place,
         "it is converted when the run starts; until then nothing of it is looked at",

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
+from astraflow.config.extras import install
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import (
     LOST,
@@ -152,8 +153,8 @@ class RayExecutor(RemoteExecutor[RayOptions]):
         if find_spec("ray") is None:
             raise AstraflowError(
                 Reason.CAPABILITY_MISSING,
-                "executor: the package ray is missing; pip install 'astraflow[ray]', in the "
-                "release of the cluster",
+                f"executor: the package ray is missing: {install('ray')}, in the release of the "
+                "cluster",
             )
 
     def bundle(self, command: RoleCommand) -> Mapping[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, Final, Protocol
 
+from astraflow.config.extras import cure_of
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -98,7 +99,7 @@ def make_tracker(name: str, tracked: Tracked) -> Tracker:
         raise AstraflowError(
             Reason.CODE_UNKNOWN,
             f"the tracker {name} needs the package {error.name}, which is not installed here"
-            + ("" if ":" in name else ": pip install 'astraflow[track]'"),
+            + ("" if (cure := cure_of(error.name or "")) is None else f": {cure}"),
         ) from error
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import structlog
 
+from astraflow.config.extras import install
 from astraflow.config.pool import Agents
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import advertised, split_address
@@ -148,7 +149,7 @@ class AgentEndpoint:
         except ImportError as error:
             raise AstraflowError(
                 Reason.CAPABILITY_MISSING,
-                f"agents are served with astraflow[http]; install it on every node ({error})",
+                f"{error}, which agents are served with: {install('http')}, on every node",
             ) from error
         settings = self.settings
         limits = HttpLimits(head_s=settings.patience_s)

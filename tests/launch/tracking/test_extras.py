@@ -73,4 +73,4 @@ def test_a_package_that_is_missing_is_named(name, tmp_path):
     with pytest.raises(AstraflowError, match=f"needs the package {name}") as caught:
         make_tracker(name, tracked)
     assert caught.value.reason is Reason.CODE_UNKNOWN
-    assert "astraflow[track]" in caught.value.message
+    assert "pip install '" in caught.value.message
