@@ -10,7 +10,7 @@ from grpc import aio
 from astraflow.core.batches import EndCause
 from astraflow.core.errors import Reason
 from astraflow.core.status import RunState
-from astraflow.dataflow.servicers.members import TrainerServicer
+from astraflow.dataflow.servicers.members import MemberServicer
 from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.channel import dial
 from astraflow.rpc.server import Servicer, start_server
@@ -124,7 +124,7 @@ async def telling_at_once(scene):
     directory = scene.hub.directory
     tokens = HubTokens(join="join", operator="operator")
     access = Access(tokens, sessions=directory.sessions, roles=directory.roles)
-    methods = TrainerServicer(scene.hub, access, wait_interval_s=0.01)
+    methods = MemberServicer(scene.hub, access, wait_interval_s=0.01)
     servicer = Servicer(add=add_TrainerServiceServicer_to_server, methods=methods)
     async with (
         await start_server([servicer], listen="127.0.0.1:0") as server,

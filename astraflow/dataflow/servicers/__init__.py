@@ -5,13 +5,8 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.servicers.members import (
-    RaasServicer,
-    SessionServicer,
-    TrainerServicer,
-    VersionServicer,
-)
-from astraflow.dataflow.servicers.operator import ControlServicer, EvalServicer, LedgerServicer
+from astraflow.dataflow.servicers.members import MemberServicer
+from astraflow.dataflow.servicers.operator import OperatorServicer
 from astraflow.rpc.access import Access
 from astraflow.rpc.server import Servicer
 from astraflow_proto.control.v1.control_service_pb2_grpc import add_ControlServiceServicer_to_server
@@ -39,7 +34,9 @@ class Recovery:
     @property
     def servicers(self) -> Sequence[Servicer]:
         """Itself, as every service of a hub."""
-        return [Servicer(add=add, methods=self) for add in _ADD]
+        return [
+            Servicer(add=add, methods=self) for add in (*_OF_MEMBERS, *_OF_OPERATORS, *_OF_NOBODY)
+        ]
 
     def note(self, share: float) -> None:
         self._share = share
@@ -63,26 +60,23 @@ def servicers_of(hub: Hub, access: Access) -> Sequence[Servicer]:
 
     It keeps no weights: TransferService is there to say so with a reason.
     """
-    made = (
-        SessionServicer(hub, access),
-        RaasServicer(hub, access),
-        TrainerServicer(hub, access),
-        VersionServicer(hub, access),
-        EvalServicer(hub, access),
-        ControlServicer(hub, access),
-        LedgerServicer(hub, access),
-        object(),
+    served = (
+        (MemberServicer(hub, access), _OF_MEMBERS),
+        (OperatorServicer(hub, access), _OF_OPERATORS),
+        (object(), _OF_NOBODY),
     )
-    return [Servicer(add=add, methods=methods) for add, methods in zip(_ADD, made, strict=True)]
+    return [Servicer(add=add, methods=methods) for methods, adds in served for add in adds]
 
 
-_ADD: Sequence[Callable[[Any, Any], None]] = (
+_OF_MEMBERS: Sequence[Callable[[Any, Any], None]] = (
     add_SessionServiceServicer_to_server,
     add_RaasServiceServicer_to_server,
     add_TrainerServiceServicer_to_server,
     add_VersionServiceServicer_to_server,
+)
+_OF_OPERATORS: Sequence[Callable[[Any, Any], None]] = (
     add_EvalServiceServicer_to_server,
     add_ControlServiceServicer_to_server,
     add_LedgerServiceServicer_to_server,
-    add_TransferServiceServicer_to_server,
 )
+_OF_NOBODY = (add_TransferServiceServicer_to_server,)

@@ -49,12 +49,17 @@ from astraflow_proto.dataflow.v1 import trainer_service_pb2 as trainer_pb
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
 
 
-class SessionServicer:
-    """Convert, one call, convert."""
+class MemberServicer:
+    """SessionService, VersionService, RaasService and TrainerService of one hub."""
 
-    def __init__(self, hub: Hub, access: Access) -> None:
+    def __init__(self, hub: Hub, access: Access, *, wait_interval_s: float = INTERVAL_S) -> None:
         self._hub = hub
         self._access = access
+        self._ingest = Ingest(hub)
+        self._numbers = count()
+        self._encoder = versions.VersionEncoder()
+        self._wait_interval_s = wait_interval_s
+        self._payload_url = hub.payloads.store.url if hub.payloads else ""
 
     async def KeepAlive(
         self, request: session_pb.KeepAliveRequest, context: Context
@@ -86,26 +91,6 @@ class SessionServicer:
         member_id = self._access.member(context, may_be_ended=True)
         await self._hub.take(MemberLeft(member_id=member_id, message=request.message))
         return session_pb.EndSessionResponse()
-
-
-def _load(request: session_pb.KeepAliveRequest) -> RaasLoad | TrainerLoad | None:
-    match request.WhichOneof("load"):
-        case "raas":
-            return common.decode_raas_load(request.raas)
-        case "trainer":
-            return common.decode_trainer_load(request.trainer)
-        case _:
-            return None
-
-
-class VersionServicer:
-    """Convert, one call, convert."""
-
-    def __init__(self, hub: Hub, access: Access) -> None:
-        self._hub = hub
-        self._access = access
-        self._numbers = count()
-        self._encoder = versions.VersionEncoder()
 
     async def ListVersions(
         self, request: version_pb.ListVersionsRequest, context: Context
@@ -161,15 +146,6 @@ class VersionServicer:
             pending=answer.is_pending, newest_version=answer.newest_version
         )
 
-
-class RaasServicer:
-    """Convert, one call, convert."""
-
-    def __init__(self, hub: Hub, access: Access) -> None:
-        self._hub = hub
-        self._access = access
-        self._ingest = Ingest(hub)
-
     async def JoinPool(
         self, request: raas_pb.JoinPoolRequest, context: Context
     ) -> raas_pb.JoinPoolResponse:
@@ -208,45 +184,6 @@ class RaasServicer:
         member_id = self._access.member(context, MemberRole.RAAS)
         async with exclusive_stream(self._hub.executor.streams, member_id, "rollouts", context):
             await self._ingest.serve(member_id, request_iterator, partial(_write_acks, context))
-
-
-async def _write_acks(context: Context, acks: Sequence[ItemAck]) -> None:
-    await context.write(raas_pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
-
-
-def _steering(member_id: MemberId, request: raas_pb.StreamTasksRequest) -> TaskCredit | TaskNacked:
-    match request.WhichOneof("request"):
-        case "open":
-            credit = wire.decode_task_credit(request.open.credit)
-        case "credit":
-            credit = wire.decode_task_credit(request.credit)
-        case "nack":
-            return TaskNacked(
-                member_id=member_id,
-                task_id=TaskId(request.nack.task_id),
-                failure=common.decode_failure(request.nack.failure),
-            )
-        case _:
-            raise invalid("request", "on StreamTasks it is open, credit or nack")
-    return replace(credit, member_id=member_id)
-
-
-def _task_event(item: TaskItem) -> raas_pb.StreamTasksResponse:
-    if isinstance(item, RolloutTask):
-        return raas_pb.StreamTasksResponse(task=tasks.encode_rollout_task(item))
-    if isinstance(item, Directive):
-        return raas_pb.StreamTasksResponse(directive=common.encode_directive(item))
-    return raas_pb.StreamTasksResponse(cancellation=wire.encode_task_cancellation(item))
-
-
-class TrainerServicer:
-    """Convert, one call, convert."""
-
-    def __init__(self, hub: Hub, access: Access, *, wait_interval_s: float = INTERVAL_S) -> None:
-        self._hub = hub
-        self._access = access
-        self._wait_interval_s = wait_interval_s
-        self._payload_url = hub.payloads.store.url if hub.payloads else ""
 
     async def RegisterTrainer(
         self, request: trainer_pb.RegisterTrainerRequest, context: Context
@@ -322,6 +259,45 @@ class TrainerServicer:
             message = trainer_pb.StreamBatchesResponse()
             rollout.fill_batch_part(message.part, made)
             await context.write(message)
+
+
+def _load(request: session_pb.KeepAliveRequest) -> RaasLoad | TrainerLoad | None:
+    match request.WhichOneof("load"):
+        case "raas":
+            return common.decode_raas_load(request.raas)
+        case "trainer":
+            return common.decode_trainer_load(request.trainer)
+        case _:
+            return None
+
+
+async def _write_acks(context: Context, acks: Sequence[ItemAck]) -> None:
+    await context.write(raas_pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
+
+
+def _steering(member_id: MemberId, request: raas_pb.StreamTasksRequest) -> TaskCredit | TaskNacked:
+    match request.WhichOneof("request"):
+        case "open":
+            credit = wire.decode_task_credit(request.open.credit)
+        case "credit":
+            credit = wire.decode_task_credit(request.credit)
+        case "nack":
+            return TaskNacked(
+                member_id=member_id,
+                task_id=TaskId(request.nack.task_id),
+                failure=common.decode_failure(request.nack.failure),
+            )
+        case _:
+            raise invalid("request", "on StreamTasks it is open, credit or nack")
+    return replace(credit, member_id=member_id)
+
+
+def _task_event(item: TaskItem) -> raas_pb.StreamTasksResponse:
+    if isinstance(item, RolloutTask):
+        return raas_pb.StreamTasksResponse(task=tasks.encode_rollout_task(item))
+    if isinstance(item, Directive):
+        return raas_pb.StreamTasksResponse(directive=common.encode_directive(item))
+    return raas_pb.StreamTasksResponse(cancellation=wire.encode_task_cancellation(item))
 
 
 def _event(

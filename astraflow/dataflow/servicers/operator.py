@@ -75,8 +75,8 @@ def page_of(
 _INTERVAL = timedelta(seconds=1)
 
 
-class ControlServicer:
-    """Convert, one call, convert."""
+class OperatorServicer:
+    """ControlService, EvalService and LedgerService of one hub."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -158,14 +158,6 @@ class ControlServicer:
         await self._hub.take(RunStopped(mode=mode, grace=grace))
         return control_pb.StopRunResponse()
 
-
-class EvalServicer:
-    """Convert, one call, convert."""
-
-    def __init__(self, hub: Hub, access: Access) -> None:
-        self._hub = hub
-        self._access = access
-
     async def CreateEvalRun(
         self, request: eval_pb.CreateEvalRunRequest, context: Context
     ) -> eval_pb.CreateEvalRunResponse:
@@ -205,14 +197,6 @@ class EvalServicer:
         self._access.anyone(context)
         suites = self._hub.run.suites()
         return eval_pb.ListEvalSuitesResponse(suites=map(control.encode_eval_suite, suites))
-
-
-class LedgerServicer:
-    """Convert, one call, convert."""
-
-    def __init__(self, hub: Hub, access: Access) -> None:
-        self._hub = hub
-        self._access = access
 
     async def GetLedger(
         self, _request: ledger_pb.GetLedgerRequest, context: Context
