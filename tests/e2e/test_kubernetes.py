@@ -7,9 +7,12 @@ import subprocess
 import sys
 from contextlib import suppress
 
+import psutil
 import pytest
 
-from .conftest import started
+from astraflow.config.run_dir import read_json_lines
+
+from .conftest import running, started
 from .kube_api import kubernetes
 from .places import members
 
@@ -79,4 +82,28 @@ def test_nodes_that_are_killed_or_evicted_are_replaced_and_nothing_is_left(
     assert run.summary["state"] == "stopped"
     assert all(account["balanced"] for account in run.books)
     assert token not in json.dumps([each for each in cluster.created if each["kind"] == "Job"])
+    assert nothing_is_left(cluster)
+
+
+def test_jobs_that_a_killed_launcher_left_are_deleted_by_the_run_that_goes_on(
+    tmp_path, cache, cluster
+):
+    sets = ("policies.solver.trainer.step_count=4000", "raas.count=1", "evals={}", ON_KUBERNETES)
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        hub = run.children("dataflow")
+        run.process.kill()
+        run.wait()
+    psutil.wait_procs(hub)
+    left = set(cluster.objects["jobs"])
+    assert processes_of(cluster) == ["raas-0", "trainer-solver"]
+    count = len(read_json_lines(run.run_dir.metrics))
+    words = ("run", "--resume", str(run.run_dir.root))
+    with running(*words, run_dir=run.run_dir, cache=cache) as again:
+        again.wait_for_steps(count + 2)
+        assert not left & set(cluster.objects["jobs"])
+        again.process.send_signal(signal.SIGINT)
+        assert again.wait() == 130, again.output
+    assert "Jobs that were left of this run are deleted" in again.output
+    assert all(account["balanced"] for account in again.books)
     assert nothing_is_left(cluster)
