@@ -62,8 +62,13 @@ def free_ports(count: int) -> int:
 
 
 @contextmanager
-def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Start the daemons; yield what the environment of its users says."""
+def slurm_cluster(folder: Path, *hidden: Path) -> Iterator[dict[str, str]]:
+    """Start the daemons; yield what the environment of its users says.
+
+    Args:
+        folder: For settings and states.
+        hidden: Folders of this machine that each node has its own of, empty.
+    """
     host, port = socket.gethostname(), free_ports(3)
     # GPUs are device nodes that nobody opens.
     (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/tty[0-1]\n")
@@ -80,7 +85,12 @@ def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
     said = {"SLURM_CONF": str(folder / "slurm.conf")}
-    commands = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])
+    mounts = "".join(f"mount -t tmpfs none {each}; " for each in hidden)
+    unshare = ("unshare", "--mount", "sh", "-c") if hidden else ("sh", "-c")
+    commands = (
+        ("slurmctld", "-D"),
+        *((*unshare, f"{mounts}exec slurmd -D -N {node}") for node in ("n1", "n2")),
+    )
     daemons = [
         subprocess.Popen(
             command, env={**os.environ, **said}, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT

@@ -34,6 +34,21 @@ def _use_slurm(slurm, monkeypatch):
         monkeypatch.setenv(key, value)
 
 
+def test_a_folder_that_nodes_do_not_see_is_named_and_nothing_is_tried_again(
+    tmp_path, cache, tmp_path_factory, monkeypatch
+):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with slurm_cluster(tmp_path_factory.mktemp("apart"), runs) as said:
+        for key, value in said.items():
+            monkeypatch.setenv(key, value)
+        with started("sort.yaml", *ON_SLURM, runs=runs, cache=cache) as run:
+            assert run.wait() == 1
+        assert jobs(said) == []
+    assert "share the folder of the run" in " ".join(run.output.split())
+    assert "issued again" not in run.output
+
+
 def jobs(slurm):
     return ask(slurm, "squeue", "-h", "-o", "%j").split()
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,18 @@ def test_secrets_lie_beside_the_script_for_its_user_alone(tmp_path, tools):
     assert {stat.S_IMODE(each.stat().st_mode) for each in (script, secrets)} == {0o600}
 
 
+def test_a_machine_that_cannot_read_the_folder_says_so_and_is_not_to_be_tried_again(
+    tmp_path, tools
+):
+    placement = placed(tmp_path, "executor={name: ssh, options: {hosts: [a]}}")
+    assert placement.executor is not None
+    roles = placement.roles(RunDir(tmp_path / "run"), tokens=TOKENS, models={})
+    script = placement.executor.write_script(roles.node("raas-0", "h:1"))
+    done = subprocess.run(("sh", script), capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert f"cannot read {tmp_path / 'run' / 'recipe.yaml'}; all machines have to" in done.stderr
+
+
 def job(state, code):
     return SlurmJob.of({"job_id": 1, "job_state": state, "exit_code": code}).exit_code
 
@@ -121,6 +134,7 @@ def test_the_end_of_a_job_is_read_in_the_schemas_of_old_and_new_releases():
     assert job("COMPLETED", 0) == 0
     assert job("FAILED", 78 << 8) == 78
     assert job("FAILED", 9) == -9
+    assert job("FAILED", 53) == 78
     assert job("FAILED", 137 << 8) == -9
     assert job("PREEMPTED", 0) == -9
     number = {"set": True, "infinite": False, "number": 1}

@@ -31,6 +31,8 @@ LOST: Final = -int(signal.SIGKILL)
 """Exit code of a process that is gone, nobody knows how; as one that was killed it may be started
 again."""
 
+_SHARE: Final = "all machines have to share the folder of the run: choose another by --runs"
+
 _SIGNALLED: Final = 128
 
 # What a cluster takes at most to end a process; a machine that is lost never answers.
@@ -194,11 +196,10 @@ class RemoteExecutor(ABC, Generic[OptionsT]):
         read = "" if secrets is None else f". {shlex.quote(str(secrets))}\n"
         said = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in command.environment.items())
         recipe = shlex.quote(str(self.place.run_dir.recipe.absolute()))
-        cure = "all machines have to share the folder of the run: choose another by --runs"
         return (
             f"#!/bin/sh\n# {command.name} of {self.place.name}\numask 077\n"
             f"if [ ! -r {recipe} ]; then\n"
-            f'  echo "$(hostname) cannot read "{recipe}"; {cure}" >&2\n'
+            f'  echo "$(hostname) cannot read "{recipe}"; {_SHARE}" >&2\n'
             f"  exit {CONFIGURATION_EXIT}\nfi\n"
             f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null || cd\n"
             f"{read}{said}{self.launch_line(command)}\n"
@@ -325,7 +326,7 @@ class WatchedProcess(ABC):
         """Take its place from it, whatever it does."""
 
     def last_words(self) -> str:
-        return last_lines(self.command.log)
+        return last_lines(self.command.log) or f"nothing is in {self.command.log}; {_SHARE}"
 
 
 class _Readable(yaml.SafeDumper):

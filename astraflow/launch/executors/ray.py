@@ -19,7 +19,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from astraflow.config.extras import install
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.launch.executors.base import (
     LOST,
     ExecutorOptions,
@@ -93,7 +93,7 @@ class RayProcess(WatchedProcess):
                     break
         except self._executor.ray.exceptions.RayTaskError as error:
             self._executor.place.note(f"{self.command.name}: {error.cause!r}")
-            code = 1
+            code = CONFIGURATION_EXIT if isinstance(error.cause, FileNotFoundError) else 1
         except self._executor.ray.exceptions.RayError:
             code = LOST
         finally:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.launch.executors.base import (
     LOST,
     ExecutorOptions,
@@ -23,6 +23,9 @@ from astraflow.launch.executors.base import (
     require_commands,
 )
 from astraflow.launch.processes import RoleCommand
+
+# Of a job whose log cannot be opened.
+_NO_OUTPUT: Final = 53
 
 # A controller that was started again may not know the newest jobs for some seconds.
 _MISSING_POLLS: Final = 10
@@ -85,7 +88,7 @@ class SlurmJob:
             code = cast("Mapping[str, Any]", self.code)
             number, status = _number(code.get("signal", {}).get("id")), _number(code["return_code"])
         if number:
-            return -number
+            return CONFIGURATION_EXIT if number == _NO_OUTPUT else -number
         # srun tells of a signal as a shell does.
         return code_of_shell(status)
 
