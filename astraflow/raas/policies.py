@@ -28,10 +28,8 @@ KEPT_S = 60.0
 """How long a pin outlives its last task; it costs the memory of one version."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Waiter:
-    versions: VersionRange
-    passed: "asyncio.Future[int | None]"
+# What a task that waits may sample with, and what it is told once it may start.
+_Waiter = tuple[VersionRange, "asyncio.Future[int | None]"]
 
 
 class VersionGate:
@@ -62,7 +60,7 @@ class VersionGate:
     def next_target(self, newest: int) -> int:
         """Return the version to update to: the newest, or an older one that a task must have."""
         live = -1 if self._engine.version is None else self._engine.version
-        bounds = [waiter.versions.max for waiter in self._waiters]
+        bounds = [versions.max for versions, _ in self._waiters]
         return min((b for b in bounds if b is not None and live < b <= newest), default=newest)
 
     async def enter(self, versions: VersionRange) -> int | None:
@@ -75,18 +73,19 @@ class VersionGate:
             AstraflowError: VERSION_NOT_SERVED when it is too late for it.
         """
         live = self._engine.version
-        if live is not None and self._is_reached(versions, live):
+        if live is not None and _is_reached(versions, live):
             return await self._admit(versions)
-        waiter = _Waiter(versions=versions, passed=asyncio.get_running_loop().create_future())
+        passed: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        waiter = (versions, passed)
         self._waiters.append(waiter)
         try:
-            return await waiter.passed
+            return await passed
         except asyncio.CancelledError:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            elif not waiter.passed.cancelled() and waiter.passed.exception() is None:
+            elif not passed.cancelled() and passed.exception() is None:
                 # It passed in the same turn of the loop in which it was withdrawn.
-                await self.leave(waiter.passed.result())
+                await self.leave(passed.result())
             raise
 
     async def leave(self, pinned: int | None) -> None:
@@ -106,19 +105,20 @@ class VersionGate:
             return
         if not self._pinned_count and self._clock.monotonic() - self._used_at > KEPT_S:
             await self.release()
-        ready = [waiter for waiter in self._waiters if self._is_reached(waiter.versions, live)]
+        ready = [waiter for waiter in self._waiters if _is_reached(waiter[0], live)]
         for waiter in ready:
             self._waiters.remove(waiter)
+            versions, passed = waiter
             try:
-                pinned = await self._admit(waiter.versions)
+                pinned = await self._admit(versions)
             except AstraflowError as error:
-                if not waiter.passed.done():
-                    waiter.passed.set_exception(error)
+                if not passed.done():
+                    passed.set_exception(error)
                 continue
-            if waiter.passed.done():
+            if passed.done():
                 await self.leave(pinned)
             else:
-                waiter.passed.set_result(pinned)
+                passed.set_result(pinned)
 
     async def release(self) -> None:
         """Let go of the pin that outlived its tasks."""
@@ -129,10 +129,6 @@ class VersionGate:
         if self._kept is not None:
             kept, self._kept = self._kept, None
             await self._engine.unpin(kept)
-
-    def _is_reached(self, versions: VersionRange, live: int) -> bool:
-        """Whether the live version is not below the range; above it, there may be a pin."""
-        return versions.min is None or live >= versions.min
 
     async def _admit(self, versions: VersionRange) -> int | None:
         if versions.max is None:
@@ -162,6 +158,11 @@ class VersionGate:
         return max(served)
 
 
+def _is_reached(versions: VersionRange, live: int) -> bool:
+    """Whether the live version is not below the range; above it, there may be a pin."""
+    return versions.min is None or live >= versions.min
+
+
 def sample_seed(task: RolloutTask, sample_index: int, *, run_seed: int | None) -> int:
     """Return the seed of one sample.
 
@@ -177,10 +178,16 @@ def sample_seed(task: RolloutTask, sample_index: int, *, run_seed: int | None) -
     return int.from_bytes(digest, "little") >> 1
 
 
-def seeded_sampling(task: RolloutTask, sample_index: int, policy_id: PolicyId) -> SamplingParams:
-    """Return the sampling defaults of one sample: the task's, with the sample's own seed."""
+def seeded_sampling(
+    task: RolloutTask, sample_index: int, policy_id: PolicyId, end_ids: tuple[int, ...] = ()
+) -> SamplingParams:
+    """Return the sampling of one sample: the task's, with its own seed, and more that ends it."""
     sampling = task.sampling.get(policy_id, SamplingParams())
-    return replace(sampling, seed=sample_seed(task, sample_index, run_seed=sampling.seed))
+    return replace(
+        sampling,
+        seed=sample_seed(task, sample_index, run_seed=sampling.seed),
+        stop_token_ids=(*sampling.stop_token_ids, *end_ids),
+    )
 
 
 _ANY = VersionRange()
@@ -210,13 +217,11 @@ class ServedModel:
         self, policy_id: PolicyId, task: RolloutTask, sample_index: int, version: int | None = None
     ) -> PolicyPort:
         """Return what one episode samples with."""
-        sampling = seeded_sampling(task, sample_index, policy_id)
-        ends = (*sampling.stop_token_ids, *self.turn_end_ids)
         return PolicyPort(
             policy_id=policy_id,
             engine=self.engine,
             tokenizer=self.tokenizer,
-            sampling=replace(sampling, stop_token_ids=ends),
+            sampling=seeded_sampling(task, sample_index, policy_id, self.turn_end_ids),
             version=version,
             template=self.template,
             is_trained=task.purpose is TaskPurpose.TRAIN,

@@ -21,8 +21,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, RaasJoined, TrainerRegistered
 from astraflow.core.ids import MemberId
 from astraflow.core.members import MemberRole
-from astraflow.rpc.auth import SESSION_KEY, bearer_of, is_same_secret, secret_of
-from astraflow.rpc.streams import Context
+from astraflow.rpc.auth import SESSION_KEY, Context, bearer_of, is_same_secret, secret_of
 
 TOKEN_NBYTES = 32
 TOKEN_ID_LENGTH = 8

@@ -1,8 +1,10 @@
 """Who calls: secrets in the metadata of a call."""
 
 import hmac
-from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
+
+import grpc
 
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -18,11 +20,31 @@ TRANSFER_KEY: Final = "astraflow-transfer-bin"
 _SCHEME: Final = "bearer "
 
 
-class HasMetadata(Protocol):
-    """What is read of a servicer's context."""
+class Context(Protocol):
+    """What servicers use of a call; grpc.aio has no types of its own."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
         """Return the caller's metadata."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """Return what TLS says of the caller; empty without TLS."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the call's deadline; None: it has none."""
+        ...
+
+    async def write(self, message: Any) -> None:
+        """Send one message; waits while the peer does not read."""
+        ...
+
+    async def send_initial_metadata(self, initial_metadata: tuple[()]) -> None:
+        """Answer that the call has begun; otherwise the first message does."""
+        ...
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with a status."""
         ...
 
 
@@ -41,7 +63,7 @@ def transfer_metadata(token: bytes) -> MetadataPairs:
     return ((TRANSFER_KEY, token),)
 
 
-def bearer_of(context: HasMetadata) -> str:
+def bearer_of(context: Context) -> str:
     """Return the caller's bearer token; empty without one."""
     value = _value(context, BEARER_KEY)
     if not isinstance(value, str) or not value.lower().startswith(_SCHEME):
@@ -49,7 +71,7 @@ def bearer_of(context: HasMetadata) -> str:
     return value[len(_SCHEME) :].strip()
 
 
-def secret_of(context: HasMetadata, key: str) -> bytes:
+def secret_of(context: Context, key: str) -> bytes:
     """Return the caller's binary secret under a key; empty without one."""
     value = _value(context, key)
     return value if isinstance(value, bytes) else b""
@@ -63,7 +85,7 @@ def is_same_secret(given: str | bytes, expected: str | bytes) -> bool:
     return bool(expected) and hmac.compare_digest(_bytes(given), _bytes(expected))
 
 
-def require_secret(context: HasMetadata, key: str, *expected: bytes) -> None:
+def require_secret(context: Context, key: str, *expected: bytes) -> None:
     """Let a call pass that carries one of the expected secrets.
 
     Raises:
@@ -76,7 +98,7 @@ def require_secret(context: HasMetadata, key: str, *expected: bytes) -> None:
         raise AstraflowError(Reason.TOKEN_INVALID, f"the secret in {key} {state}; join the run")
 
 
-def _value(context: HasMetadata, key: str) -> str | bytes | None:
+def _value(context: Context, key: str) -> str | bytes | None:
     for name, value in context.invocation_metadata() or ():
         if name == key:
             return value

@@ -6,16 +6,15 @@ its own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
 import structlog
 
 from astraflow.core.ids import MemberId
-from astraflow.rpc.auth import HasMetadata
+from astraflow.rpc.auth import Context
 
 
 class StreamReplaced(Exception):  # noqa: N818 - an event, not an error
@@ -92,30 +91,6 @@ class StreamRegistry:
 
 
 log = structlog.get_logger(__name__)
-
-
-class Context(HasMetadata, Protocol):
-    """What servicers use of a call; grpc.aio has no types of its own."""
-
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """Return what TLS says of the caller; empty without TLS."""
-        ...
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the call's deadline; None: it has none."""
-        ...
-
-    async def write(self, message: Any) -> None:
-        """Send one message; waits while the peer does not read."""
-        ...
-
-    async def send_initial_metadata(self, initial_metadata: tuple[()]) -> None:
-        """Answer that the call has begun; otherwise the first message does."""
-        ...
-
-    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End the call with a status."""
-        ...
 
 
 @asynccontextmanager

@@ -188,7 +188,8 @@ class Recorder:
         self._trajectory_id = trajectory_id
         self._port = port
         self._agent = agent
-        self._sampling = replace(port.sampling, seed=seed)
+        own = port.sampling
+        self._sampling = own if seed == own.seed else replace(own, seed=seed)
         self._turns: list[Turn] = []
         self._turn_rewards: dict[int, float] = {}
         self._past = past or Past()
@@ -278,7 +279,8 @@ class Recorder:
             AstraflowError: CONTEXT_TOO_LONG when there is no room for another token, and
                 what the engine raises.
         """
-        past, wanted = self._past, replace(self._sampling, **overrides)
+        past = self._past
+        wanted = replace(self._sampling, **overrides) if overrides else self._sampling
         before = self._turns[-1].sampling if self._turns else None
         generation, sampling = await self._port.generate(past.tokens, wanted, before=before)
         self._sampling = wanted

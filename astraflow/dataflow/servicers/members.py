@@ -36,8 +36,9 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.ingest import Ingest
 from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, TaskItem, explain_waits
 from astraflow.rpc.access import Access, TokenRole
+from astraflow.rpc.auth import Context
 from astraflow.rpc.concurrency import either
-from astraflow.rpc.streams import Context, exclusive_stream
+from astraflow.rpc.streams import exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, tasks, versions
 from astraflow.wire import dataflow as wire

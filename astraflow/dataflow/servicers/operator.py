@@ -19,7 +19,7 @@ from astraflow.core.events import (
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access, TokenRole, required_token_id
-from astraflow.rpc.streams import Context
+from astraflow.rpc.auth import Context
 from astraflow.wire import control
 from astraflow.wire.common import encode_wait_reason
 from astraflow.wire.fields import encode_time, optional_span

@@ -215,14 +215,6 @@ class Scatter:
     new: torch.Tensor
     old: torch.Tensor
 
-    def apply(self) -> None:
-        """Write the new values."""
-        _bits(self.target).scatter_(0, self.indices, self.new)
-
-    def revert(self) -> None:
-        """Write the old values, whether or not the new ones were written."""
-        _bits(self.target).scatter_(0, self.indices, self.old)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Staged:
@@ -243,13 +235,13 @@ class Staged:
     def apply(self) -> None:
         """Write all scatters; on an error some are written, and `revert` undoes them."""
         for scatter in self.scatters:
-            scatter.apply()
+            _bits(scatter.target).scatter_(0, scatter.indices, scatter.new)
         self._finish()
 
     def revert(self) -> None:
         """Restore what was live, bit for bit, however far `apply` came."""
         for scatter in self.scatters:
-            scatter.revert()
+            _bits(scatter.target).scatter_(0, scatter.indices, scatter.old)
         self._finish()
 
     def _finish(self) -> None:
