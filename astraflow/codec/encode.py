@@ -202,7 +202,15 @@ def encode_compact_ranges(
     sections = {dtype: ClassTables.of(rules[dtype], histograms[dtype]) for dtype in rules}
 
     def encode(at: int) -> EncodedRange:
-        return _encode(ranges[at], target, base, scanned[at], sections)
+        where, found = ranges[at], scanned[at]
+        if found is None:
+            return encode_fast(where, target(where), base(where))
+        tables = sections[where.dtype]
+        chunk = encode_compact(where, target(where), base(where), found, tables)
+        if isinstance(chunk.payload, memoryview):
+            # A copy: a patch outlives the state that it was cut from.
+            chunk = replace(chunk, payload=bytes(chunk.payload))
+        return EncodedRange(chunk=chunk, low=found.low, high=found.high)
 
     encoded = [*in_order(encode, range(len(ranges)), thread_count)]
     # Without its section a dtype is coded as for FAST: one that changes nothing is left out.
@@ -211,23 +219,6 @@ def encode_compact_ranges(
         each.chunk.header.dtype for each in encoded if each.chunk.header.encoding not in as_fast
     }
     return encoded, write_shared_tables(sections[dtype] for dtype in sections if dtype in used)
-
-
-def _encode(
-    where: ChunkRange,
-    target: RangeBits,
-    base: RangeBits,
-    scanned: sparse_compact.CompactScan | None,
-    sections: Mapping[Dtype, ClassTables],
-) -> EncodedRange:
-    if scanned is None:
-        return encode_fast(where, target(where), base(where))
-    section = sections[where.dtype]
-    chunk = encode_compact(where, target(where), base(where), scanned, section)
-    if isinstance(chunk.payload, memoryview):
-        # A copy: a patch outlives the state that it was cut from.
-        chunk = Chunk(header=chunk.header, payload=bytes(chunk.payload))
-    return EncodedRange(chunk=chunk, low=scanned.low, high=scanned.high)
 
 
 def _rules(

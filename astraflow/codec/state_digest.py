@@ -64,7 +64,7 @@ class StateDigest:
 
     def plus(self, other: "StateDigest") -> "StateDigest":
         """Return the digest of two shares of a state that do not overlap."""
-        return StateDigest((self.low + other.low) & _MASK, (self.high + other.high) & _MASK)
+        return self.plus_sums(other.low, other.high)
 
     def plus_sums(self, low: int, high: int) -> "StateDigest":
         """Return the digest with something added to both sums."""

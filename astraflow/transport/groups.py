@@ -11,7 +11,7 @@ bounded by what arrived; transfers without such losses move the bound up again.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from itertools import chain
 from typing import Final, Protocol
@@ -45,28 +45,6 @@ _CROWDED_SHARE: Final = 0.01
 _HEADROOM: Final = 1.25
 _RISE: Final = 1.1
 _MEMORY: Final = 8
-
-
-class Pacer:
-    """Bounds the rate of a group from transfer to transfer."""
-
-    def __init__(self) -> None:
-        self._before = TcpInfo()
-        self._rates: deque[int] = deque(maxlen=_MEMORY)
-        self._bound: float | None = None
-
-    def adjust(self, connections: Collection[socket.socket]) -> None:
-        """Set the bound for the next transfer, from what the last one met."""
-        now = TcpInfo(*map(sum, zip(*map(tcp_info, connections), strict=True)))
-        before = self._before
-        self._before = now
-        self._rates.append(now.bytes_per_s)
-        self._bound = next_bound(before, now, max(self._rates), self._bound)
-        if self._bound is not None:
-            rate = min(max(int(self._bound / len(connections)), 1), _NO_BOUND)
-            for each in connections:
-                with suppress(OSError):
-                    each.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
 
 def next_bound(before: TcpInfo, now: TcpInfo, best: float, bound: float | None) -> float | None:
@@ -139,7 +117,9 @@ class Carrier:
         self._segment_nbytes = segment_nbytes
         self._is_first = True
         self._paced: list[socket.socket] = []
-        self._pacer = Pacer()
+        self._before = TcpInfo()
+        self._rates: deque[int] = deque(maxlen=_MEMORY)
+        self._bound: float | None = None
 
     def adopt(self, connection: Connection) -> None:
         """Tune a connection to the way that it has; the first one sends alone, at its own rate."""
@@ -156,8 +136,17 @@ class Carrier:
 
     async def begin(self) -> None:
         """Return once chunks can be taken, at a pace by what the transfer before met."""
-        if self._paced:
-            self._pacer.adjust(self._paced)
+        if not self._paced:
+            return
+        now = TcpInfo(*map(sum, zip(*map(tcp_info, self._paced), strict=True)))
+        self._rates.append(now.bytes_per_s)
+        self._bound = next_bound(self._before, now, max(self._rates), self._bound)
+        self._before = now
+        if self._bound is not None:
+            rate = min(max(int(self._bound / len(self._paced)), 1), _NO_BOUND)
+            for each in self._paced:
+                with suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
         return [[pack(frame), body] for frame, body in chunk_frames(sent, self._segment_nbytes)]

@@ -186,14 +186,10 @@ class Lanes:
         """
         await self.forget_ready(spec)
         source = await self._source(endpoint)
-        if source.ready is not None:
-            return
-        for session in source.sessions:
-            if session.lane is LaneKind.TCP and session.is_idle:
-                speculative = replace(spec, is_ahead=True)
-                session.ask(speculative, transfer_token)
-                source.ready = speculative, session
-                return
+        idle = [each for each in source.sessions if each.lane is LaneKind.TCP and each.is_idle]
+        if idle and source.ready is None:
+            source.ready = replace(spec, is_ahead=True), idle[0]
+            idle[0].ask(source.ready[0], transfer_token)
 
     async def forget_ready(self, spec: TransferSpec) -> None:
         """Let go of what was asked for ahead, if it has come another way, or will not come."""
@@ -246,7 +242,9 @@ class Lanes:
                 is_early = session is not None and session.is_ahead and progress.plan is None
                 if error.reason is Reason.CHUNK_INVALID or not (is_early or _is_broken(error)):
                     raise
-                log.warning(
+                # What was asked for ahead may never become a version.
+                report = log.info if is_early else log.warning
+                report(
                     "a lane broke, going on over another",
                     endpoint=endpoint,
                     why=str(error),
