@@ -469,7 +469,8 @@ class WeightServer(TransferServer):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call(self.close())
+        if self._server is not None:
+            self._loop.call(self.close())
         if self._owns_loop:
             self._loop.close()
 
