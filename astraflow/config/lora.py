@@ -1,13 +1,14 @@
 """Low-rank adapters in a recipe, and as the files of peft describe them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from astraflow.config.strict import Strict
+from astraflow.core.errors import AstraflowError, Reason
 
 # The files of an adapter, and how its tensors are called in them (peft 0.21).
 CONFIG_FILE = "adapter_config.json"
@@ -72,3 +73,34 @@ def base_of(directory: Path) -> Path:
     if not path.is_file():
         return directory
     return Path(json.loads(path.read_text())["base_model_name_or_path"])
+
+
+def last_name(path: str) -> str:
+    """Return the last part of a path.
+
+    Example:
+        >>> last_name("model.layers.0.mlp.up_proj")
+        'up_proj'
+    """
+    return path.rpartition(".")[2]
+
+
+def is_target(path: str, settings: Lora) -> bool:
+    """Whether a linear layer gets an adapter."""
+    return not settings.targets or last_name(path) in settings.targets
+
+
+def require_targets(settings: Lora, paths: Iterable[str], *, of: str) -> None:
+    """Refuse targets that are no linear layers of a model, and a model that has none.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    known = {last_name(path) for path in paths}
+    missing = set(settings.targets) - known
+    if missing or not known:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"model.lora.targets: {of} has no linear layer {', '.join(sorted(missing))} to "
+            f"adapt; it has {', '.join(sorted(known)) or 'none'}",
+        )

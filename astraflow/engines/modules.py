@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from astraflow.config.lora import Lora
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.config.lora import Lora, is_target, require_targets
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -194,20 +193,8 @@ def target_layers(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
         AstraflowError: INVALID_FIELD for targets that name no linear layer of the model.
     """
     layers = dict(_linear_layers(module))
-    known = {last_name(path) for path in layers}
-    missing = set(settings.targets) - known
-    if missing or not layers:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"model.lora.targets: the model has no linear layer {', '.join(sorted(missing))} to "
-            f"adapt; it has {', '.join(sorted(known)) or 'none'}",
-        )
+    require_targets(settings, layers, of="the model")
     return {path: layer for path, layer in layers.items() if is_target(path, settings)}
-
-
-def is_target(path: str, settings: Lora) -> bool:
-    """Whether a linear layer gets an adapter."""
-    return not settings.targets or last_name(path) in settings.targets
 
 
 def layers_of(module: nn.Module, kind: type[LayerT]) -> Iterator[tuple[str, LayerT]]:
@@ -215,16 +202,6 @@ def layers_of(module: nn.Module, kind: type[LayerT]) -> Iterator[tuple[str, Laye
     for path, layer in cast("Any", module).named_modules():
         if isinstance(layer, kind):
             yield path, layer
-
-
-def last_name(path: str) -> str:
-    """Return the last part of a path.
-
-    Example:
-        >>> last_name("model.layers.0.mlp.up_proj")
-        'up_proj'
-    """
-    return path.rpartition(".")[2]
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

@@ -1,6 +1,5 @@
 """Tokenizers: text to ids and back, special ids, and texts that end a completion."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import tokenizers
 
+from astraflow.config.model_dirs import read_json
 from astraflow.core.errors import AstraflowError, Reason
 
 
@@ -101,8 +101,8 @@ def read_special_ids(model_dir: Path, tokenizer: tokenizers.Tokenizer | None = N
 
     `config.json` and `generation_config.json` give ids, `tokenizer_config.json` gives texts.
     """
-    files = [_read_json(model_dir / name) for name in ("config.json", "generation_config.json")]
-    texts = _read_json(model_dir / "tokenizer_config.json")
+    files = [read_json(model_dir / name) for name in ("config.json", "generation_config.json")]
+    texts = read_json(model_dir / "tokenizer_config.json")
 
     def collect(kind: str) -> frozenset[int]:
         ids = {token for file in files for token in _as_ids(file.get(f"{kind}_token_id"))}
@@ -122,10 +122,6 @@ def _as_ids(value: int | list[int] | None) -> list[int]:
 
 def _as_text(value: str | dict[str, Any] | None) -> str | None:
     return value["content"] if isinstance(value, dict) else value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 # A multi-byte character may be spread over so many tokens beside those of the stop string.

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from astraflow.config.lora import CONFIG_FILE, Lora
+from astraflow.config.lora import CONFIG_FILE, Lora, last_name
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.model import twin_of
-from astraflow.engines.modules import last_name, target_layers
+from astraflow.engines.modules import target_layers
 from astraflow.engines.protocol import Likeliest
 from astraflow.tinker.losses import Batch, find_loss, require_known
 from astraflow.tinker.requests import AdamParams

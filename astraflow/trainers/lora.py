@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 
-from astraflow.config.lora import CONFIG_FILE, TENSOR_FILE, Lora, tensor_name
+from astraflow.config.lora import CONFIG_FILE, TENSOR_FILE, Lora, last_name, tensor_name
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.modules import AdaptedLayer, last_name, layers_of, target_layers
+from astraflow.engines.modules import AdaptedLayer, layers_of, target_layers
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from astraflow.config.lora import Lora, tensor_name
+from astraflow.config.lora import Lora, is_target, tensor_name
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.embedded.weights import Slots, Weights
-from astraflow.engines.modules import AdaptedLayer, is_target, layers_of, target_layers
+from astraflow.engines.modules import AdaptedLayer, layers_of, target_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from astraflow.config.lora import CONFIG_FILE, TENSOR_FILE, Lora, tensor_name
+from astraflow.config.lora import (
+    CONFIG_FILE,
+    TENSOR_FILE,
+    Lora,
+    is_target,
+    last_name,
+    require_targets,
+    tensor_name,
+)
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import TensorUpdate, WeightUpdate
 from astraflow.engines.served.model import ModelDescription
@@ -35,14 +43,7 @@ def adapter_model(model: ModelDescription, settings: Lora) -> ModelDescription:
         for name, shape in model.shapes.items()
         if name.endswith(".weight") and len(shape) == _MATRIX and shape[0] != model.vocab_size
     }
-    known = {_layer_name(path) for path in layers}
-    missing = set(settings.targets) - known
-    if missing or not layers:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"model.lora.targets: {model.directory} has no linear layer"
-            f" {', '.join(sorted(missing))} to adapt; it has {', '.join(sorted(known)) or 'none'}",
-        )
+    require_targets(settings, layers, of=str(model.directory))
     if not settings.targets and any(".experts." in path for path in layers):
         raise AstraflowError(
             Reason.INVALID_FIELD,
@@ -52,7 +53,7 @@ def adapter_model(model: ModelDescription, settings: Lora) -> ModelDescription:
     shapes = {
         name: shape
         for path, (rows, columns) in layers.items()
-        if not settings.targets or _layer_name(path) in settings.targets
+        if is_target(path, settings)
         for name, shape in (
             (tensor_name(f"{path}.lora_A.weight"), (settings.rank, columns)),
             (tensor_name(f"{path}.lora_B.weight"), (rows, settings.rank)),
@@ -68,7 +69,7 @@ def targets_of(tensors: Iterable[str]) -> tuple[str, ...]:
         >>> targets_of(["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"])
         ('up_proj',)
     """
-    return tuple(sorted({_layer_name(name.partition(".lora_")[0]) for name in tensors}))
+    return tuple(sorted({last_name(name.partition(".lora_")[0]) for name in tensors}))
 
 
 def changed(held: Tensors, update: WeightUpdate) -> Tensors:
@@ -89,10 +90,6 @@ def _whole_tensor(part: TensorUpdate, held: Tensors) -> TensorUpdate:
     values = held[part.spec.name].values.reshape(-1).copy()
     values[part.indices] = part.values
     return replace(part, indices=None, values=values)
-
-
-def _layer_name(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,6 +1,5 @@
 """Dialects: what differs between makes of inference servers."""
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal, Protocol
 import httpx
 import numpy as np
 
+from astraflow.config.model_dirs import read_config
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
@@ -67,8 +67,7 @@ class ServerSetup:
     @property
     def dtype(self) -> Literal["f32", "bf16"]:
         """What it computes in."""
-        config = json.loads((self.model_dir / "config.json").read_text())
-        fields = {**config, **config.get("text_config", {})}
+        fields = read_config(self.model_dir)
         return computed_dtype(self.settings, fields.get("dtype") or fields.get("torch_dtype"))
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from astraflow.config.model_dirs import read_config
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
@@ -138,8 +139,7 @@ def _text_config(directory: Path) -> dict[str, Any]:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"{path} does not exist; give a Hugging Face model directory"
         )
-    config = json.loads(path.read_text())
-    fields = {**config, **config.get("text_config", {})}
+    fields = read_config(directory)
     for needed in ("vocab_size", "max_position_embeddings"):
         if needed not in fields:
             raise AstraflowError(Reason.INVALID_FIELD, f"{path} has no {needed}")

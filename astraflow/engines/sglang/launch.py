@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from astraflow.config.model_dirs import read_config
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.served.dialect import AdapterLimits, ServerCommand, ServerSetup
@@ -89,8 +90,7 @@ def _for_gpu(place: ServerSetup) -> tuple[str, ...]:
 
 def _cache_token_count(place: ServerSetup) -> int:
     """Return for how many tokens the cache has room: twice what the places can fill at most."""
-    config = json.loads((place.model_dir / "config.json").read_text())
-    config = config.get("text_config", config)
+    config = read_config(place.model_dir)
     heads: int = config["num_attention_heads"]
     width: int = config.get("head_dim") or config["hidden_size"] // heads
     kept = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import structlog
 from blake3 import blake3
 
+from astraflow.config.model_dirs import read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import ModelIdentity
 from astraflow.workflows.agents.messages import Message
@@ -307,7 +308,7 @@ def load_template(
     Raises:
         AstraflowError: INVALID_FIELD when `chat_template` is no file.
     """
-    settings = _read_json(model_dir / "tokenizer_config.json")
+    settings = read_json(model_dir / "tokenizer_config.json")
     if chat_template is not None and not chat_template.is_file():
         raise AstraflowError(
             Reason.INVALID_FIELD,
@@ -332,10 +333,6 @@ def _named(settings: Mapping[str, Any]) -> str | None:
 
 def _text(token: Any) -> str:
     return str(cast("Any", token)["content"] if isinstance(token, dict) else token)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
