@@ -16,38 +16,31 @@ from astraflow.core.tensors import Dtype, Layout, TensorSpec
 from astraflow.wire.weights import layout_digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Column:
-    """The tensors of one dtype, by position: starts i64[n], ends i64[n]."""
-
-    specs: tuple[TensorSpec, ...]
-    starts: np.ndarray
-    ends: np.ndarray
-
-
 class LayoutFrame:
     """What publisher and puller both need of a layout: its digest, and how it is cut (`runs`)."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.digest = layout_digest(layout)
-        self.runs = Runs(layout)
-        self._columns = {dtype: _column(layout, dtype) for dtype in Dtype}
+        self.runs = ShardLayout(layout)
 
     def split(self, change: Change) -> Iterator[tuple[TensorSpec, slice]]:
         """Yield the tensors that a change touches, each with its part of the change."""
-        column = self._columns[change.dtype]
-        first = max(_place(column.starts, change.first + int(change.indices[0])) - 1, 0)
-        end = _place(column.starts, change.first + int(change.indices[-1]))
-        starts: list[int] = change.bounds(column.starts[first:end]).tolist()
-        ends: list[int] = change.bounds(column.ends[first:end]).tolist()
-        if sum(ends) - sum(starts) != len(change.indices):
+        size = change.dtype.itemsize
+        first, last = (change.first + int(change.indices[at]) for at in (0, -1))
+        where = ChunkRange(
+            offset=first * size, nbytes=(last + 1 - first) * size, dtype=change.dtype
+        )
+        specs = [each.spec for each, _, _ in self.runs.parts(where) if each.dtype is change.dtype]
+        starts = change.bounds([each.offset // size for each in specs])
+        ends = change.bounds([(each.offset + each.nbytes) // size for each in specs])
+        if (ends - starts).sum() != len(change.indices):
             raise AstraflowError(
                 Reason.CHUNK_INVALID, "a chunk changes bytes that belong to no tensor"
             )
-        for number, (start, stop) in enumerate(zip(starts, ends, strict=True), first):
+        for spec, start, stop in zip(specs, starts.tolist(), ends.tolist(), strict=True):
             if start < stop:
-                yield column.specs[number], slice(start, stop)
+                yield spec, slice(start, stop)
 
     def check_pieces(self, headers: Sequence[ChunkHeader]) -> None:
         """Refuse checked headers, by offset, that overlap or leave out a part of a tensor."""
@@ -80,18 +73,6 @@ class LayoutFrame:
                     Reason.CHUNK_INVALID, f"bytes {end} to {offset} belong to no tensor, not zero"
                 )
             end = offset + nbytes
-
-
-def _column(layout: Layout, dtype: Dtype) -> _Column:
-    specs = tuple(spec for spec in layout.tensors if spec.dtype is dtype and spec.nbytes)
-    starts = np.array([spec.offset // dtype.itemsize for spec in specs], np.int64)
-    counts = np.array([spec.element_count for spec in specs], np.int64)
-    return _Column(specs=specs, starts=starts, ends=starts + counts)
-
-
-def _place(starts: np.ndarray, position: int) -> int:
-    """Return how many starts are at the position or before it."""
-    return int(np.searchsorted(starts, position, "right"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
