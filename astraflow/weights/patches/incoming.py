@@ -342,7 +342,9 @@ class PipelinedDecoder:
             self._seen[patch.root] = len(patch.chunks)
             for chunk in fresh:
                 if held is not None:
-                    self.submit(held, patch.index, chunk)
+                    old, tables = bits_in(held.flat, chunk.header), patch.index.shared_tables
+                    decoding = self._threads.submit(decode_change, chunk, old, tables)
+                    self._decoded[id(chunk)] = chunk, decoding
                 elif growing is not None:
                     moved = self._moved(growing, patch.index, chunk)
                     patch.chunks[chunk.header.index] = moved
@@ -358,13 +360,6 @@ class PipelinedDecoder:
         if header.encoding is Encoding.DENSE and header.compression is Compression.NONE:
             return Chunk(header=header, payload=part.data)
         return chunk if self._keeps_payloads else Chunk(header=header)
-
-    def submit(self, held: HeldState, index: PatchIndex | None, chunk: Chunk) -> None:
-        if id(chunk) in self._decoded:
-            return
-        tables = b"" if index is None else index.shared_tables
-        old = bits_in(held.flat, chunk.header)
-        self._decoded[id(chunk)] = chunk, self._threads.submit(decode_change, chunk, old, tables)
 
     def decode(self, chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
         found = self._decoded.get(id(chunk))

@@ -65,15 +65,15 @@ class DeviceCopy:
     step that made the weights. Training goes on beside it until the weights are to change.
     """
 
-    def __init__(self, part: ShardLayout, device: torch.device) -> None:
-        """Take as much memory of the device, where the weights are, as the part has."""
+    def __init__(self, part: ShardLayout, device: torch.device, newest: RangeBits) -> None:
+        """Copy a version from the host, whole: its bits are those that readers have.
+
+        It takes as much memory of the device, where the weights are, as the part has.
+        """
         self.device = device
         self._part = part
         self._flat = torch.zeros(part.nbytes, dtype=torch.uint8, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def start(self, newest: RangeBits) -> None:
-        """Copy a version from the host, whole: its bits are those that readers have."""
         with self._beside():
             for where in self._part.ranges():
                 size = where.dtype.itemsize

@@ -275,9 +275,8 @@ class WeightPublisher:
     def _copied_to(self, export: "DeviceExport") -> "DeviceCopy":
         from astraflow.weights.publish.device import DeviceCopy  # noqa: PLC0415 - loads torch
 
-        copy = DeviceCopy(self.history.shard_layout, cast("torch.device", export.device))
-        copy.start(self.history.newest_bits)
-        return copy
+        device = cast("torch.device", export.device)
+        return DeviceCopy(self.history.shard_layout, device, self.history.newest_bits)
 
     def _encoded(
         self, exported: Exported, on_device: "DeviceExport | None", patch: Patch
