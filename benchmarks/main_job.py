@@ -110,7 +110,7 @@ def _books(run_dir: RunDir) -> dict[str, Any]:
     versions = read_json_lines(run_dir.versions)
     steps = read_json_lines(run_dir.metrics)
     return {
-        "train_s": status["train_s"],
+        "train_s": summary["train_s"],
         "books_balanced": all(book["balanced"] for book in status["books"]),
         "lost_rollouts": sum(
             drop["count"]

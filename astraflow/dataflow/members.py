@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from astraflow.core.batches import AckBatch
-from astraflow.core.effects import CloseSession, Effect, RecordRollout, RecordVersion, SendTask
+from astraflow.core.effects import CloseSession, Effect, RecordRollout, RecordVersion
 from astraflow.core.errors import Reason
 from astraflow.core.events import (
     Event,
@@ -18,7 +18,6 @@ from astraflow.core.events import (
     RaasJoined,
     TokenRevoked,
     TrainerRegistered,
-    VersionPublished,
 )
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.members import (
@@ -31,7 +30,6 @@ from astraflow.core.members import (
     TrainerLoad,
     TrainerRegistration,
 )
-from astraflow.core.tasks import TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.rpc.access import SessionTokens
 
@@ -160,8 +158,6 @@ class MemberDirectory:
         roles: What each member does.
         policies: What each trainer trains.
         history: Every member that ever took part.
-        first_task_time: Of the first task for training.
-        last_version_time: Of the newest version.
     """
 
     def __init__(self) -> None:
@@ -169,8 +165,6 @@ class MemberDirectory:
         self.roles: dict[MemberId, MemberRole] = {}
         self.policies: dict[MemberId, PolicyId] = {}
         self.history = MemberHistory()
-        self.first_task_time: datetime | None = None
-        self.last_version_time: datetime | None = None
 
     def follow(
         self, event: Event, answer: object, effects: Sequence[Effect], now: datetime
@@ -185,9 +179,6 @@ class MemberDirectory:
         match effect:
             case RecordRollout():
                 self.history.accept(effect.member_id)
-            case SendTask():
-                if self.first_task_time is None and effect.task.purpose is TaskPurpose.TRAIN:
-                    self.first_task_time = now
             case CloseSession():
                 self._close(effect, now)
             case RecordVersion():
@@ -211,8 +202,6 @@ class MemberDirectory:
                 self.sessions.revoke(event.token_id)
             case HubRestarted(), _:
                 self.expect_all()
-            case VersionPublished(), _:
-                self.last_version_time = now
             case _:
                 pass
 

@@ -314,8 +314,6 @@ class Account:
         """Return the run, its books, its members and how the hub fared."""
         directory, run = self._hub.directory, self._hub.run
         status = self._hub.status()
-        first, last = directory.first_task_time, directory.last_version_time
-        trained = first is not None and last is not None and last > first
         return {
             "run_id": status.run_id,
             "state": status.state,
@@ -323,7 +321,6 @@ class Account:
             "failures": _failures_row(status.failures),
             "start_time": status.start_time.isoformat(),
             "end_time": status.server_time.isoformat(),
-            "train_s": (last - first).total_seconds() if trained and last and first else 0.0,
             "epochs": dict(status.epochs),
             "dead_letter_count": status.dead_letter_count,
             "policies": [asdict(policy) for policy in status.policies],

@@ -531,7 +531,9 @@ def resume_run(
 
 def _see_through(launch: Launcher) -> RunSummary:
     """Run to the end, and tell what came of it."""
-    started = time.monotonic()
+    started, before_s = time.monotonic(), 0.0
+    if launch.is_resumed and launch.run_dir.summary.exists():
+        before_s = json.loads(launch.run_dir.summary.read_text())["wall_s"]
     with followed(launch.run_dir, launch.recipe.track):
         state, failure = asyncio.run(launch.run())
     summary = summarise(
@@ -539,7 +541,7 @@ def _see_through(launch: Launcher) -> RunSummary:
         name=launch.recipe.name,
         seed=launch.recipe.seed,
         state=state,
-        wall_s=time.monotonic() - started,
+        wall_s=before_s + time.monotonic() - started,
         failure=failure,
     )
     write_whole(launch.run_dir.summary, json.dumps(summary.to_json(), indent=2) + "\n")

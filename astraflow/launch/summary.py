@@ -57,8 +57,9 @@ class RunSummary:
         name: Of the recipe.
         seed: Of the recipe.
         state: done, failed, or stopped by the user.
-        wall_s: From the launcher's start to its end, warm-up included.
-        train_s: From the first task to the last version.
+        wall_s: From the launcher's start to its end, warm-up included; of a run that went on, of
+            all its parts.
+        train_s: All steps with the waits before them, of the policy that took longest.
         suite: First suite that was measured; empty: none was.
         accuracy_before: Of it on the first versions that were measured.
         accuracy_after: On the last ones; None: no later ones were measured.
@@ -127,7 +128,8 @@ def summarise(
     status: dict[str, Any] = {}
     if run_dir.status.exists():
         status = json.loads(run_dir.status.read_text())
-    train_s = float(status.get("train_s", 0.0))
+    took = [sum(map(_step_s, rows)) for rows in steps.values()]
+    train_s = max(took, default=0.0)
     tokens = sum(row.get("batch/sampled_tokens", 0) for rows in steps.values() for row in rows)
     return RunSummary(
         name=name,
@@ -146,6 +148,11 @@ def summarise(
         failure=failure,
         failures=status.get("failures", {}),
     )
+
+
+def _step_s(row: Row) -> float:
+    """Return how long a trainer had a step: the wait for its batch, too."""
+    return row.get("time/wait_s", 0.0) + row.get("time/train_s", 0.0)
 
 
 def keep_step(steps: list[Row], row: Row) -> None:

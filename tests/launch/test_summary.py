@@ -31,13 +31,14 @@ def test_summary_adds_up_what_the_hub_recorded(tmp_path):
         {"policy": "solver", "step": n, "reward/mean": n / 10, "batch/rollouts": 8}
         | {"lag/max": n % 3, "data/replay/rollouts": n // 10 * 3}
         | {"batch/sampled_tokens": 40, "time/wait_batch_frac": 0.5}
+        | {"time/wait_s": 1.5, "time/train_s": 0.5}
         for n in range(1, 11)
     ]
     _write(run_dir.metrics, steps)
     failed = _live(2, 1, 50, state="failed")
     _write(run_dir.versions, [_live(0, None, 1000), _live(1, 0, 100), failed])
     _write(run_dir.evals, [_eval(10, 0.9), _eval(0, 0.3), _eval(5, 0.6, state="failed")])
-    run_dir.status.write_text(json.dumps({"train_s": 20.0, "failures": FAILURES}))
+    run_dir.status.write_text(json.dumps({"failures": FAILURES}))
     summary = summarise(run_dir, name="sort", seed=1, state="done", wall_s=60.0)
     written = json.loads(json.dumps(summary.to_json()))
     assert (written["accuracy_before"], written["accuracy_after"]) == (0.3, 0.9)
