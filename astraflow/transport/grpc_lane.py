@@ -84,18 +84,14 @@ class GrpcLane:
                 SOURCE_TIMEOUT; INVALID_FIELD for a layout that cannot be one.
         """
         request = pb.GetLayoutRequest(layout_digest=digest)
-
-        async def answer(nbytes: int) -> Layout:
-            stub = await self._stub(endpoint, nbytes=nbytes)
-            answered = await self._answer(endpoint, stub.GetLayout, request, transfer_token)
-            return decode_layout(_parsed(answered).layout)
-
+        given = (endpoint, "GetLayout", request, transfer_token)
         try:
-            return await answer(CHUNK_NBYTES)
+            answer = await self._answer(*given)
         except AstraflowError as error:
             if not _is_too_large(error.__cause__):
                 raise
-        return await answer(MAX_MESSAGE_NBYTES)
+            answer = await self._answer(*given, nbytes=MAX_MESSAGE_NBYTES)
+        return decode_layout(answer.layout)
 
     async def plan_transfer(
         self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes
@@ -103,24 +99,34 @@ class GrpcLane:
         request = pb.PlanTransferRequest(
             spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
         )
-        stub = await self._stub(endpoint, nbytes=_answer_nbytes(spec))
-        response = await self._answer(endpoint, stub.PlanTransfer, request, transfer_token)
+        nbytes = _answer_nbytes(spec)
+        answer = await self._answer(
+            endpoint, "PlanTransfer", request, transfer_token, nbytes=nbytes
+        )
         try:
-            return decode_transfer_plan(_parsed(response).plan)
+            return decode_transfer_plan(answer.plan)
         except AstraflowError as error:
             raise _unsound(error) from error
 
     async def release_transfer(
         self, endpoint: str, transfer_id: str, transfer_token: bytes
     ) -> None:
-        stub = await self._stub(endpoint, nbytes=CHUNK_NBYTES)
         request = pb.ReleaseTransferRequest(transfer_id=transfer_id)
-        await self._answer(endpoint, stub.ReleaseTransfer, request, transfer_token)
+        await self._answer(endpoint, "ReleaseTransfer", request, transfer_token)
 
-    async def _answer(self, endpoint: str, call: Any, request: Any, transfer_token: bytes) -> Any:
+    async def _answer(
+        self,
+        endpoint: str,
+        method: str,
+        request: Any,
+        transfer_token: bytes,
+        *,
+        nbytes: int = CHUNK_NBYTES,
+    ) -> Any:
+        call = getattr(await self._stub(endpoint, nbytes=nbytes), method)
         metadata = transfer_metadata(transfer_token)
         try:
-            return await call(request, metadata=metadata, timeout=self._stall_timeout_s)
+            return _parsed(await call(request, metadata=metadata, timeout=self._stall_timeout_s))
         except AioRpcError as error:
             raise _failure(endpoint, error) from error
 
