@@ -1,7 +1,7 @@
 """The UCX lane: framed chunks over UCX, for fabrics that it knows and plain TCP beside them.
 
-UCX has an event loop and thread of its own: its context is one per process, and of one loop. `ucxx`
-where it is installed, else its predecessor `ucp`; both are extras.
+UCX has an event loop and thread of its own: its context is one per process, and of one loop.
+`ucxx`, an extra, where it is installed, else its predecessor `ucp`.
 """
 
 import asyncio
