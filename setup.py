@@ -24,7 +24,7 @@ class BuildWithRecipes(build_py):
         shutil.copytree("recipes", target, ignore=left_out)
 
 
-flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11"]
+flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11", "-g0"]
 parts = ("body", "classes", "common", "fast", "levels", "planes", "rans", "ranks", "tokens")
 
 setup(

@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -42,6 +43,10 @@ def host_identity() -> bytes:
 
     Processes of one machine that are connected by an emulated link count as different hosts.
     """
+    if sys.platform != "linux":
+        raise AstraflowError(
+            Reason.LANE_UNAVAILABLE, "the lane shm needs Linux; set lanes to [tcp]"
+        )
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     return boot + b" " + str(Path("/proc/self/ns/net").stat().st_ino).encode()
 

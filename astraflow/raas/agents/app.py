@@ -181,7 +181,7 @@ class _Routes:
     async def answer(self, form: ApiFormat[Any], request: Request) -> ASGIApp:
         """Answer a request of an API."""
         session = self._session(request)
-        body = _read(form, _object(await self._body(request) or b"{}"))
+        body = _read(form, _object(await self._body(request)))
         parsed = form.request.model_validate(body)
         completion = form.complete(session, parsed)
         if parsed.stream:
@@ -307,6 +307,8 @@ def _object(body: bytes) -> dict[str, Any]:
     Raises:
         AstraflowError: INVALID_FIELD when it is none.
     """
+    if not body:
+        raise AstraflowError(Reason.INVALID_FIELD, "the request has no body; send a JSON object")
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -52,8 +52,8 @@ _NBYTES_PER_THREAD: Final = 128 << 20
 
 def thread_count_for(nbytes: int) -> int:
     """Return with how many threads so many bytes are coded: one per core, four at most."""
-    most = min(_MOST, len(os.sched_getaffinity(0)))
-    return max(1, min(most, nbytes // _NBYTES_PER_THREAD))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(_MOST, cores or 1, nbytes // _NBYTES_PER_THREAD))
 
 
 # A copy that is damaged is made anew; one that never stays sound is no accident.

@@ -16,6 +16,7 @@ TEXT = {"type": "text", "text": "what is this?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 WRONG = {
+    "no body": ("", "no body"),
     "no JSON": ("{", "body"),
     "no messages": ({"model": "m"}, "messages"),
     "empty messages": ({**HI, "messages": []}, "messages"),
