@@ -268,7 +268,7 @@ class CausalModel:
         if branches is not None:
             seen = {"position_ids": branches.positions, "attention_mask": branches.mask}
         for each in self.row_groups:
-            seen |= each.told(tokens)
+            seen |= each.model_inputs(tokens)
         try:
             return cast("Any", self.module)(input_ids=tokens, use_cache=False, **seen).logits
         finally:

@@ -43,8 +43,8 @@ class RowGroup(ABC):
     def part_of(self, one: PassTokens) -> tuple[PassTokens, np.ndarray]:
         """Return what this rank has of a pass, and which of its loss tokens these are, i64[k]."""
 
-    def told(self, tokens: Tensor) -> Mapping[str, Tensor]:
-        """Return what a model is told of the tokens that lie here beside them."""
+    def model_inputs(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        """Return what a model takes beside the tokens that lie here."""
         del tokens
         return {}
 
@@ -99,7 +99,7 @@ class ContextParallel(RowGroup):
         cast("Any", AttentionInterface).register(_NAME, self.attend)
         model.set_attn_implementation(_NAME)
 
-    def told(self, tokens: Tensor) -> Mapping[str, Tensor]:
+    def model_inputs(self, tokens: Tensor) -> Mapping[str, Tensor]:
         """Return where the tokens that lie here stand in their rows, i64[1, L]."""
         length = tokens.shape[1]
         places = torch.arange(length, device=tokens.device) + self.rank * length

@@ -321,7 +321,7 @@ class PolicyLearner:
             self._before_change()
         norm = self._optimizer.step(self._step_count + 1)
         metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
-        if self._balance.is_asked:
+        if self._balance.is_on:
             metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
         return MinibatchStep.of(seen, indices, metrics)
 
@@ -440,7 +440,7 @@ class PolicyLearner:
         tokens = PassTokens.of(batch.rows, one)
         settings = self._settings.loss
         has_bonus = settings.entropy_coefficient > 0
-        with self._balance.listening():
+        with self._balance.recording():
             logprobs, entropies = log_softmax_of(
                 self._model, tokens, needs_entropy_gradient=has_bonus
             )
@@ -449,7 +449,7 @@ class PolicyLearner:
         if has_bonus:
             inputs = replace(inputs, entropies=entropies)
         share = policy_loss(inputs, settings, batch.limits, divisor=divisor)
-        if self._balance.is_asked:
+        if self._balance.is_on:
             part = len(tokens.targets) / max(1.0, loss_token_count)
             extra, imbalance = self._balance.loss(tokens.slots, share=part)
             share = share + extra.to(share.device)

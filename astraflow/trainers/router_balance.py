@@ -30,16 +30,16 @@ def imbalance(scores: Tensor, chosen: Tensor) -> Tensor:
     return count * (shares * likely.mean(0)).sum()
 
 
-class _HeardMixture(MixtureWatch):
+class _RecordedMixture(MixtureWatch):
     def __init__(self, owner: "RouterBalance", mixture: Mixture) -> None:
         super().__init__(mixture)
         self._owner = owner
 
     def is_needed(self) -> bool:
-        return self._owner.is_listening
+        return self._owner.is_recording
 
     def chosen(self, scores: Tensor, result: Any) -> Any:
-        self._owner.heard.append((scores, result[1]))
+        self._owner.routed.append((scores, result[1]))
         return result
 
 
@@ -47,24 +47,24 @@ class RouterBalance:
     """Adds the imbalance of a model's routers to the loss of each pass.
 
     Attributes:
-        is_asked: Whether the recipe has such a loss.
-        is_listening: Whether what routers choose is kept, in
-        heard: Scores f[n, E] and choices i64[n, k] of each.
+        is_on: Whether the recipe has such a loss.
+        is_recording: Whether what routers choose is kept, in
+        routed: Scores f[n, E] and choices i64[n, k] of each.
     """
 
     def __init__(self, module: nn.Module, coefficient: float) -> None:
-        """Listen to the routers of a model, if there is such a loss.
+        """Watch the routers of a model, if there is such a loss.
 
         Raises:
             AstraflowError: INVALID_FIELD when the model has no routers.
         """
-        self.is_asked, self.is_listening = coefficient > 0, False
-        self.heard: list[tuple[Tensor, Tensor]] = []
+        self.is_on, self.is_recording = coefficient > 0, False
+        self.routed: list[tuple[Tensor, Tensor]] = []
         self._coefficient = coefficient
         self._name = type(module).__name__
-        mixtures = mixtures_of(module) if self.is_asked else ()
-        self._watches = [_HeardMixture(self, each) for each in mixtures]
-        if self.is_asked and not mixtures:
+        mixtures = mixtures_of(module) if self.is_on else ()
+        self._watches = [_RecordedMixture(self, each) for each in mixtures]
+        if self.is_on and not mixtures:
             raise self._unknown("has no experts")
 
     def _unknown(self, why: str) -> AstraflowError:
@@ -74,14 +74,14 @@ class RouterBalance:
         )
 
     @contextmanager
-    def listening(self) -> Generator[None]:
+    def recording(self) -> Generator[None]:
         """Keep what routers pick in a pass."""
-        self.heard.clear()
-        self.is_listening = self.is_asked
+        self.routed.clear()
+        self.is_recording = self.is_on
         try:
             yield
         finally:
-            self.is_listening = False
+            self.is_recording = False
 
     def loss(self, slots: Any, *, share: float) -> tuple[Tensor, float]:
         """Return the loss of the pass, a scalar with a gradient, and the imbalance in it.
@@ -95,12 +95,12 @@ class RouterBalance:
         """
         if not share:
             return torch.zeros(()), 0.0
-        if len(self.heard) != len(self._watches) or not all(
-            one.requires_grad for one, _ in self.heard
+        if len(self.routed) != len(self._watches) or not all(
+            one.requires_grad for one, _ in self.routed
         ):
             raise self._unknown("chooses its experts in a way that is not known")
-        at = to_tensor(slots, self.heard[0][0].device)
-        layers = [imbalance(scores[at], chosen[at]) for scores, chosen in self.heard]
+        at = to_tensor(slots, self.routed[0][0].device)
+        layers = [imbalance(scores[at], chosen[at]) for scores, chosen in self.routed]
         found = share * torch.stack(layers).mean()
-        self.heard.clear()
+        self.routed.clear()
         return self._coefficient * found, float(found.detach())

@@ -183,6 +183,7 @@ class TorchEngine:
 
         Raises:
             OSError: It could not be written.
+            AstraflowError: The same, on one of several ranks.
         """
         if self._saving is not None:
             self._saving.result()

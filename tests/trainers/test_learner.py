@@ -293,7 +293,7 @@ def test_a_family_is_balanced_however_it_scores_its_experts(name):
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields))
     balance = RouterBalance(module, 1.0)
-    with balance.listening():
+    with balance.recording():
         module(input_ids=torch.arange(12)[None])
     loss, found = balance.loss(np.arange(12), share=1.0)
     loss.backward()

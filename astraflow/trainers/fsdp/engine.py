@@ -1,7 +1,7 @@
 """ShardedEngine: the built-in trainer on many ranks, its parameters cut block by block (FSDP2)."""
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -133,8 +133,6 @@ class ShardedEngine(TorchEngine):
         self._ranks = ranks
         # Written beside the steps, which have collectives of their own.
         self._savers = ranks.beside()
-        self._writer = ThreadPoolExecutor(1, "save")
-        self._saving: Future[None] | None = None
 
     def save(self, directory: Path) -> None:
         """Write a directory of Hugging Face or peft, each rank its rows; the optimizer follows.
@@ -151,15 +149,6 @@ class ShardedEngine(TorchEngine):
         dcp = cast("Any", torch.distributed.checkpoint)
         saving = dcp.async_save(state, checkpoint_id=folder, process_group=self._savers.group)
         self._saving = self._writer.submit(self._finish, written, saving)
-
-    def wait_for_save(self) -> None:
-        """Wait until what was saved last is whole on every rank; the other ranks need not call it.
-
-        Raises:
-            AstraflowError: What went wrong on one of the ranks.
-        """
-        if self._saving is not None:
-            self._saving.result()
 
     def _finish(self, written: Callable[[], Exception | None], saving: Future[Any]) -> None:
         """Bring a save to its end, on all ranks."""

@@ -51,16 +51,16 @@ def publish_shard(
         publisher.is_damaged = True
     info, problem = _published(publisher, tensors, order)
     ranks.agree(problem)
-    said = [each for each in ranks.all_gather_object((ranks.publishes, info)) if each[0]]
-    infos = [info for _, info in said if info is not None]
-    if info is not None and not all(map(_has_patch, infos)):
-        info = _with_whole(publisher, info)
-    infos = [
-        each
-        for publishes, each in ranks.all_gather_object((ranks.publishes, info))
-        if publishes and each
-    ]
+    infos = _infos(info, ranks)
+    if not all(map(_has_patch, infos)):
+        infos = _infos(None if info is None else _with_whole(publisher, info), ranks)
     return combined(infos)
+
+
+def _infos(info: VersionInfo | None, ranks: Ranks) -> list[VersionInfo]:
+    """Return what the ranks whose rows are published have, by rank."""
+    found = ranks.all_gather_object(info if ranks.publishes else None)
+    return [each for each in found if each is not None]
 
 
 def _published(
