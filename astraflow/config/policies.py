@@ -10,7 +10,9 @@ from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, S
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import SamplingParams
 
-Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce", "sft"]
+Surrogate = Literal[
+    *("clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce", "sft", "dpo", "bradley_terry")
+]
 
 OwnCode = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
 
@@ -73,6 +75,19 @@ class Sapo(Strict):
     """Where it is negative."""
 
 
+class Pairs(Strict):
+    """Losses of pairs: of two rows of a group the one of the higher reward is preferred."""
+
+    beta: float = Field(default=0.1, gt=0)
+    """Of dpo: what the log-ratio of a row to the reference is multiplied by."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of pairs that may be the wrong way round."""
+    margin: float = Field(default=0.0, ge=0)
+    """So much of the difference of two rewards is to lie between the rows; 0: any lead will do."""
+    reference: Path | None = None
+    """Of dpo: Hugging Face directory; unset: the first weights of the policy."""
+
+
 class Loss(Strict):
     """What is minimised; the defaults are GRPO with clip-higher and a mean over tokens."""
 
@@ -81,6 +96,8 @@ class Loss(Strict):
     token's gradient. sapo: a soft gate in place of the clip. dppo_tv, dppo_kl: a token stops where
     the divergence, not the ratio, has grown to clip_low or clip_high. reinforce: no ratio at all.
     sft: supervised fine-tuning, every loss token is a target, whatever came of its row.
+    dpo: preferred rows become likelier than others of their group. bradley_terry: the model becomes
+    a reward model, which scores them higher.
     module:function: your own, called with `Terms`, these settings and the `ClipRange`."""
     options: Options = Field(default={})
     """Of a surrogate of your own, which finds them in the settings."""
@@ -101,6 +118,7 @@ class Loss(Strict):
     """M2PO: clip_low and clip_high are found anew for every batch, so that the second moment of the
     log-ratio of what is not clipped stays below it; 0.04 is common."""
     sapo: Sapo = Sapo()
+    pairs: Pairs = Pairs()
     correction: Correction | None = None
     """Unset: none."""
     kl: Kl | None = None
@@ -121,7 +139,22 @@ class Loss(Strict):
     def moves_every_row(self) -> bool:
         """Whether rows without an advantage have a gradient, too."""
         others = self.entropy_coefficient or self.router_balance_coefficient
-        return self.kl is not None or self.surrogate == "sft" or bool(others)
+        return self.kl is not None or self.surrogate == "sft" or self.is_paired or bool(others)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether rows are compared with others of their group."""
+        return self.surrogate in ("dpo", "bradley_terry")
+
+    @property
+    def makes_reward_model(self) -> bool:
+        """Whether the model ends in one number, not in logits."""
+        return self.surrogate == "bradley_terry"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss needs log-probabilities of a second, frozen model."""
+        return self.kl is not None or self.surrogate == "dpo"
 
     @property
     def _has_advantages(self) -> bool:
@@ -140,6 +173,13 @@ class Loss(Strict):
                 "sft knows no advantages; whiten, advantage_scale, correction and "
                 "kl.where other than loss mean nothing to it"
             )
+        if self.is_paired and (self._has_advantages or self.kl or self.entropy_coefficient):
+            raise ValueError(
+                f"{self.surrogate} compares rows; whiten, advantage_scale, correction, kl and "
+                "entropy_coefficient mean nothing to it"
+            )
+        if self.is_paired and self.mean != "tokens":
+            raise ValueError(f"{self.surrogate} is a mean over pairs; leave mean out")
         if self.options and ":" not in self.surrogate:
             raise ValueError("options are those of a surrogate of your own, module:function")
         if self.surrogate != "clip" and (self.dual_clip or self.m2_threshold):
@@ -563,8 +603,20 @@ class TrainerConfig(Strict):
             return self
         if self.loss.kl is not None and self.loss.kl.where != "loss":
             raise ValueError("a critic does not see a KL term in the reward; take kl.where: loss")
-        if self.loss.surrogate == "sft":
-            raise ValueError("a critic makes advantages, which sft does not know; leave one out")
+        if self.loss.surrogate == "sft" or self.loss.is_paired:
+            raise ValueError(
+                f"a critic makes advantages, which {self.loss.surrogate} does not know; leave one "
+                "out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_stay_together(self) -> Self:
+        if self.loss.is_paired and self.minibatches > 1:
+            raise ValueError(
+                f"{self.loss.surrogate} compares the rows of a group, which minibatches would "
+                "part; take minibatches: 1 and a smaller groups_per_batch"
+            )
         return self
 
     @model_validator(mode="after")
@@ -612,4 +664,10 @@ class PolicyConfig(Strict):
             SamplingParams(**self.sampling.model_dump()).require_trainable()
         except AstraflowError as error:
             raise ValueError(f"sampling: {error.message}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _reward_models_are_whole(self) -> Self:
+        if self.trainer.loss.makes_reward_model and self.model.lora is not None:
+            raise ValueError("bradley_terry trains a new head, which adapters lack; leave out lora")
         return self

@@ -123,9 +123,10 @@ _OF_SERVERS = (
 class EngineSettings(Strict):
     """The inference engine of a RaaS, one per policy, or per model that several policies adapt."""
 
-    kind: Literal["embedded", "vllm", "sglang"] = "embedded"
+    kind: Literal["embedded", "vllm", "sglang", "none"] = "embedded"
     """embedded: in the node's own process, for small models. vllm, sglang: a server that the node
-    starts and supervises, or attaches to; see engines.md."""
+    starts and supervises, or attaches to; see engines.md. none: nothing is sampled, for workflows
+    that take answers from their rows."""
     max_batch: int = Field(default=128, ge=1)
     """Sequences decoded together."""
     max_context: int | None = Field(default=None, ge=1)
@@ -161,12 +162,17 @@ class EngineSettings(Strict):
     start_s: float = Field(default=600.0, gt=0)
     """Servers: seconds that a start may take until the first token."""
 
+    @property
+    def is_server(self) -> bool:
+        """Whether it is a process of its own."""
+        return self.kind in ("vllm", "sglang")
+
     @model_validator(mode="after")
     def _keys_fit_the_kind(self) -> Self:
         fields = type(self).model_fields
         strange = [name for name in _OF_SERVERS if getattr(self, name) != fields[name].default]
-        if self.kind == "embedded" and strange:
-            raise ValueError(f"{strange[0]} is for kind vllm or sglang; the engine is embedded")
+        if strange and not self.is_server:
+            raise ValueError(f"{strange[0]} is for kind vllm or sglang; the engine is {self.kind}")
         if self.url is not None and self.python is not None:
             raise ValueError("url attaches to a server and python starts one: give one of them")
         return self

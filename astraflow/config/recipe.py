@@ -169,6 +169,16 @@ class Recipe(Strict):
         return self
 
     @model_validator(mode="after")
+    def _reward_models_are_not_sampled(self) -> Self:
+        scoring = [n for n, each in self.policies.items() if each.trainer.loss.makes_reward_model]
+        if scoring and self.raas.engine.kind != "none":
+            raise ValueError(
+                f"{scoring[0]} becomes a reward model, which no engine samples from; take "
+                "raas.engine.kind none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _policies_that_wait_publish_by_themselves(self) -> Self:
         asked = [name for name, each in self.policies.items() if each.trainer.sync.style == "asked"]
         if asked and self.relation.kind != "independent":

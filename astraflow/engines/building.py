@@ -11,6 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine
 from astraflow.engines.served.interfaces import require_interfaces
+from astraflow.engines.unsampled import UnsampledEngine
 
 if TYPE_CHECKING:
     from astraflow.engines.served.dialect import Dialect
@@ -22,6 +23,8 @@ def build_engine(directory: Path, settings: EngineSettings, policy_id: PolicyId)
     Raises:
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
     """
+    if settings.kind == "none":
+        return UnsampledEngine(settings.max_context)
     if settings.kind == "embedded":
         from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - torch
 

@@ -94,7 +94,7 @@ def place_engines(
         so each of these gets .45 of its memory.
     """
     count = len(directories)
-    if settings.kind == "embedded":
+    if not settings.is_server:
         return [settings] * count
     if settings.url is not None:
         _require_one(settings.url, count)

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,16 @@ _MODEL_LOCK = threading.Lock()
 _UNFIT = ("missing", "unexpected", "mismatched")
 
 
+SCORE: Final = "score"
+"""Name of a reward model's head, in the decoders of transformers."""
+
+
 def read_causal_model(
-    directory: Path, *, dtype: torch.dtype | None, must_fit: bool = False
+    directory: Path,
+    *,
+    dtype: torch.dtype | None,
+    must_fit: bool = False,
+    makes_scores: bool = False,
 ) -> torch.nn.Module:
     """Make the module of a Hugging Face directory, with its weights.
 
@@ -42,21 +51,25 @@ def read_causal_model(
         directory: Where its config and weights are.
         dtype: Of all weights; None: the one that the directory names.
         must_fit: Whether a tensor too many or too few is an error; else what is missing is random.
+        makes_scores: Whether one number takes the place of the logits; a head that is not there
+            gets the same random weights each time.
 
     Raises:
         OSError, ValueError: It is no such directory, or of an architecture that this release of
             transformers does not know.
     """
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
-
+    auto, kwargs = _auto_class(makes_scores=makes_scores)
     with _MODEL_LOCK:
-        module, loaded = cast("Any", AutoModelForCausalLM).from_pretrained(
+        module, loaded = auto.from_pretrained(
             directory,
             dtype=dtype or "auto",
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **kwargs,
         )
+    if makes_scores:
+        _with_scores(module, is_new=f"{SCORE}.weight" in loaded.get("missing_keys", ()))
     strange = [f"{name} is {what}" for what in _UNFIT for name in loaded.get(f"{what}_keys", ())]
     if must_fit and strange:
         raise ValueError("; ".join(sorted(strange)[:4]))
@@ -71,7 +84,39 @@ def make_causal_model(config: "PretrainedConfig", *, dtype: torch.dtype) -> torc
         return cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
 
 
-def empty_causal_model(directory: Path, *, dtype: torch.dtype) -> torch.nn.Module:
+def _auto_class(*, makes_scores: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the class of transformers that makes modules, and what it takes beside a config."""
+    import transformers  # noqa: PLC0415 - seconds to import
+
+    auto = cast("Any", transformers)
+    if makes_scores:
+        return auto.AutoModelForSequenceClassification, {"num_labels": 1}
+    return auto.AutoModelForCausalLM, {}
+
+
+def _with_scores(module: Any, *, is_new: bool) -> None:
+    """Have a classifier of one label say it at every position, not at the last of a row alone.
+
+    Raises:
+        ValueError: Its head has another name, or takes more than the last layer says.
+    """
+    head = getattr(module, SCORE, None)
+    if type(head) is not nn.Linear:
+        raise ValueError(f"{type(module).__name__} has no linear layer '{SCORE}' for its head")
+    if is_new:
+        random = torch.Generator().manual_seed(0)
+        spread: float = getattr(module.config.get_text_config(), "initializer_range", 0.02)
+        nn.init.normal_(head.weight.data, std=spread, generator=random)
+
+    def forward(**kwargs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=head(module.base_model(**kwargs).last_hidden_state))
+
+    module.forward = forward
+
+
+def empty_causal_model(
+    directory: Path, *, dtype: torch.dtype, makes_scores: bool = False
+) -> torch.nn.Module:
     """Make the module of a Hugging Face directory whose weights are whatever memory holds.
 
     They take none until they are written: the system gives pages when they are touched.
@@ -79,13 +124,16 @@ def empty_causal_model(directory: Path, *, dtype: torch.dtype) -> torch.nn.Modul
     Raises:
         OSError, ValueError: As `read_causal_model`, but for its weights, which are not looked at.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+    from transformers import AutoConfig  # noqa: PLC0415 - seconds to import
     from transformers.initialization import no_init_weights  # noqa: PLC0415
 
+    auto, kwargs = _auto_class(makes_scores=makes_scores)
     with _MODEL_LOCK, cast("Any", no_init_weights)():
-        config = cast("Any", AutoConfig).from_pretrained(directory, local_files_only=True)
-        module = cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+        config = cast("Any", AutoConfig).from_pretrained(directory, local_files_only=True, **kwargs)
+        module = auto.from_config(config, dtype=dtype)
     module.tie_weights()
+    if makes_scores:
+        _with_scores(module, is_new=False)
     return module
 
 

@@ -399,7 +399,7 @@ def gpu_demands(
             for place in range(machines)
         ]
     engine = recipe.raas.engine
-    if engine.device == "cpu" or engine.url is not None:
+    if engine.device == "cpu" or engine.url is not None or engine.kind == "none":
         return demands
     models = _served(recipe)
     is_embedded = engine.kind == "embedded"

@@ -204,6 +204,7 @@ class ServedModel:
         turn_end_ids: End an answer beside the engine's own end tokens.
         identity: What the model is known by.
         meter: Is entered for each request to the engine.
+        end_id: Token that ends an answer; None: not known.
     """
 
     engine: Engine
@@ -212,6 +213,7 @@ class ServedModel:
     turn_end_ids: tuple[int, ...] = ()
     identity: ModelIdentity = field(default_factory=ModelIdentity)
     meter: AbstractContextManager[None] = field(default_factory=nullcontext)
+    end_id: int | None = None
 
     def port(
         self, policy_id: PolicyId, task: RolloutTask, sample_index: int, version: int | None = None
@@ -226,6 +228,7 @@ class ServedModel:
             template=self.template,
             is_trained=task.purpose is TaskPurpose.TRAIN,
             meter=self.meter,
+            end_id=self.end_id,
         )
 
 
@@ -307,6 +310,7 @@ def load_models(
             template=templates[policy_id],
             turn_end_ids=turn_end_ids(templates[policy_id], tokenizer),
             identity=identity,
+            end_id=answer_end_id(templates[policy_id], tokenizer),
         )
         for policy_id, engine in _build_engines(recipe, policies, directory, settings).items()
     }
@@ -331,6 +335,12 @@ def turn_end_ids(template: ChatTemplate, tokenizer: "FastTokenizer") -> tuple[in
     """Return the token that ends an answer of a chat, where the model's end tokens lack it."""
     end = template.turn_end_id(tokenizer)
     return () if end is None or end in tokenizer.special_ids.eos else (end,)
+
+
+def answer_end_id(template: ChatTemplate, tokenizer: "FastTokenizer") -> int | None:
+    """Return the token that ends an answer: that of a chat, else an end token of the model."""
+    end = template.turn_end_id(tokenizer)
+    return min(tokenizer.special_ids.eos, default=None) if end is None else end
 
 
 def _build_engines(

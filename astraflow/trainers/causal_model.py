@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.modules import empty_causal_model, read_causal_model, use_onednn
+from astraflow.engines.modules import SCORE, empty_causal_model, read_causal_model, use_onednn
 from astraflow.engines.routers import RouteReplay
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class CausalModel:
     Attributes:
         never_sampled: i64[b], on the host, rising.
         row_groups: Other ranks that have the same rows, and compute a part of them each.
+        makes_scores: Whether it is a reward model, whose logits are one number.
     """
 
     def __init__(self, module: nn.Module, *, never_sampled: Iterable[int] = ()) -> None:
@@ -81,7 +82,9 @@ class CausalModel:
         self._hidden: Tensor | None = None
         self._replay = RouteReplay(module)
         self.row_groups: Sequence[RowGroup] = ()
-        self._head: nn.Module | None = cast("Any", module).get_output_embeddings()
+        score = getattr(module, SCORE, None)
+        self.makes_scores = score is not None
+        self._head: nn.Module | None = score or cast("Any", module).get_output_embeddings()
         if self._head is not None:
             self._head.register_forward_pre_hook(self._choose)
 
@@ -289,7 +292,11 @@ class CausalModel:
 
 
 def load_causal_model(
-    directory: Path, *, device: str = "auto", is_empty: bool = False
+    directory: Path,
+    *,
+    device: str = "auto",
+    is_empty: bool = False,
+    makes_scores: bool = False,
 ) -> CausalModel:
     """Load a Hugging Face directory with weights in f32; nothing is downloaded or executed.
 
@@ -297,15 +304,18 @@ def load_causal_model(
         directory: Of the model.
         device: As a recipe names it.
         is_empty: Whether weights are not read, but come from elsewhere.
+        makes_scores: Whether it is to be a reward model; one without a head for that gets one.
 
     Raises:
         AstraflowError: INVALID_FIELD as `load_module` has it.
     """
-    module = load_module(directory, device=device, is_empty=is_empty)
+    module = load_module(directory, device=device, is_empty=is_empty, makes_scores=makes_scores)
     return CausalModel(module, never_sampled=never_sampled(directory))
 
 
-def load_module(directory: Path, *, device: str = "auto", is_empty: bool = False) -> nn.Module:
+def load_module(
+    directory: Path, *, device: str = "auto", is_empty: bool = False, makes_scores: bool = False
+) -> nn.Module:
     """Load the module of a Hugging Face directory, in f32; see `load_causal_model`.
 
     Raises:
@@ -315,13 +325,25 @@ def load_module(directory: Path, *, device: str = "auto", is_empty: bool = False
     hide_progress_bars()
     try:
         read = empty_causal_model if is_empty else read_causal_model
-        module = read(directory, dtype=torch.float32)
+        module = read(directory, dtype=torch.float32, makes_scores=makes_scores)
     except (OSError, ValueError) as error:
+        what = "reward model" if makes_scores else "causal language model"
         raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{directory} cannot be loaded as a causal language model: {error}",
+            Reason.INVALID_FIELD, f"{directory} cannot be loaded as a {what}: {error}"
         ) from error
-    return use_onednn(module).to(resolve_device(device))
+    return use_onednn(_aligned(module)).to(resolve_device(device))
+
+
+_LINE: Final = 64
+"""Bytes of a cache line, to which torch aligns what it allocates."""
+
+
+def _aligned(module: nn.Module) -> nn.Module:
+    """Move weights that lie in a mapped file where they happen to; products round by that."""
+    for parameter in module.parameters():
+        if parameter.data_ptr() % _LINE:
+            parameter.data = parameter.data.clone()
+    return module
 
 
 def never_sampled(directory: Path) -> frozenset[int]:

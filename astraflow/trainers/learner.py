@@ -26,6 +26,7 @@ from astraflow.trainers.losses import (
     try_own_code,
 )
 from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state
+from astraflow.trainers.pairs import compare, log_ratios, scored_at_the_end
 from astraflow.trainers.passes import ModelPass, evened, minibatches_of, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.router_balance import RouterBalance
@@ -212,6 +213,8 @@ class PolicyLearner:
         """
         with agreeing(self._peers):
             rows.require_vocabulary(self._model.vocabulary_size)
+        if self._settings.loss.makes_reward_model:
+            rows = scored_at_the_end(rows)
         if self._critic is None or not self._peers.all_reduce_max(len(rows.loss)):
             return self._step(rows, divisor, None)
         values, found = self._critic.estimate(rows)
@@ -312,6 +315,13 @@ class PolicyLearner:
         rows, chosen = batch.rows, part & batch.is_trained
         if not self._peers.all_reduce_max(int(chosen.any())):
             return None
+        compared: Mapping[str, float] = {}
+        if self._settings.loss.is_paired:
+            found = self._compared(batch)
+            if found is None:
+                return None
+            batch, compared = found
+            divisor = 1.0
         seen, indices = Likelihoods.empty(len(rows.loss)), np.flatnonzero(chosen[rows.loss.rows])
         count = self._peers.all_reduce_sum(len(indices))
         with self._optimizer.gathering():
@@ -323,7 +333,26 @@ class PolicyLearner:
         metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
         if self._balance.is_on:
             metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
-        return MinibatchStep.of(seen, indices, metrics)
+        return MinibatchStep.of(seen, indices, {**metrics, **compared})
+
+    def _compared(self, batch: PreparedBatch) -> tuple[PreparedBatch, Mapping[str, float]] | None:
+        """Return a batch whose advantages are what pairs make of the present weights.
+
+        None: it has no pairs.
+        """
+        rows, settings = batch.rows, self._settings.loss
+        beta, loss = settings.pairs.beta, rows.loss
+        said = self.likelihoods(rows, batch.is_trained).logprobs
+        if batch.reference_logprobs is None:
+            beta, values = 1.0, said.astype(np.float64)
+        else:
+            values = beta * log_ratios(loss, said, batch.reference_logprobs, rows.row_count)
+        found = compare(values, rows, settings.pairs, self._peers)
+        if found is None:
+            return None
+        advantages = (-beta * found.slopes)[loss.rows].astype(np.float32)
+        moved = replace(rows, loss=replace(loss, advantages=advantages))
+        return replace(batch, rows=moved), found.metrics
 
     @contextmanager
     def _critic_update(
@@ -393,6 +422,8 @@ class PolicyLearner:
     def _metrics(
         self, batch: PreparedBatch, updates: Sequence[MinibatchStep]
     ) -> Mapping[str, float]:
+        if self._settings.loss.is_paired:
+            return {}
         indices = np.concatenate([each.indices for each in updates])
         old = batch.old_logprobs
         found = loss_metrics(

@@ -171,6 +171,8 @@ def log_softmax_of(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the loss tokens of a pass.
 
+    Of a reward model it is what it scores the tokens before them, and 0.
+
     Args:
         model: Whose.
         one: The pass.
@@ -180,13 +182,14 @@ def log_softmax_of(
     Returns:
         f32[k] with a gradient where that is enabled, and f32[k], with one where it is needed.
     """
-    banned = _banned(model.never_sampled, one.targets)
-    compute = partial(
-        _log_softmax,
-        banned=banned,
-        fuse_above=fuse_above,
-        needs_entropy_gradient=needs_entropy_gradient,
-    )
+    compute: Compute = _scores
+    if not model.makes_scores:
+        compute = partial(
+            _log_softmax,
+            banned=_banned(model.never_sampled, one.targets),
+            fuse_above=fuse_above,
+            needs_entropy_gradient=needs_entropy_gradient,
+        )
     return _shared_out(compute, model, one, model.row_groups)
 
 
@@ -215,10 +218,7 @@ def _log_softmax(
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
     temperatures = None if one.temperatures is None else to_tensor(one.temperatures, device)
-    branches = None
-    if one.positions is not None and one.ends is not None:
-        positions, ends = to_tensor(one.positions, device), to_tensor(one.ends, device)
-        branches = Branches(positions=positions, ends=ends)
+    branches = _branches(one, device)
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
     model.replay(one.routed_experts)
     if layer is not None:
@@ -245,6 +245,22 @@ def _log_softmax(
     if needs_entropy_gradient:
         return logprobs, _entropies(logits, norms)
     return logprobs, _entropies(logits.detach(), norms.detach())
+
+
+def _scores(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]:
+    """Return f32[k], what a reward model says, and zeros."""
+    device = model.device
+    tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
+    model.replay(None)
+    found = model.logits(tokens, chosen, branches=_branches(one, device)).float()[:, 0]
+    return found, torch.zeros_like(found)
+
+
+def _branches(one: PassTokens, device: torch.device) -> Branches | None:
+    if one.positions is None or one.ends is None:
+        return None
+    positions, ends = to_tensor(one.positions, device), to_tensor(one.ends, device)
+    return Branches(positions=positions, ends=ends)
 
 
 def _by_tiles(

@@ -241,6 +241,9 @@ _BUILT_IN: Final[Mapping[str, Surrogate]] = {
     "dppo_kl": dppo_kl,
     "reinforce": reinforce,
     "sft": sft,
+    # Of pairs: A is what `pairs` makes of the numbers of rows, log p what that is a sum of.
+    "dpo": reinforce,
+    "bradley_terry": reinforce,
 }
 
 

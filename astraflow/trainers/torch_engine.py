@@ -231,7 +231,8 @@ class TorchEngine:
             model,
             learner,
             dtype=dtype,
-            every=self._settings.mismatch_every,
+            # What is stored was sampled by nobody.
+            every=None if settings.loss.is_paired else settings.mismatch_every,
             peers=self._peers,
             before_change=self._about_to_change,
         )
@@ -246,7 +247,14 @@ class TorchEngine:
 
     def _read(self, directory: Path) -> CausalModel:
         """Load all of a model."""
-        return load_causal_model(directory, device=self._settings.device)
+        return self._loaded(directory, device=self._settings.device)
+
+    def _loaded(self, directory: Path, *, device: str, is_empty: bool = False) -> CausalModel:
+        """Load a model, which a recipe may make a reward model of."""
+        makes_scores = self._settings.loss.makes_reward_model
+        return load_causal_model(
+            directory, device=device, is_empty=is_empty, makes_scores=makes_scores
+        )
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep what this rank has of a model: alone, all of it."""
@@ -254,11 +262,12 @@ class TorchEngine:
         return model
 
     def _load_reference(self) -> CausalModel | None:
-        """Load what a KL term compares with; the first weights also after a resume."""
-        kl = self._settings.loss.kl
-        if kl is None:
+        """Load what a KL term or DPO compares with; the first weights also after a resume."""
+        loss = self._settings.loss
+        if not loss.has_reference:
             return None
-        model = self._shared_out(self._read(kl.reference or self._model_dir))
+        given = loss.kl.reference if loss.kl is not None else loss.pairs.reference
+        model = self._shared_out(self._read(given or self._model_dir))
         model.module.requires_grad_(False)
         return model
 

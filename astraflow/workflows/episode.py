@@ -9,8 +9,16 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, RolloutId, TrajectoryId
-from astraflow.core.rollouts import TURN_REWARDS, Column, ColumnAxis, FinishReason, Trajectory
-from astraflow.core.tasks import RolloutTask
+from astraflow.core.rollouts import (
+    TURN_REWARDS,
+    Column,
+    ColumnAxis,
+    FinishReason,
+    Trajectory,
+    VersionSpan,
+)
+from astraflow.core.tasks import RolloutTask, SamplingParams
+from astraflow.engines.protocol import Generation
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.prompts import unended
 from astraflow.workflows.ports import PolicyPort, Reply
@@ -284,7 +292,35 @@ class Recorder:
         before = self._turns[-1].sampling if self._turns else None
         generation, sampling = await self._port.generate(past.tokens, wanted, before=before)
         self._sampling = wanted
-        sampled = generation.tokens.tolist()
+        return self._took(generation, sampling)
+
+    def answer(self, text: str) -> Reply:
+        """Take a stored text for what the policy says next, with the token that ends an answer.
+
+        It is trained on like what was sampled; nobody knows its log-probabilities, which are 0.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it does not fit into the context.
+        """
+        port = self._port
+        ids = [*port.tokenizer.encode(text), *(() if port.end_id is None else (port.end_id,))]
+        length, limit = self.token_count + len(ids), port.engine.max_context_token_count
+        if not ids or length > limit:
+            what = "empty" if not ids else f"too long: {length} tokens with its prompt, of {limit}"
+            raise _invalid(f"a stored answer is {what}; leave its row out")
+        version = port.engine.version if port.version is None else port.version
+        generation = Generation(
+            tokens=np.array(ids, np.int32),
+            logprobs=np.zeros(len(ids), np.float32),
+            version_spans=(VersionSpan(version=version or 0, length=len(ids)),),
+            finish_reason=FinishReason.STOP,
+        )
+        # A trainer scores it under the model's own distribution.
+        return self._took(generation, replace(self._sampling, temperature=1.0))
+
+    def _took(self, generation: Generation, sampling: SamplingParams) -> Reply:
+        """Keep what the policy said."""
+        past, sampled = self._past, generation.tokens.tolist()
         if sampled:
             turn = Turn(
                 parent=past.last,

@@ -41,6 +41,7 @@ class PolicyPort:
         template: Of its chats.
         is_trained: Whether what it samples is for its trainer.
         meter: Is entered for each request to the engine; several may be within it at once.
+        end_id: Token that ends an answer; None: not known.
     """
 
     policy_id: PolicyId
@@ -51,6 +52,7 @@ class PolicyPort:
     template: ChatTemplate = field(default_factory=ChatTemplate)
     is_trained: bool = False
     meter: AbstractContextManager[None] = field(default_factory=nullcontext)
+    end_id: int | None = None
 
     def fit(
         self, sampling: SamplingParams, token_count: int, *, before: SamplingParams | None = None

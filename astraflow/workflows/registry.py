@@ -41,6 +41,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "agent": "astraflow.workflows.agents.workflows:Served",
         "verifiers": "astraflow.workflows.agents.verifiers:Verifiers",
         "vote": "astraflow.workflows.solver_verifier:Vote",
+        "stored": "astraflow.workflows.stored:Stored",
         "environment": "astraflow.workflows.environments.workflow:EnvironmentWorkflow",
     },
     Kind.SCORER: {

@@ -136,6 +136,7 @@ def to_part(rows: Sequence[Row], *, index: int = 0, without: Sequence[str] = ())
         ("max_versions", versions),
         ("temperature", temperatures),
         ("rewards", np.array([row["reward"] for row in rows], np.float32)),
+        ("group_index", np.array([row.get("group", -1) for row in rows], np.int32)),
     ):
         columns[name] = Column(axis=ColumnAxis.ROW, values=values)
     names = [f"{index}-{number}" for number in range(len(rows))]

@@ -171,7 +171,7 @@ def check_packages(subject: Subject) -> Iterator[Finding]:
         wanted |= dict.fromkeys(("torch", "transformers"), ("policies", "torch"))
     if recipe.raas.engine.kind == "embedded" and recipe.raas.count:
         wanted |= dict.fromkeys(("torch", "transformers"), ("raas.engine.kind", "torch"))
-    elif recipe.raas.engine.kind != "embedded":
+    elif recipe.raas.engine.is_server:
         wanted["httpx"] = ("raas.engine.kind", "http")
     if recipe.http.port is not None:
         wanted |= dict.fromkeys(("fastapi", "uvicorn"), ("http.port", "http"))

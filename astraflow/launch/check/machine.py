@@ -39,7 +39,7 @@ _SERVED_NBYTES = {"auto": 4, "bf16": 2, "f32": 4}
 def check_servers(subject: Subject) -> Iterator[Finding]:
     """Look for the interpreter of an inference server, without starting it."""
     engine = subject.recipe.raas.engine
-    if engine.kind == "embedded" or engine.url is not None or not subject.recipe.raas.count:
+    if not engine.is_server or engine.url is not None or not subject.recipe.raas.count:
         return
     where = "raas.engine.python"
     try:

@@ -440,6 +440,7 @@ class _Stage:
                 tokenizer=_Speller(self.models[name].tokenizer),
                 sampling=each,
                 template=self.models[name].template,
+                end_id=next(iter(self.models[name].eos_ids), None),
             )
             for name, each in sampling.items()
         }

@@ -22,7 +22,7 @@ from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.blocks import COMPUTED, blocks_of, recompute, resolved
-from astraflow.trainers.causal_model import CausalModel, load_causal_model
+from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
 from astraflow.trainers.fsdp.ranks import Ranks, naming_lost_ranks
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
@@ -171,7 +171,7 @@ class ShardedEngine(TorchEngine):
     def _read(self, directory: Path) -> CausalModel:
         """Load all of a model on the host of rank 0; the others have its names and shapes."""
         with agreeing(self._ranks):
-            return load_causal_model(directory, device="cpu", is_empty=self._ranks.rank > 0)
+            return self._loaded(directory, device="cpu", is_empty=self._ranks.rank > 0)
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep this rank's rows of a model, which all have from rank 0."""

@@ -56,6 +56,8 @@ VARIANTS = {
         "loss": {"entropy_coefficient": 0.01},
     },
     "bf16": {"fsdp": {"compute": "bf16", "offload": True}},
+    "dpo": {"loss": {"surrogate": "dpo", "pairs": {"margin": 0.1}}, "epochs": 2},
+    "bradley_terry": {"loss": {"surrogate": "bradley_terry"}, "fsdp": {"checkpointing": True}},
 }
 # How many ranks, of which some share rows. The losses of the first need whole rows.
 CONTEXTS = {
@@ -125,6 +127,9 @@ def ran(tmp_path_factory, make_model, make_rows, to_part) -> Ran:
     rows[4] = rows[4][:1]
     for row in chain.from_iterable(rows):
         row["reward"] = float(row["tokens"][0] % 2)
+    for step in rows:
+        for number, row in enumerate(step):
+            row["group"] = number // 3
     batches = [
         [batch(step, to_part, rows[step], rank, RANKS) for step in range(STEPS)]
         for rank in range(RANKS)

@@ -1,0 +1,73 @@
+"""Stored answers: a row has them, and nothing is sampled."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import Field
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.agents.messages import Message
+from astraflow.workflows.episode import Episode, Recorder
+from astraflow.workflows.prompts import PromptOptions, show_prompt
+from astraflow.workflows.scoring import GuardedScorer
+
+
+class StoredOptions(PromptOptions):
+    """Which fields of a row are answers, and what they are worth."""
+
+    answers: dict[str, float | str] = Field(default={"chosen": 1.0, "rejected": 0.0}, min_length=1)
+    """By the field that has the answer its reward, or the field that has that. An answer is a text,
+    or messages, of which the last one is it and those before belong to the prompt."""
+
+
+class Stored:
+    """Makes a trajectory of each stored answer to a prompt; those of a row are compared."""
+
+    Options = StoredOptions
+
+    def __init__(self, options: StoredOptions, scorer: GuardedScorer | None) -> None:
+        if scorer is not None:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                "stored answers have their rewards; leave the scorer out",
+                metadata={"field": "scorer"},
+            )
+        self._options = options
+
+    async def run(self, episode: Episode) -> float:
+        """Lay the answers of a row down; the reward is their mean."""
+        prompt = episode.prompt
+        rewards: list[float] = []
+        for name, reward in self._options.answers.items():
+            rewards.append(float(_field(prompt, reward) if isinstance(reward, str) else reward))
+            talk = episode.trajectory()
+            talk.answer(_asked(talk, self._options, prompt, _field(prompt, name)))
+            talk.reward = rewards[-1]
+        return sum(rewards) / len(rewards)
+
+
+def _asked(talk: Recorder, options: StoredOptions, prompt: Prompt, answer: Any) -> str:
+    """Show what comes before an answer, and return its text."""
+    if isinstance(answer, str):
+        show_prompt(talk, options, prompt)
+        return answer
+    *before, last = cast("Sequence[Message]", answer)
+    given = prompt.fields.get("prompt")
+    chat = [*(cast("Sequence[Message]", given) if isinstance(given, list | tuple) else ()), *before]
+    if chat:
+        talk.chat(chat)
+    else:
+        show_prompt(talk, options, prompt)
+    return str(cast("Mapping[str, Any]", last)["content"])
+
+
+def _field(prompt: Prompt, name: str) -> Any:
+    if name not in prompt.fields:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"prompt {prompt.prompt_id} has no field {name!r}, only {', '.join(prompt.fields)}; "
+            "name the fields of stored answers in the workflow's options.answers",
+            metadata={"field": name},
+        )
+    return prompt.fields[name]
