@@ -10,9 +10,9 @@ from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, S
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import SamplingParams
 
-Surrogate = Literal[
-    *("clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce", "sft", "dpo", "bradley_terry")
-]
+Paired = Literal["dpo", "bradley_terry"]
+
+Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce", "sft"] | Paired
 
 OwnCode = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
 

@@ -1,6 +1,6 @@
 """Stored answers: a row has them, and nothing is sampled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic import Field
@@ -59,7 +59,7 @@ def _asked(talk: Recorder, options: StoredOptions, prompt: Prompt, answer: Any) 
         talk.chat(chat)
     else:
         show_prompt(talk, options, prompt)
-    return str(cast("Mapping[str, Any]", last)["content"])
+    return str(last["content"])
 
 
 def _field(prompt: Prompt, name: str) -> Any:

@@ -351,7 +351,8 @@ def _context_faults(
             "lower it, or leave it out",
         )
     limit, answer = model.max_context, policy.sampling.max_new_tokens
-    if limit is not None and answer >= limit:
+    is_sampled = subject.recipe.raas.engine.kind != "none"
+    if is_sampled and limit is not None and answer >= limit:
         yield error(
             f"policies.{name}.sampling.max_new_tokens",
             f"{answer} leaves no room for a prompt in a context of {limit}",

@@ -538,7 +538,7 @@ def _length_faults(stage: _Stage, data: SeenData) -> Iterator[Finding]:
     use, recipe = stage.use, stage.recipe
     policy = recipe.policies_of(use.workflow)[0]
     limit = stage.models[policy].max_context
-    if limit is None:
+    if limit is None or recipe.raas.engine.kind == "none":
         return
     lengths: dict[int, int] = {}
 
