@@ -13,6 +13,8 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.demonstrations import read_demonstrations
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 Page = Callable[[str], str]
 Blocks = Callable[[str], list[tuple[str, str, str]]]
 
@@ -81,3 +83,24 @@ def test_the_recipe_that_is_shown_can_be_read(blocks: Blocks, tmp_path: Path) ->
     overrides = ["policies.model.trainer.step_count=20"]
     recipe = load_recipe(tmp_path / "recipe.yaml", overrides)
     assert recipe.policies["model"].trainer.step_count == 20
+
+
+_PARTS = {"model", "trainer", "save", "options", "hours"}
+"""What a snippet begins with that is a part of a recipe, or a simulated pool."""
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_every_key_of_every_snippet_is_one_of_a_recipe(blocks: Blocks, path: Path) -> None:
+    tables = tuple(key_tables(json_schema()))
+    for kind, _, code in blocks(path.name):
+        snippet = yaml.safe_load(code) if kind == "yaml" else {}
+        if not _PARTS & snippet.keys():
+            for place in places_of(snippet):
+                find_keys(tables, place)
+
+
+def places_of(tree: dict[str, Any], depth: int = 3, before: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        yield f"{before}{key}"
+        if isinstance(value, dict) and depth > 1 and key not in ("options", "data_set"):
+            yield from places_of(value, depth - 1, f"{before}{key}.")
