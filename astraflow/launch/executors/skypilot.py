@@ -57,23 +57,27 @@ class SkyPilotProcess(WatchedProcess):
         self._failed_polls = 0
 
     async def launch(self, task: Any) -> None:
-        """Wait for a cluster, whose log is that of the process until it runs."""
-        sdk, options = self._executor.sdk, self._executor.options
+        """Wait for a cluster, and submit the task there."""
+        minutes = self._executor.options.autodown_minutes
+        self._log(f"how its cluster comes up: sky logs --provision {self.cluster}")
         try:
-            with self.command.log.open("a") as log:
-                self._job_id, _ = await sdk.launch(
-                    task,
-                    cluster_name=self.cluster,
-                    retry_until_up=True,
-                    idle_minutes_to_autostop=options.autodown_minutes,
-                    down=options.autodown_minutes is not None,
-                    stream_logs=sdk.StreamConfig(output_stream=log),
-                )
+            self._job_id, _ = await self._executor.sdk.launch(
+                task,
+                cluster_name=self.cluster,
+                retry_until_up=True,
+                idle_minutes_to_autostop=minutes,
+                down=minutes is not None,
+                # Of two that are streamed at once in one process SkyPilot breaks one.
+                stream_logs=None,
+            )
         except Exception as error:  # noqa: BLE001 - those of SkyPilot have nothing in common
             if self.exit_code is None:
-                with self.command.log.open("a") as log:
-                    log.write(f"{self.cluster} was not launched: {error}\n")
-            self._finish(1)
+                self._log(f"{self.cluster} was not launched: {error}")
+            self._finish(LOST)
+
+    def _log(self, line: str) -> None:
+        with self.command.log.open("a") as log:
+            log.write(f"{line}\n")
 
     async def update(self) -> None:
         """Ask how the job fares.
