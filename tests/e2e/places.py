@@ -62,12 +62,12 @@ def free_ports(count: int) -> int:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, *hidden: Path) -> Iterator[dict[str, str]]:
+def slurm_cluster(folder: Path, mounts: str = "") -> Iterator[dict[str, str]]:
     """Start the daemons; yield what the environment of its users says.
 
     Args:
         folder: For settings and states.
-        hidden: Folders of this machine that each node has its own of, empty.
+        mounts: Commands that give each node other files than this machine has.
     """
     host, port = socket.gethostname(), free_ports(3)
     # GPUs are device nodes that nobody opens.
@@ -85,8 +85,7 @@ def slurm_cluster(folder: Path, *hidden: Path) -> Iterator[dict[str, str]]:
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
     said = {"SLURM_CONF": str(folder / "slurm.conf")}
-    mounts = "".join(f"mount -t tmpfs none {each}; " for each in hidden)
-    unshare = ("unshare", "--mount", "sh", "-c") if hidden else ("sh", "-c")
+    unshare = ("unshare", "--mount", "sh", "-c") if mounts else ("sh", "-c")
     commands = (
         ("slurmctld", "-D"),
         *((*unshare, f"{mounts}exec slurmd -D -N {node}") for node in ("n1", "n2")),
