@@ -171,7 +171,7 @@ def test_a_broken_parquet_file_is_named(tmp_path):
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="datasets is installed")
 def test_a_folder_needs_the_datasets_library(tmp_path):
-    with pytest.raises(AstraflowError, match=r"pip install 'astraflow\[datasets\]'"):
+    with pytest.raises(AstraflowError, match=r"pip install 'datasets"):
         open_data_set("train", DataSet(path=tmp_path), tmp_path)
 
 
