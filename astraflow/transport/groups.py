@@ -188,6 +188,8 @@ class ConnectionGroup:
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
+        # One that is cancelled before its turn has run nothing of its own.
+        self._feeding.add_done_callback(lambda _: transfer.close())
 
     def refuse(self, error: AstraflowError) -> None:
         self._feeding = self._tasks.start(self._put_first([*failure_frame(error)]))
@@ -226,8 +228,6 @@ class ConnectionGroup:
             await self._first_parts.join()
         except AstraflowError as error:
             await self._put_first([*failure_frame(error)])
-        finally:
-            transfer.close()
 
     async def _put(self, nbytes: int, part: Part) -> None:
         if nbytes <= _SMALL_NBYTES or len(self._connections) == 1:

@@ -7,6 +7,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
+from astraflow.transport.groups import Carrier, ConnectionGroup
 from astraflow.wire.transfers import ChunkSet
 
 LANES = [
@@ -223,3 +224,12 @@ async def test_a_failure_in_mid_transfer_keeps_its_reason(tools, source, lanes):
     source.before = evict
 
     assert (await tools.failure(lanes, source)).reason is Reason.VERSION_EVICTED
+
+
+async def test_a_transfer_whose_turn_never_came_is_closed(tools, source):
+    group = ConnectionGroup(Carrier(), b"")
+    transfers = [source.open(tools.spec) for _ in range(2)]
+    for each in transfers:
+        group.begin(each, with_plan=True)
+    await group.close()
+    await tools.settled(lambda: all(each.is_closed for each in transfers))
