@@ -30,6 +30,8 @@ class PolicySummary:
         rollouts: Rollouts trained on.
         reward_first: Mean reward of the first tenth of the steps.
         reward_last: Of the last tenth.
+        pairs_first: Share of pairs told apart in that first tenth; None: none were compared.
+        pairs_last: In the last tenth.
         staleness_max: In versions, over all batches.
         wait_fraction: Share of the time that the trainer waited for a batch.
         weights_nbytes: Payload pulled by all RaaS.
@@ -42,6 +44,8 @@ class PolicySummary:
     rollouts: int
     reward_first: float | None
     reward_last: float | None
+    pairs_first: float | None
+    pairs_last: float | None
     staleness_max: float
     wait_fraction: float
     weights_nbytes: int
@@ -163,20 +167,28 @@ def keep_step(steps: list[Row], row: Row) -> None:
 
 
 def _policy(steps: Sequence[Row], live: Sequence[Row]) -> PolicySummary:
-    rewards = [row["reward/mean"] for row in steps if row.get("reward/mean") is not None]
-    tenth = max(1, len(rewards) // 10)
+    reward, pairs = _ends(steps, "reward/mean"), _ends(steps, "pairs/accuracy")
     return PolicySummary(
         steps=len(steps),
         versions=1 + max((row["version"] for row in live), default=-1),
         rollouts=int(sum(map(_rollouts, steps))),
-        reward_first=_mean(rewards[:tenth]),
-        reward_last=_mean(rewards[-tenth:]),
+        reward_first=reward[0],
+        reward_last=reward[1],
+        pairs_first=pairs[0],
+        pairs_last=pairs[1],
         staleness_max=max((row.get("lag/max", 0.0) for row in steps), default=0.0),
         wait_fraction=_mean([row.get("time/wait_batch_frac", 0.0) for row in steps]) or 0.0,
         weights_nbytes=sum(row["pulled_nbytes"] for row in live),
         patch_share=_mean([float(row.get("base_version") is not None) for row in live]) or 0.0,
         pause_ms=round(1e3 * median([row.get("pause_s") or 0.0 for row in live] or [0.0]), 3),
     )
+
+
+def _ends(steps: Sequence[Row], key: str) -> tuple[float | None, float | None]:
+    """Return the means of a number over the first and the last tenth of the steps that have it."""
+    values = [row[key] for row in steps if row.get(key) is not None]
+    tenth = max(1, len(values) // 10)
+    return _mean(values[:tenth]), _mean(values[-tenth:])
 
 
 def _rollouts(step: Row) -> float:
@@ -224,8 +236,12 @@ def _headline(summary: RunSummary) -> Iterator[str]:
     if reward[0] is not None and (not has_accuracy or reward != accuracy):
         yield f"{escape(summary.suite).replace('_', '-')} reward {_change(*reward)}"
     for name, policy in summary.policies.items():
-        if policy.reward_first is not None:
-            of_whom = f" of {escape(name)}" if len(summary.policies) > 1 else ""
+        of_whom = f" of {escape(name)}" if len(summary.policies) > 1 else ""
+        if policy.pairs_first is not None:
+            yield f"pairs told apart{of_whom} {_change(policy.pairs_first, policy.pairs_last)}"
+        # Stored answers are worth the same in every step.
+        is_stored = policy.pairs_first is not None and policy.reward_first == policy.reward_last
+        if policy.reward_first is not None and not is_stored:
             yield f"reward{of_whom} {_change(policy.reward_first, policy.reward_last)} in training"
     yield f"{summary.wall_s:.0f} s in all"
     yield f"{summary.train_s:.0f} s of training"

@@ -106,6 +106,22 @@ def test_steps_that_were_lost_with_a_trainer_count_once(tmp_path):
     assert (solver.reward_first, solver.reward_last) == (0.1, 0.7)
 
 
+def test_stored_pairs_are_told_apart_and_their_constant_reward_is_no_headline(tmp_path):
+    run_dir = RunDir(tmp_path)
+    steps = [
+        {"policy": "judge", "step": step, "reward/mean": 0.5, "pairs/accuracy": share}
+        for step, share in enumerate((0.25, 0.5, 1.0), 1)
+    ]
+    _write(run_dir.metrics, steps)
+    summary = summarise(run_dir, name="judge", seed=0, state="done", wall_s=1.0)
+    console = Console(width=160)
+    with console.capture() as shown:
+        show_summary(console, summary, run_dir)
+    headline = shown.get().strip().splitlines()[0]
+    assert "pairs told apart 0.250 → 1.000" in headline
+    assert "reward" not in headline
+
+
 def test_a_run_that_wrote_nothing_has_a_summary_that_says_why(tmp_path):
     summary = summarise(
         RunDir(tmp_path), name="sort", seed=0, state="failed", wall_s=1.0, failure="no port"
