@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 
@@ -20,11 +21,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    now = staticmethod(partial(datetime.now, UTC))
+    monotonic = staticmethod(time.monotonic)
 
 
 class SteadyClock:
@@ -34,16 +32,13 @@ class SteadyClock:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
         self._start = clock.now()
+        self.monotonic = clock.monotonic
         self._began_s = clock.monotonic()
 
     def now(self) -> datetime:
         """Return the time of day as it would be had nobody set the clock."""
-        return self._start + timedelta(seconds=self._clock.monotonic() - self._began_s)
-
-    def monotonic(self) -> float:
-        return self._clock.monotonic()
+        return self._start + timedelta(seconds=self.monotonic() - self._began_s)
 
 
 class ManualClock:

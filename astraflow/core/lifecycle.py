@@ -57,9 +57,3 @@ class RunLifecycle:
     def reopen(self) -> None:
         self.stop = self.stop_time = self.failure = self.final_time = None
         self.is_final = self.is_closed = False
-
-    def show(self, state: RunState) -> bool:
-        """Return whether a state is another one than was announced last."""
-        is_new = state is not self.shown
-        self.shown = state
-        return is_new

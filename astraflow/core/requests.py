@@ -6,7 +6,7 @@ The event of a request is what is handled, and what the journal keeps.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from astraflow.core import events as ev
 from astraflow.core.components import Components
@@ -34,26 +34,11 @@ class RequestKind:
     handle: Callable[..., Any]
 
 
-def take(run: Components, event: ev.Event, now: datetime) -> Any:
-    """Give an event to the component that it is for; return its answer.
-
-    Raises:
-        AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED for a sender who may not; as the event's
-            docstring says. Nothing has changed then.
-    """
-    kind, asked = REQUESTS[type(event)], cast("Any", event)
-    if kind.sender is MemberRole.RAAS:
-        return kind.handle(run, run.sessions.raas(asked.member_id), asked, now)
-    if kind.sender is MemberRole.TRAINER:
-        return kind.handle(run, run.sessions.trainer(asked.member_id), asked, now)
-    return kind.handle(run, asked, now)
-
-
 def _take_rollout(
     run: Components, member: LiveRaas, event: ev.RolloutArrived, now: datetime
 ) -> ItemAck:
     ack = run.intake.rollout(member, event.rollout, now)
-    if ack.disposition is Disposition.ACCEPTED:
+    if run.settings.takes_payloads and ack.disposition is Disposition.ACCEPTED:
         run.payloads.note(event.rollout)
     return ack
 

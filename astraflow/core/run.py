@@ -14,6 +14,7 @@ that it is made of have each their own data, and are given who they call:
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any, cast
 
 from astraflow.core import events as ev
 from astraflow.core.autoscale import ScaleAdvice
@@ -22,9 +23,10 @@ from astraflow.core.effects import Decision
 from astraflow.core.errors import AstraflowError
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
+from astraflow.core.members import MemberRole
 from astraflow.core.policy.state import PolicyState, find_policy
 from astraflow.core.pool.sources import sources_of, version_with_sources
-from astraflow.core.requests import take
+from astraflow.core.requests import REQUESTS
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import (
     DeadLetter,
@@ -84,14 +86,22 @@ class Run:
                 comes of both is decided with that one.
 
         Raises:
-            AstraflowError: As the event's docstring says; nothing has changed then.
+            AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED for a sender who may not; as the event's
+                docstring says. Nothing has changed then.
         """
         run = self._components
         changes_nothing = type(event) is ev.MemberKeptAlive and run.membership.is_there(
             event.member_id, now
         )
+        kind, asked = REQUESTS[type(event)], cast("Any", event)
         try:
-            answer = take(run, event, now)
+            if kind.sender is None:
+                answer = kind.handle(run, event, now)
+            else:
+                of_role = (
+                    run.sessions.raas if kind.sender is MemberRole.RAAS else run.sessions.trainer
+                )
+                answer = kind.handle(run, of_role(asked.member_id), event, now)
         except AstraflowError:
             run.effects.take()
             raise
@@ -101,7 +111,8 @@ class Run:
 
     def _advance(self, now: datetime) -> None:
         run = self._components
-        run.lifecycle.fail(run.faults.first)
+        if run.faults.first is not None:
+            run.lifecycle.fail(run.faults.first)
         for info in run.pacing.advance(now):
             run.evaluation.note_version(info.policy_id, info.version, now)
         for policy in run.pacing.take_lost():
@@ -109,12 +120,11 @@ class Run:
         run.loading.advance(now)
         run.evaluation.advance(now)
         run.batching.advance(now)
-        if not run.evaluation.is_reading:
-            was_through = run.training.is_through
-            run.training.advance(now)
-            if run.training.is_through and not was_through:
-                # The last prompts were passed over: what is whole may be the last batch.
-                run.batching.advance(now)
+        # New training work waits the few milliseconds until evaluations have learned their
+        # prompts, so that the versions to be measured are pinned before it moves the pool on.
+        is_reading = not all(work.is_offered for work in run.evaluation.active.values())
+        if not is_reading and run.training.advance(now):
+            run.batching.advance(now)
         run.saving.advance(now)
         run.ending.advance(now)
         run.balance.advance(now)

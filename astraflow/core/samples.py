@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import nan
 
 from astraflow.core.batches import BatchGroup
 from astraflow.core.errors import Reason
@@ -118,11 +118,6 @@ class Sample:
     min_version: int
 
     @property
-    def is_rewarded(self) -> bool:
-        """Whether every row has a reward that the policy earned."""
-        return not any(map(isnan, [row.reward for row in self.rows]))
-
-    @property
     def is_masked(self) -> bool:
         return any(row.is_masked for row in self.rows)
 
@@ -166,15 +161,7 @@ def rows_by_agent(rows: Iterable[Row]) -> Mapping[str, Sequence[Row]]:
 
 def sample_of(entry: AcceptedRollout, policy_id: PolicyId) -> Sample | None:
     """Return what one policy trains on of a rollout; None: it has no sampled token of it."""
-    rows = _rows(entry.rollout, policy_id)
-    if not rows:
-        return None
-    oldest = min([row.min_version for row in rows])
-    return Sample(entry=entry, rows=tuple(rows), min_version=oldest)
-
-
-def _rows(rollout: Rollout, policy_id: PolicyId) -> list[Row]:
-    rows: list[Row] = []
+    rollout, rows = entry.rollout, list[Row]()
     for trajectory in rollout.trajectories:
         if trajectory.policy_id != policy_id:
             continue
@@ -195,4 +182,7 @@ def _rows(rollout: Rollout, policy_id: PolicyId) -> list[Row]:
                 max_version=max(versions),
             )
         )
-    return rows
+    if not rows:
+        return None
+    oldest = min([row.min_version for row in rows])
+    return Sample(entry=entry, rows=tuple(rows), min_version=oldest)

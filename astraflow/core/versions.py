@@ -4,7 +4,7 @@ Versions of a policy are numbered without a gap, each with one digest for ever.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -205,6 +205,10 @@ class VersionLedger:
     Example:
         Version 6 has the weights of version 5. Of versions 4 to 7 the numbers that count are 4, 5,
         5 and 6: for version 7 a sample of version 5 is one version old, and so is one of 6.
+
+    Attributes:
+        next_version: What the next publication must be numbered.
+        shown_version: Newest version that the pool may see; -1: none.
     """
 
     # Versions that have the weights of the one before. Not set by the constructor, so that
@@ -215,37 +219,27 @@ class VersionLedger:
         self._policy_id = policy_id
         self._kept_count = kept_count
         self._infos: dict[int, VersionInfo] = {}
-        self._next = 0
-        self._shown = -1
-
-    @property
-    def next_version(self) -> int:
-        """What the next publication must be numbered."""
-        return self._next
+        self.next_version = 0
+        self.shown_version = -1
 
     @property
     def newest(self) -> VersionInfo | None:
-        return self._infos[self._next - 1] if self._next else None
+        return self._infos.get(self.next_version - 1)
 
     @property
     def newest_version(self) -> int:
         """Its number; -1: none."""
-        return self._next - 1
-
-    @property
-    def shown_version(self) -> int:
-        """Newest version that the pool may see; -1: none."""
-        return self._shown
+        return self.next_version - 1
 
     @property
     def listed(self) -> tuple[VersionInfo, ...]:
         """What can be pulled, oldest first."""
-        return tuple(info for info in self._infos.values() if info.version <= self._shown)
+        return tuple(info for info in self._infos.values() if info.version <= self.shown_version)
 
     def show(self, version: int) -> tuple[VersionInfo, ...]:
         """Let the pool see versions up to one; return those that it did not see before."""
-        fresh = range(self._shown + 1, min(version, self.newest_version) + 1)
-        self._shown = max(self._shown, version)
+        fresh = range(self.shown_version + 1, min(version + 1, self.next_version))
+        self.shown_version = max(self.shown_version, version)
         return tuple(self._infos[number] for number in fresh if number in self._infos)
 
     def get(self, version: int) -> VersionInfo:
@@ -254,7 +248,7 @@ class VersionLedger:
         Raises:
             AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED.
         """
-        if not 0 <= version < self._next:
+        if not 0 <= version < self.next_version:
             raise AstraflowError(
                 Reason.VERSION_UNKNOWN, f"{self._policy_id} has no version {version} yet"
             )
@@ -285,12 +279,12 @@ class VersionLedger:
         Raises:
             AstraflowError: VERSION_NOT_NEXT, REQUEST_CONFLICT, LAYOUT_MISMATCH.
         """
-        if info.version < self._next:
+        if info.version < self.next_version:
             return self._repeat(info)
-        if info.version != self._next:
+        if info.version != self.next_version:
             raise AstraflowError(
                 Reason.VERSION_NOT_NEXT,
-                f"{self._policy_id} publishes version {self._next} next, not {info.version}",
+                f"{self._policy_id} publishes version {self.next_version} next, not {info.version}",
             )
         newest = self.newest
         if newest is not None and newest.layout_digest != info.layout_digest:
@@ -302,7 +296,7 @@ class VersionLedger:
         if newest is not None and newest.content_digest == info.content_digest:
             self._repeats += (info.version,)
         self._infos[info.version] = replace(info, publish_time=now)
-        self._next += 1
+        self.next_version += 1
         while len(self._infos) > self._kept_count:
             del self._infos[next(iter(self._infos))]
         return True
@@ -315,22 +309,17 @@ class VersionLedger:
                 Reason.REQUEST_CONFLICT,
                 f"version {info.version} of {self._policy_id} has another {what} already",
             )
-        patches = merge_patches(known.patches, info.patches)
+        # A patch is known by base, profile and shard.
+        merged: Mapping[object, PatchInfo] = {
+            (p.base_version, p.profile, p.shard_rank, p.shard_count): p
+            for p in (*info.patches, *known.patches)
+        }
+        patches = tuple(sorted(merged.values(), key=lambda patch: patch.payload_nbytes))
         sources = tuple(dict.fromkeys((*known.sources, *info.sources)))
         if (patches, sources) == (known.patches, known.sources):
             return False
         self._infos[info.version] = replace(known, patches=patches, sources=sources)
         return True
-
-
-def merge_patches(
-    known: tuple[PatchInfo, ...], more: tuple[PatchInfo, ...]
-) -> tuple[PatchInfo, ...]:
-    """Return both, smallest first; a patch is known by base, profile and shard."""
-    merged: Mapping[object, PatchInfo] = {
-        (p.base_version, p.profile, p.shard_rank, p.shard_count): p for p in (*more, *known)
-    }
-    return tuple(sorted(merged.values(), key=lambda patch: patch.payload_nbytes))
 
 
 _KEPT: Final = 1024
@@ -366,8 +355,10 @@ class SourceRecord:
                 self._witnesses.setdefault(report.address, set()).add(member_id)
             if report.failure is not None and report.failure.reason is Reason.SOURCE_TIMEOUT:
                 self._stalled.setdefault(report.address, set()).add(member_id)
+        kept: dict[Any, Any]
         for kept in (self._goodputs, self._witnesses, self._stalled):
-            _trim(kept)
+            while len(kept) > _KEPT:
+                del kept[next(iter(kept))]
 
     def note_alive(self, address: str) -> None:
         """Take a sign of life of a source: it has stalled no longer."""
@@ -382,7 +373,8 @@ class SourceRecord:
 
     def has_stalled(self, address: str, member_id: MemberId | None = None) -> bool:
         """Whether a source has stalled for the caller, or two others, and is silent since."""
-        return _counts(self._stalled.get(address, ()), member_id)
+        seen = self._stalled.get(address, ())
+        return member_id in seen or len(seen) >= _WITNESS_COUNT
 
     def goodput_bytes_per_s(self, address: str, region: str) -> float:
         """Return the moving mean towards a region; 0: never measured."""
@@ -390,13 +382,5 @@ class SourceRecord:
 
     def is_avoided(self, address: str, member_id: MemberId | None) -> bool:
         """Whether a source has lied to the caller, or to two others."""
-        return _counts(self._witnesses.get(address, ()), member_id)
-
-
-def _counts(witnesses: Collection[MemberId], member_id: MemberId | None) -> bool:
-    return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
-
-
-def _trim(kept: dict[Any, Any]) -> None:
-    while len(kept) > _KEPT:
-        del kept[next(iter(kept))]
+        seen = self._witnesses.get(address, ())
+        return member_id in seen or len(seen) >= _WITNESS_COUNT

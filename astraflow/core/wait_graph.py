@@ -139,7 +139,7 @@ def _not_issued(run: Components, waiter: str, now: datetime) -> Iterator[WaitRea
         and not run.sessions.is_silent(member, now)
     ]
     ready = [member for member in pool if member.is_ready(policy_ids)]
-    full = run.pacing.full_policy
+    full = next((each for each in run.pacing.live_policies if not each.samples.has_slot), None)
     if not pool:
         yield _link(WaitCause.NO_RAAS, waiter, "no RaaS serves the workflow's policies")
     elif newest_versions(run.policies, policy_ids) is None or not ready:

@@ -39,6 +39,13 @@ RENAMED: Mapping[str, str] = {
     "astraflow.dataflow.memory:Memory.roster": "history",
     "astraflow.dataflow.roster:Roster": "astraflow.dataflow.members:MemberHistory",
     "astraflow.dataflow.roster:Entry": "astraflow.dataflow.members:MemberRecord",
+    "astraflow.core.algorithms.curation:Curator._selectors": "selectors",
+    "astraflow.core.policy.metrics:Window._rewards": "rewards",
+    "astraflow.core.pool.live_members:CapacityIndex._changed": "changed",
+    "astraflow.core.versions:VersionLedger._next": "next_version",
+    "astraflow.core.versions:VersionLedger._shown": "shown_version",
+    "astraflow.core.work.evaluation:Evaluation._active": "active",
+    "astraflow.core.work.pacing:Barrier._given_up": "given_up",
 }
 """Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""
 

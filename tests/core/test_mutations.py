@@ -21,8 +21,8 @@ from astraflow.core.evals import EvalAccumulator
 from astraflow.core.events import TaskNacked
 from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import IdGenerator
-from astraflow.core.policy import admission
 from astraflow.core.policy.accounting import Books
+from astraflow.core.policy.admission import PolicyProgress
 from astraflow.core.policy.buffers import FreshBuffer, ReplayBuffer
 from astraflow.core.policy.leases import Lease, LeaseTable
 from astraflow.core.policy.sample_flow import SampleFlow
@@ -194,10 +194,6 @@ def without(kind):
     return fewer
 
 
-def later(rule, key, change):
-    return lambda **values: rule(**(values | {key: values[key] + change}))
-
-
 def shifted(rule, change):
     """A rule that returns a number returns another one."""
     function = rule.fget if isinstance(rule, property) else rule
@@ -245,16 +241,16 @@ MUTATIONS = {
         lambda rewards, baseline: rewards * 0,
     ),
     "staleness: one version less": (
-        admission.min_version,
-        later(admission.min_version, "max_staleness", -1),
+        PolicyProgress.min_version,
+        shifted(PolicyProgress.min_version, 1),
     ),
     "staleness: pruned one version late": (
         FreshBuffer.prune,
         lambda self, train_version: PRUNE(self, train_version - 1),
     ),
     "staleness: a batch more may be open": (
-        admission.open_limit,
-        later(admission.open_limit, "max_staleness", 1),
+        SampleFlow.open_limit,
+        lambda self: OPEN_LIMIT(self) + self.fresh_per_batch,
     ),
     "leases: one batch at a time": (
         LeaseTable.has_capacity,
@@ -282,9 +278,9 @@ MUTATIONS = {
         VersionLedger.show,
         lambda self, version: SHOW(self, version + 1),
     ),
-    "versions: the next number skips one": (
-        VersionLedger.next_version,
-        shifted(VersionLedger.next_version, 1),
+    "versions: the newest is the one before": (
+        VersionLedger.newest_version,
+        shifted(VersionLedger.newest_version, -1),
     ),
     "accounting: an attempt counts double": (
         SampleGroup.fail,
@@ -311,6 +307,7 @@ EVAL_CAPACITY, PRUNE, DELIVER = scheduler.eval_capacity, FreshBuffer.prune, Leas
 PRUNE_OLD, SHOW, FAIL = ReplayBuffer.prune, VersionLedger.show, SampleGroup.fail
 MOVE, NEXT, READY_COUNT = Books.move, IdGenerator.next, Batching._ready_count
 CLOSE, HAS_CAPACITY = EvalAccumulator.close, LeaseTable.has_capacity.fget
+OPEN_LIMIT = SampleFlow.open_limit.fget
 
 
 def test_the_same_code_replays_it_whole(recorded, tmp_path):

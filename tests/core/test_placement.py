@@ -38,7 +38,7 @@ def look_at(nodes, *, unit=8):
     rooms = CapacityIndex(unit=unit)
     for number, each in enumerate(nodes):
         each.number = number
-        rooms.note(each)
+        rooms.changed[each.member_id] = each
     return PoolView(index=rooms, pool=nodes, is_fit=lambda _: True, capacity_of=training_capacity)
 
 
@@ -90,13 +90,13 @@ def test_slow_node_gets_what_it_can_finish_in_time(node):
 def test_nobody_is_looked_at_who_takes_longer_than_anybody_may(node):
     asked = []
 
-    def slack_s(member):
-        asked.append(member.name)
+    def slack_s(live):
+        asked.append(live["solver"])
         return 5.0
 
-    pool = [node("slow", token_s=0.09), node("fast", token_s=0.01, out=8)]
+    pool = [node("slow", token_s=0.09), node("fast", token_s=0.01, out=8, live=1)]
     assert placed(pool, 4, token_count=100, slack_s=slack_s, latest_s=5.0) is None
-    assert asked == ["fast"]  # By itself, with nothing else to do; the slow one never is in time.
+    assert asked == [1]  # By itself, with nothing else to do; the slow one never is in time.
 
 
 def test_work_that_nobody_can_finish_in_time_goes_to_who_is_done_first(node):
@@ -134,7 +134,7 @@ def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted,
         count=wanted,
         token_count=100,
         fastest_token_s=0.01,
-        slack_s=lambda member: slack_s,
+        slack_s=None if slack_s is None else lambda _: slack_s,
         latest_s=inf if slack_s is None else slack_s,
     )
     found = choose(look_at(pool, unit=unit), want)
@@ -147,24 +147,28 @@ def of_everybody(rooms, want):
     if not able and any(room.most >= want.count for room in rooms):
         return None
     able = able or [room for room in rooms if room.free]
-    in_time = [room for room in able if want.is_in_time(room.member)]
+
+    def is_in_time(member, outstanding):
+        return not want.slack_s or want.finish_s(member, outstanding) <= want.slack_s(member.live)
+
+    in_time = [room for room in able if is_in_time(room.member, room.member.outstanding)]
     if able and not in_time:
         least = min(want.count, max(room.free for room in able))
         idle = [room for room in rooms if room.most >= least]
-        if any(want.is_in_time(room.member, outstanding=0) for room in idle):
+        if any(is_in_time(room.member, 0) for room in idle):
             return None
 
     def rank(room):
         member = room.member
-        return want.finish_s(member), -room.free, member.outstanding, member.number
+        finish_s = want.finish_s(member, member.outstanding)
+        return finish_s, -room.free, member.outstanding, member.number
 
     return min(in_time or able, key=rank, default=None)
 
 
 def test_short_prompts_go_to_slow_nodes(node):
-    assert pick([900, 400, 500], mean=500, is_slow=True) == 1
-    assert pick([900, 400, 500], mean=500, is_slow=False) == 0
-    assert pick([450, 400], mean=500, is_slow=True) == 0
+    assert pick([900, 400, 500], mean=500) == 1
+    assert pick([450, 400], mean=500) == 0
     assert is_slow(node(token_s=0.02), 0.01)
     assert not is_slow(node(token_s=0.014), 0.01)
     assert not is_slow(node(), 0.01)

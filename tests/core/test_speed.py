@@ -20,14 +20,14 @@ def test_mean_follows_what_changes():
 
 def test_more_than_it_had_takes_longer():
     speed = Speed(token_s=0.01, load=16)
-    assert speed.finish_s(token_count=100, outstanding=8, count=8) == 1.0
-    assert speed.finish_s(token_count=100, outstanding=16, count=8) == 1.5
+    assert 100 * speed.pace_s(outstanding=8, count=8) == 1.0
+    assert 100 * speed.pace_s(outstanding=16, count=8) == 1.5
 
 
 def test_a_member_that_was_idle_for_a_while_is_no_small_one():
     speed = Speed(token_s=0.01, load=4, capacity=16)
-    assert speed.finish_s(token_count=100, outstanding=8, count=8) == 1.0
-    assert speed.finish_s(token_count=100, outstanding=16, count=8) == 1.5
+    assert 100 * speed.pace_s(outstanding=8, count=8) == 1.0
+    assert 100 * speed.pace_s(outstanding=16, count=8) == 1.5
 
 
 def test_long_prompts_are_expected_to_cost_more():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from math import isnan
 
 from astraflow.core.algorithms.advantages import stamp
 from astraflow.core.algorithms.finding import Faults, make
@@ -87,24 +88,23 @@ class _Lesson:
 
 
 class Curator:
-    """Asks all selectors of a recipe, and tells them what happened."""
+    """Asks all selectors of a recipe, and tells them what happened.
+
+    Attributes:
+        selectors: By their names, as the recipe names them.
+    """
 
     def __init__(self, specs: Sequence[PlugInSpec], *, seed: int, faults: Faults) -> None:
-        self._selectors: _Named = [(spec.name, make(PromptSelector, spec)) for spec in specs]
+        self.selectors: _Named = [(spec.name, make(PromptSelector, spec)) for spec in specs]
         self._before: _Named = [(spec.name, make(PromptSelector, spec)) for spec in specs]
         self._lessons = deque[_Lesson]()
         self._dice = Dice(seed=seed, salt="select")
         self._faults = faults
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the recipe names any selector."""
-        return bool(self._selectors)
-
     def admits(self, prompt: Prompt) -> bool:
         return all(
             self._faults.call(f"selector {name}", True, each.admits, prompt, self._dice)
-            for name, each in self._selectors
+            for name, each in self.selectors
         )
 
     def note(self, number: int, outcome: GroupOutcome) -> None:
@@ -122,21 +122,26 @@ class Curator:
         if not any(lesson.number in gone for lesson in self._lessons):
             return
         self._lessons = deque(each for each in self._lessons if each.number not in gone)
-        self._selectors = deepcopy(self._before)
+        self.selectors = deepcopy(self._before)
         for lesson in self._lessons:
-            self._teach(self._selectors, lesson)
+            self._teach(self.selectors, lesson)
 
     def metrics(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
-        for name, each in self._selectors:
+        for name, each in self.selectors:
             found |= self._faults.metrics(f"data/select/{name}", each)
         return found
 
     def _learn(self, lesson: _Lesson) -> None:
-        if not self._selectors:
+        if not self.selectors:
             return
-        self._teach(self._selectors, lesson)
-        self._lessons.append(_without_blobs(lesson))
+        self._teach(self.selectors, lesson)
+        outcome = lesson.outcome
+        if outcome is not None and outcome.prompt.blobs:
+            # Small enough to be kept.
+            prompt = replace(outcome.prompt, blobs={})
+            lesson = replace(lesson, outcome=replace(outcome, prompt=prompt))
+        self._lessons.append(lesson)
         if len(self._lessons) > _KEPT_LESSONS:
             self._teach(self._before, self._lessons.popleft())
 
@@ -148,14 +153,6 @@ class Curator:
                 self._faults.call(f"selector {name}", None, each.begin_version, lesson.version)
             else:
                 self._faults.call(f"selector {name}", None, each.end_warm_up)
-
-
-def _without_blobs(lesson: _Lesson) -> _Lesson:
-    """Return a lesson that is small enough to be kept."""
-    outcome = lesson.outcome
-    if outcome is None or not outcome.prompt.blobs:
-        return lesson
-    return replace(lesson, outcome=replace(outcome, prompt=replace(outcome.prompt, blobs={})))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,9 +211,17 @@ class GroupCompletion:
     def complete(self, group: TrainGroup, *, train_version: int, run_time: timedelta) -> Completed:
         """Return what is kept of a group that is whole; its samples are taken out of it."""
         found = group.samples.pop(self._policy_id, {})
-        samples = [sample for _, sample in sorted(found.items())]
-        drops = [_unrewarded(sample) for sample in samples if not sample.is_rewarded]
-        kept = tuple(sample for sample in samples if sample.is_rewarded)
+        rewarded: list[Sample] = []
+        drops: list[Drop] = []
+        for _, sample in sorted(found.items()):
+            failure = sample.entry.rollout.failure
+            if not any(map(isnan, [row.reward for row in sample.rows])):
+                rewarded.append(sample)
+            elif failure is not None:
+                drops.append(Drop(samples=(sample,), reason=failure.reason))
+            else:
+                drops.append(Drop(samples=(sample,), reason=Reason.FILTERED, by="no_reward"))
+        kept = tuple(rewarded)
         if kept and self._filters:
             whole = WholeGroup(
                 policy_id=self._policy_id,
@@ -289,14 +294,6 @@ class GroupCompletion:
             self._faults.note(f"filter {name}", what)
             return defaults
         return found
-
-
-def _unrewarded(sample: Sample) -> Drop:
-    """Say why a rollout without a reward is not trained on."""
-    failure = sample.entry.rollout.failure
-    if failure is not None:
-        return Drop(samples=(sample,), reason=failure.reason)
-    return Drop(samples=(sample,), reason=Reason.FILTERED, by="no_reward")
 
 
 class BatchGuards:

@@ -5,7 +5,7 @@ live wherever it is wanted, and the hub closes last. A run whose pool cannot loa
 of a policy fails.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -104,13 +104,16 @@ class RunEnding:
             return RunState.FAILED
         if flow.is_final:
             return RunState.DONE
-        if flow.stop is not None or self._is_trained:
+        live = [policy for policy in self.policies.values() if policy.end is None]
+        if flow.stop is not None or not live:
             return RunState.STOPPING
         if flow.is_paused:
             return RunState.PAUSED
         if self.training.is_through:
             return RunState.SOURCE_EXHAUSTED
-        return RunState.WAITING if self._waits_for_members else RunState.RUNNING
+        trainers = [self.sessions.trainer_of(policy.policy_id) for policy in live]
+        is_waiting = None in trainers or not self.sessions.pool
+        return RunState.WAITING if is_waiting else RunState.RUNNING
 
     @property
     def next_deadline(self) -> datetime | None:
@@ -156,7 +159,7 @@ class RunEnding:
         }
         counts = {each.policy_id: each.progress.consumed_count for each in self.policies.values()}
         has_steps = any(limit is None or limit > counts[name] for name, limit in limits.items())
-        if not has_steps or not self.training.has_prompts:
+        if not has_steps or self.training.prompts.is_through:
             if not self.lifecycle.is_final:
                 # What its end still needs, such as an evaluation, is done.
                 return
@@ -171,38 +174,29 @@ class RunEnding:
         self.evaluation.reopen()
 
     def advance(self, now: datetime) -> None:
-        flow = self.lifecycle
+        flow, policies = self.lifecycle, self.policies.values()
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:
                 flow.order_stop(StopMode.CANCEL)
-            self._retire_policies(now)
-        self._release_trainers(now)
-        if not flow.is_final:
-            self._finish_when_done(now)
-        self._close_when_left(now)
-        state = self.run_state
-        if flow.show(state):
-            self.effects.do(RunStateChanged(state=state))
-
-    @property
-    def _is_trained(self) -> bool:
-        return None not in [policy.end for policy in self.policies.values()]
-
-    @property
-    def _waits_for_members(self) -> bool:
-        for policy in self.policies.values():
-            if policy.end is None and self.sessions.trainer_of(policy.policy_id) is None:
-                return True
-        return not self.sessions.pool
-
-    def _retire_policies(self, now: datetime) -> None:
-        for policy in self.policies.values():
-            cause = self._cause(policy)
-            if policy.end is None and cause is not None:
-                self.training.retire(policy)
-                policy.retire(cause, now)
-        if self._is_trained:
+            for policy in policies:
+                if policy.end is None and (cause := self._cause(policy)) is not None:
+                    self.training.retire(policy)
+                    policy.retire(cause, now)
+        ended = [policy for policy in policies if policy.end is not None]
+        if ended:
+            self._release_trainers(ended, now)
+        if not flow.is_final and len(ended) == len(policies):
             self.evaluation.has_pool = True
+            self._finish_when_done(now)
+        if flow.final_time is not None and not flow.is_closed:
+            is_late = flow.final_time + self.settings.leave_grace <= now
+            if is_late or not len(self.sessions):
+                flow.is_closed = True
+                self.effects.do(CloseHub())
+        state = self.run_state
+        if state is not flow.shown:
+            flow.shown = state
+            self.effects.do(RunStateChanged(state=state))
 
     def _cause(self, policy: PolicyState) -> EndCause | None:
         """Say why a policy's data is at its end, or None."""
@@ -216,14 +210,14 @@ class RunEnding:
             return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
         return None
 
-    def _release_trainers(self, now: datetime) -> None:
-        for policy in self.policies.values():
-            if policy.end is None or self.lifecycle.failure is not None:
-                continue
+    def _release_trainers(self, ended: Sequence[PolicyState], now: datetime) -> None:
+        if self.lifecycle.failure is not None:
+            return
+        for policy in ended:
             if policy.policy_id not in self._released and self._may_leave(policy, now):
                 self._released.add(policy.policy_id)
             member = self.sessions.trainer_of(policy.policy_id)
-            if policy.policy_id in self._released and member is not None:
+            if policy.policy_id in self._released and member is not None and policy.end is not None:
                 self.batching.end_data(policy, member, policy.end)
 
     def _may_leave(self, policy: PolicyState, now: datetime) -> bool:
@@ -243,25 +237,16 @@ class RunEnding:
 
     def _finish_when_done(self, now: datetime) -> None:
         flow = self.lifecycle
-        is_cut = flow.failure is not None or flow.stop is StopMode.CANCEL
-        if is_cut:
+        if flow.failure is not None or flow.stop is StopMode.CANCEL:
             self.evaluation.cancel_all(now)
-        elif not self._is_trained or len(self._released) < len(self.policies):
+        elif len(self._released) < len(self.policies):
             return
         else:
             self.evaluation.note_end(now)
-        if not self.evaluation.is_idle:
+        if self.evaluation.active:
             return
         flow.finish(now)
         message = "the run is over" if flow.failure is None else flow.failure.message
         order = Directive(kind=DirectiveKind.STOP, message=message)
         for member in self.sessions:
             self.effects.do(SendDirective(member_id=member.member_id, directive=order))
-
-    def _close_when_left(self, now: datetime) -> None:
-        flow = self.lifecycle
-        if flow.final_time is None or flow.is_closed:
-            return
-        if not len(self.sessions) or (flow.final_time + self.settings.leave_grace <= now):
-            flow.is_closed = True
-            self.effects.do(CloseHub())

@@ -94,8 +94,7 @@ class Books:
         """Let what a rollout has for this policy wait for its group; None: it has nothing."""
         sample = sample_of(entry, self._policy_id)
         if sample is None:
-            self.drop(RolloutPlace.IN_FLIGHT, Reason.FILTERED, by="no_trajectory")
-            self._note_drop(entry, Reason.FILTERED, "no_trajectory")
+            self._drop(RolloutPlace.IN_FLIGHT, [entry], Reason.FILTERED, "no_trajectory")
             return None
         self.move(RolloutPlace.IN_FLIGHT, RolloutPlace.WAITING)
         entry.placements[self._policy_id] = self._waiting
@@ -116,9 +115,7 @@ class Books:
         self, samples: Iterable[Sample], source: RolloutPlace, reason: Reason, *, by: str = ""
     ) -> None:
         """Drop samples for a reason; `by` names the filter or guard of FILTERED."""
-        for sample in samples:
-            self.drop(source, reason, by=by)
-            self._note_drop(sample.entry, reason, by)
+        self._drop(source, [sample.entry for sample in samples], reason, by)
 
     def train(self, lease: Lease, *, step: int) -> None:
         self.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
@@ -160,7 +157,13 @@ class Books:
                 )
             sample.entry.placements[self._policy_id] = placement
 
-    def _note_drop(self, entry: AcceptedRollout, reason: Reason, by: str) -> None:
-        entry.placements[self._policy_id] = RolloutPlacement(
+    def _drop(
+        self, source: RolloutPlace, entries: Sequence[AcceptedRollout], reason: Reason, by: str
+    ) -> None:
+        if entries:
+            self.drop(source, reason, len(entries), by=by)
+        placement = RolloutPlacement(
             policy_id=self._policy_id, place=RolloutPlace.DROPPED, reason=reason, filter=by
         )
+        for entry in entries:
+            entry.placements[self._policy_id] = placement

@@ -19,51 +19,6 @@ from astraflow.core.settings import PolicySettings
 from astraflow.core.versions import VersionLedger
 
 
-def train_version(
-    *,
-    newest: int,
-    newest_step: int,
-    step: int,
-    leased_batch_count: int,
-    batches_ahead: int = 0,
-    steps_per_version: int | None = 1,
-    is_asked: bool = False,
-) -> int:
-    """Return the version that a batch trains on which is leased after others.
-
-    Args:
-        newest: Newest published version.
-        newest_step: Optimizer steps behind it.
-        step: Optimizer steps acknowledged.
-        leased_batch_count: Batches in the trainer's hands; each makes a step.
-        batches_ahead: Batches that are leased before it.
-        steps_per_version: None: a version is made when it is asked for.
-        is_asked: Whether the trainer was asked for one that has not come.
-    """
-    steps = max(0, step + leased_batch_count - newest_step) + batches_ahead
-    made = 0 if steps_per_version is None else steps // steps_per_version
-    return newest + max(made, int(is_asked and steps > 0))
-
-
-def min_version(*, train_version: int, max_staleness: int) -> int:
-    """Return the oldest version that a new group may be sampled from."""
-    return max(0, train_version - max_staleness)
-
-
-def open_limit(
-    *,
-    groups_per_batch: int,
-    max_staleness: int,
-    steps_left: int | None,
-    steps_per_version: int | None = 1,
-) -> int:
-    """Return how many groups may be open; steps_left None: no limit of steps."""
-    batches = (max_staleness + 1) * (steps_per_version or 1)
-    if steps_left is not None:
-        batches = min(batches, steps_left)
-    return batches * groups_per_batch
-
-
 class PolicyProgress:
     """The steps and the versions of one policy.
 
@@ -120,18 +75,13 @@ class PolicyProgress:
     def oldest_to_restore(self) -> int:
         """Number of the oldest weights that are new enough once lost weights are restored."""
         # A version more would come of weights that are restored.
-        newest = self._counted(self.versions.newest_version + 1)
-        return newest - self._settings.max_staleness
+        return self._counted(self.versions.next_version) - self._settings.max_staleness
 
     def min_version(self, *, batches_ahead: int) -> int:
         """Return the oldest version to sample from for a batch with others before it."""
-        train_version = self._version_after(
-            len(self._lease_table.leases), batches_ahead=batches_ahead
-        )
-        oldest = min_version(
-            train_version=self._counted(train_version), max_staleness=self._settings.max_staleness
-        )
-        return self.versions.oldest_with(oldest)
+        leased_count = len(self._lease_table.leases)
+        trained = self._counted(self._version_after(leased_count, batches_ahead=batches_ahead))
+        return self.versions.oldest_with(max(0, trained - self._settings.max_staleness))
 
     @property
     def can_order(self) -> bool:
@@ -139,7 +89,7 @@ class PolicyProgress:
         newest = self.versions.newest
         if not self.is_requested or self.is_ordered or newest is None or self.step <= newest.step:
             return False
-        oldest = self._counted(newest.version + 1) - self._settings.max_staleness
+        oldest = self.oldest_to_restore
         return all(lease.min_version >= oldest for lease in self._lease_table.leases.values())
 
     def note_batch(self, step: int) -> int:
@@ -167,16 +117,16 @@ class PolicyProgress:
         return self.versions.weights_number(max(0, version))
 
     def _version_after(self, leased_batch_count: int, *, batches_ahead: int = 0) -> int:
-        newest = self.versions.newest
+        """Return the version that a batch trains on which is leased after others.
+
+        Args:
+            leased_batch_count: Batches in the trainer's hands; each makes a step.
+            batches_ahead: Batches that are leased before it.
+        """
+        newest, per_version = self.versions.newest, self._settings.steps_per_version
         if newest is None:
-            return batches_ahead // (self._settings.steps_per_version or 1) or -1
-        is_restoring = self._is_restoring
-        return train_version(
-            newest=newest.version + is_restoring,
-            newest_step=self.step if is_restoring else newest.step,
-            step=self.step,
-            leased_batch_count=leased_batch_count,
-            batches_ahead=batches_ahead,
-            steps_per_version=self._settings.steps_per_version,
-            is_asked=self.is_requested,
-        )
+            return batches_ahead // (per_version or 1) or -1
+        newest_step = self.step if self._is_restoring else newest.step
+        steps = max(0, self.step + leased_batch_count - newest_step) + batches_ahead
+        made = 0 if per_version is None else steps // per_version
+        return newest.version + self._is_restoring + max(made, self.is_requested and steps > 0)

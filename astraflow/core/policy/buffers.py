@@ -69,7 +69,11 @@ class FreshBuffer:
     def evict(self) -> list[FreshGroup]:
         """Take out what there is no room for: what would be trained on next has least to lose."""
         gone: list[FreshGroup] = []
-        while len(self._heap) > self._least_groups and self._is_over():
+        most, most_nbytes = self._settings.max_groups, self._settings.max_nbytes
+        while len(self._heap) > self._least_groups and (
+            (most is not None and len(self._heap) > most)
+            or (most_nbytes is not None and self._nbytes > most_nbytes)
+        ):
             gone += self.take(1)
         return gone
 
@@ -135,12 +139,6 @@ class FreshBuffer:
             self._heap = [entry for entry in self._heap if entry[2].min_version >= oldest]
             heapify(self._heap)
         return found
-
-    def _is_over(self) -> bool:
-        most, most_nbytes = self._settings.max_groups, self._settings.max_nbytes
-        return (most is not None and len(self._heap) > most) or (
-            most_nbytes is not None and self._nbytes > most_nbytes
-        )
 
     def _count(self, group: FreshGroup, sign: int) -> None:
         self._sample_count += sign * len(group.samples)

@@ -95,11 +95,15 @@ class ConsumedBatch:
 
 
 class Window:
-    """The last batches and rewards of a policy."""
+    """The last batches and rewards of a policy.
+
+    Attributes:
+        rewards: Of the last rollouts.
+    """
 
     def __init__(self) -> None:
         self._batches = deque[ConsumedBatch](maxlen=_BATCH_COUNT)
-        self._rewards = deque[float](maxlen=_REWARD_COUNT)
+        self.rewards = deque[float](maxlen=_REWARD_COUNT)
         self._since: datetime | None = None
 
     def begin(self, now: datetime) -> None:
@@ -111,13 +115,10 @@ class Window:
             self._since = self._batches[0].time
         self._batches.append(batch)
 
-    def add_reward(self, reward: float) -> None:
-        self._rewards.append(reward)
-
     @property
     def mean_reward(self) -> float | None:
         """Over the last rollouts; None: there is none."""
-        return sum(self._rewards) / len(self._rewards) if self._rewards else None
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
     @property
     def wait_fraction(self) -> float:

@@ -15,7 +15,7 @@ from astraflow.core.errors import Reason
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId, RolloutId
 from astraflow.core.policy.accounting import Books
-from astraflow.core.policy.admission import PolicyProgress, open_limit
+from astraflow.core.policy.admission import PolicyProgress
 from astraflow.core.policy.buffers import FreshBuffer, ReplayBuffer
 from astraflow.core.policy.leases import Lease, LeaseTable, Lineage, TrainedBatch
 from astraflow.core.policy.metrics import batch_metrics, drop_metrics, replay_metrics
@@ -93,12 +93,10 @@ class SampleFlow:
 
     @property
     def open_limit(self) -> int:
-        return open_limit(
-            groups_per_batch=self.fresh_per_batch,
-            max_staleness=self._settings.max_staleness,
-            steps_left=self._progress.steps_left,
-            steps_per_version=self._settings.steps_per_version,
-        )
+        """How many groups may be open: what is trained on before it is too old."""
+        settings, left = self._settings, self._progress.steps_left
+        batches = (settings.max_staleness + 1) * (settings.steps_per_version or 1)
+        return (batches if left is None else min(batches, left)) * self.fresh_per_batch
 
     @property
     def has_slot(self) -> bool:
@@ -148,7 +146,7 @@ class SampleFlow:
         self.buffer.put(fresh)
         self.books.move_all(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
         self.entered_count += len(done.kept)
-        self._evict()
+        self._drop(self.buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
         """Drop an open group that is not whole; the policy no longer trains on it."""
@@ -241,7 +239,7 @@ class SampleFlow:
             self.buffer.put(group)
         self.books.move_all(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
         self.replay.give_back(lease.replayed)
-        self._evict()
+        self._drop(self.buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
 
     def drop_lost(self, lease: Lease, rollout_ids: Set[RolloutId]) -> None:
         """Drop rollouts of a batch whose payload is lost; it holds the others from now on."""
@@ -326,13 +324,12 @@ class SampleFlow:
             kept.add(group.number)
         return kept
 
-    def _evict(self) -> None:
-        self._drop(self.buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
-
     def _drop(
         self, groups: Sequence[FreshGroup], place: RolloutPlace, reason: Reason, *, by: str = ""
     ) -> None:
         """Drop open groups with all their samples."""
+        if not groups:
+            return
         samples = [sample for group in groups for sample in group.samples]
         self.books.drop_all(samples, place, reason, by=by)
         self.open_count -= len(groups)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final, cast
 
 from astraflow.core.tasks import Prompt
@@ -32,56 +31,38 @@ class Speed:
     capacity: int = 0
 
     @property
-    def is_known(self) -> bool:
-        return self.token_s > 0
-
-    @property
     def tokens_per_s(self) -> float:
         """Sampled tokens of the whole member; 0: not measured."""
-        return self.load / self.token_s if self.is_known else 0.0
+        return self.load / self.token_s if self.token_s else 0.0
 
     def note(self, *, seconds: float, token_count: int, outstanding: int) -> None:
         """Count one accepted rollout."""
         token_s = max(seconds, 1e-6) / max(1, token_count)
         load = float(max(1, outstanding))
-        if not self.is_known:
+        if not self.token_s:
             self.token_s, self.load = token_s, load
             return
         self.token_s += _WEIGHT * (token_s - self.token_s)
         self.load += _WEIGHT * (load - self.load)
 
-    def finish_s(self, *, token_count: float, outstanding: int, count: int) -> float:
-        """Return in how many seconds new samples would be done; 0: not measured.
+    def pace_s(self, *, outstanding: int, count: int) -> float:
+        """Return the seconds per token that new samples would take; 0: not measured.
 
         As many as were out when it was measured, or as it says that it works on at once, take as
         long as these took; more of them share the same engine. A member that had little to do for a
         while is not taken for a small one.
 
         Args:
-            token_count: Expected per sample.
             outstanding: Samples out at the member now.
             count: New ones.
 
         Example:
-            0.01 s per token at a load of 16, 100 tokens: 1 s with 8 out and 8 new ones, 1.5 s with
-            16 out and 8 new ones. At a load of 4 and a capacity of 16 the same.
+            0.01 s per token at a load of 16: the same with 8 out and 8 new ones, 0.015 s with 16
+            out and 8 new ones. At a load of 4 and a capacity of 16 the same.
         """
-        return self.pace_s(outstanding=outstanding, count=count) * token_count
-
-    def pace_s(self, *, outstanding: int, count: int) -> float:
-        """Return the seconds per token that new samples would take; 0: not measured."""
-        if not self.is_known:
+        if not self.token_s:
             return 0.0
         return self.token_s * max(1.0, (outstanding + count) / max(self.load, self.capacity))
-
-
-def _fastest(speeds: Iterable[Speed]) -> Speed | None:
-    """Return the first one that nobody beats; None: nobody was measured."""
-    fastest, token_s = None, inf
-    for speed in speeds:
-        if 0 < speed.token_s < token_s:
-            fastest, token_s = speed, speed.token_s
-    return fastest
 
 
 class Measured:
@@ -117,7 +98,8 @@ class Measured:
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
         if self._count % _LOOK_EVERY == 0:
-            self._fastest = _fastest(speeds)
+            known = [speed for speed in speeds if speed.token_s]
+            self._fastest = min(known, key=lambda speed: speed.token_s, default=None)
         # Nobody is slow beside what the fastest one was before it slowed down itself.
         self.fastest_token_s = self._fastest.token_s if self._fastest else 0.0
         self._count += 1

@@ -118,7 +118,7 @@ class LiveRaas(LiveMember):
         self._leave_versions()
         self.live[policy_id] = version
         self._enter_versions()
-        self._enter()
+        self.enter()
 
     def set_failed(self, policy_id: PolicyId, version: int | None) -> None:
         """Note the version that an engine failed to load; None: it has loaded one since."""
@@ -166,7 +166,7 @@ class LiveRaas(LiveMember):
         self.max_outstanding = max_outstanding
         self.max_eval_outstanding = max_eval_outstanding
         self.max_eval_extra = extra if max_outstanding else 0
-        self._enter()
+        self.enter()
 
     def leave_indexes(self) -> None:
         """Let nobody find its credit any more."""
@@ -179,35 +179,31 @@ class LiveRaas(LiveMember):
     def measure(self, *, seconds: float, token_count: int) -> None:
         """Count an accepted rollout in its speed; its credit was given back before."""
         self.speed.note(seconds=seconds, token_count=token_count, outstanding=self.outstanding + 1)
-        self._enter()
+        self.enter()
 
     def hold(self, assignment: Assignment) -> None:
         """Count a task against the credit."""
-        self.assignments[assignment.task_id] = assignment
-        self._count(assignment, len(assignment.open_indexes))
-
-    def answer(self, assignment: Assignment, index: int) -> None:
-        """Give back the credit of one sample; one that was answered before changes nothing."""
-        if index in assignment.open_indexes:
-            assignment.open_indexes.discard(index)
-            self._count(assignment, -1)
+        self.assignments[assignment.task.task_id] = assignment
+        self.count(assignment, len(assignment.open_indexes))
 
     def release(self, assignment: Assignment) -> None:
         """Give back the credit of what is left of a task, and forget it."""
-        del self.assignments[assignment.task_id]
-        self._count(assignment, -len(assignment.open_indexes))
+        del self.assignments[assignment.task.task_id]
+        if assignment.open_indexes:
+            self.count(assignment, -len(assignment.open_indexes))
 
-    def _count(self, assignment: Assignment, count: int) -> None:
+    def count(self, assignment: Assignment, count: int) -> None:
+        """Count samples of a task against the credit; below 0: give it back."""
         self.outstanding += count
         if assignment.is_eval:
             self.eval_outstanding += count
-        self._enter()
+        self.enter()
 
-    def _enter(self) -> None:
-        if self.capacity_index is not None:
-            self.capacity_index.note(self)
-        if self.eval_capacity_index is not None:
-            self.eval_capacity_index.note(self)
+    def enter(self) -> None:
+        """Have its credit and its pace looked at again, when somebody looks."""
+        for index in (self.capacity_index, self.eval_capacity_index):
+            if index is not None:
+                index.changed[self.member_id] = self
 
     def _enter_versions(self) -> None:
         if self.version_index is not None:
@@ -236,6 +232,7 @@ class CapacityIndex:
     A change of one member takes a search in its bucket, when somebody looks.
 
     Attributes:
+        changed: To be entered anew when somebody looks.
         unit: Samples that are mostly placed at once. The pace of a member is the seconds per token
             that these would take with all that it holds; 0: not measured.
     """
@@ -248,32 +245,25 @@ class CapacityIndex:
         self._places: dict[MemberId, tuple[_Bucket, _Place]] = {}
         self._buckets: dict[_Bucket, list[_Place]] = {}
         self._members: dict[int, LiveRaas] = {}
-        self._changed: dict[MemberId, LiveRaas] = {}
-
-    def note(self, member: LiveRaas) -> None:
-        """Enter a member, with its free credit and its pace when somebody looks."""
-        self._changed[member.member_id] = member
+        self.changed: dict[MemberId, LiveRaas] = {}
 
     def _enter_changed(self) -> None:
-        changed, self._changed = self._changed, {}
-        for member in changed.values():
+        for member in self.changed.values():
             free = member.eval_free_count if self._is_eval else member.free_count
-            self._enter(member, free)
-
-    def _enter(self, member: LiveRaas, free: int) -> None:
-        out = member.outstanding
-        known = _MEASURED if member.speed.is_known else _NEW
-        bucket = free, known if member.live else _SERVES_NOTHING
-        place = member.speed.pace_s(outstanding=out, count=self.unit), out, member.number
-        if self._places.get(member.member_id) != (bucket, place):
-            self._take_out(member.member_id)
-            self._places[member.member_id] = bucket, place
-            self._members[member.number] = member
-            insort(self._buckets.setdefault(bucket, []), place)
+            pace_s = member.speed.pace_s(outstanding=member.outstanding, count=self.unit)
+            known = _MEASURED if pace_s else _NEW
+            bucket = free, known if member.live else _SERVES_NOTHING
+            place = pace_s, member.outstanding, member.number
+            if self._places.get(member.member_id) != (bucket, place):
+                self._take_out(member.member_id)
+                self._places[member.member_id] = bucket, place
+                self._members[member.number] = member
+                insort(self._buckets.setdefault(bucket, []), place)
+        self.changed.clear()
 
     def forget(self, member_id: MemberId) -> None:
         """Take a member out; one that is not here changes nothing."""
-        self._changed.pop(member_id, None)
+        self.changed.pop(member_id, None)
         self._take_out(member_id)
 
     def _take_out(self, member_id: MemberId) -> None:
@@ -294,20 +284,16 @@ class CapacityIndex:
         together, those that were not measured yet by themselves. Of each bucket who has the least
         pace comes first, then who holds least, and who joined first.
         """
-        self._enter_changed()
+        if self.changed:
+            self._enter_changed()
         for (free, kind), places in self._buckets.items():
             if free >= max(1, count) and kind != _SERVES_NOTHING:
                 yield free, ((pace_s, self._members[number]) for pace_s, _, number in places)
 
-    def with_capacity(self, count: int) -> Iterator[LiveRaas]:
-        """Yield the same members one by one."""
-        for _, bucket in self.buckets(count):
-            for _, member in bucket:
-                yield member
-
     def has_credit(self, count: int) -> bool:
         """Whether anybody has credit for so many samples, be it one that serves nothing yet."""
-        self._enter_changed()
+        if self.changed:
+            self._enter_changed()
         return any(free >= max(1, count) for free, _ in self._buckets)
 
 

@@ -63,16 +63,26 @@ class Batching:
         policy = self.policies[member.policy_id]
         settled = policy.lease_table.outcome_of(event.batch_id)
         if settled is not None:
-            _must_agree(event, settled)
+            if event.outcome is not settled:
+                raise AstraflowError(
+                    Reason.REQUEST_CONFLICT,
+                    f"batch {event.batch_id} is settled as {settled}, not {event.outcome}",
+                )
             if policy.lineage.newest == event.batch_id:
                 self._save(policy, event.checkpoint_id)
             return True
         lease = policy.lease_table.find(event.batch_id)
         policy.lease_table.check(lease, event.rank, event.outcome)
-        if event.batch_id not in policy.lease_table.leases and not self._regain(
-            policy, lease, event
-        ):
-            return True
+        if event.batch_id not in policy.lease_table.leases:
+            # A late ack counts while nobody else holds a row.
+            if event.outcome is not BatchOutcome.CONSUMED:
+                return True
+            if not policy.reclaim(lease):
+                raise AstraflowError(
+                    Reason.LEASE_LOST,
+                    f"batch {lease.batch_id} went back when the session ended, and its rows are "
+                    "elsewhere now; drop it and take the next one",
+                )
         if not policy.lease_table.ack(lease, event.rank, event.outcome):
             return False
         self._close(policy, lease, event, now)
@@ -103,16 +113,13 @@ class Batching:
                 count = self._ready_count(policy)
                 if not count:
                     break
-                if policy.samples.refuse(count):
-                    continue
-                self._lease(policy, count, now)
+                if not policy.samples.refuse(count):
+                    self._lease(policy, count, now)
 
     def _is_dry(self, policy: PolicyState) -> bool:
         """Whether no group will become whole any more that is not whole now."""
-        return self.training.is_through and (
-            policy.samples.open_count
-            == policy.samples.fresh_count + policy.lease_table.leased_groups
-        )
+        samples, leased_count = policy.samples, policy.lease_table.leased_groups
+        return self.training.is_through and samples.open_count == samples.fresh_count + leased_count
 
     def end_data(self, policy: PolicyState, member: LiveTrainer, cause: EndCause) -> None:
         """Tell every rank that listens, once, that no batch follows."""
@@ -153,18 +160,6 @@ class Batching:
             SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts)
         )
 
-    def _regain(self, policy: PolicyState, lease: Lease, event: AckBatch) -> bool:
-        """Let a late ack count while nobody else holds a row; False: there is nothing to do."""
-        if event.outcome is not BatchOutcome.CONSUMED:
-            return False
-        if not policy.reclaim(lease):
-            raise AstraflowError(
-                Reason.LEASE_LOST,
-                f"batch {lease.batch_id} went back when the session ended, and its rows are "
-                "elsewhere now; drop it and take the next one",
-            )
-        return True
-
     def _close(self, policy: PolicyState, lease: Lease, event: AckBatch, now: datetime) -> None:
         policy.lease_table.complete(lease, event.outcome)
         match event.outcome:
@@ -192,11 +187,3 @@ class Batching:
     def _save(self, policy: PolicyState, checkpoint_id: str) -> None:
         policy.lineage.save(checkpoint_id)
         self.saving.note(policy, checkpoint_id)
-
-
-def _must_agree(event: AckBatch, settled: BatchOutcome) -> None:
-    if event.outcome is not settled:
-        raise AstraflowError(
-            Reason.REQUEST_CONFLICT,
-            f"batch {event.batch_id} is settled as {settled}, not {event.outcome}",
-        )

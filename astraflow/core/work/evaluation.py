@@ -47,6 +47,7 @@ class Evaluation:
     """All evaluations of a run: those that somebody asked for, and those of the recipe.
 
     Attributes:
+        active: Those that are not final.
         has_pool: Whether they have the whole pool: training is over.
     """
 
@@ -57,9 +58,7 @@ class Evaluation:
     ids: IdGenerator
     lifecycle: RunLifecycle
     effects: Effects
-    _active: dict[EvalRunId, EvalWork] = field(
-        init=False, default_factory=dict[EvalRunId, EvalWork]
-    )
+    active: dict[EvalRunId, EvalWork] = field(init=False, default_factory=dict[EvalRunId, EvalWork])
     _finished: dict[EvalRunId, EvalRun] = field(
         init=False, default_factory=dict[EvalRunId, EvalRun]
     )
@@ -74,10 +73,6 @@ class Evaluation:
         """Give the pool back to training; the end comes again."""
         self.has_pool = self._is_last_begun = False
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._active
-
     def suite(self, name: str) -> SuiteSettings:
         """Return a suite."""
         suites = {suite.suite.suite: suite for suite in self.settings.suites}
@@ -88,8 +83,8 @@ class Evaluation:
 
     def view(self, eval_run_id: EvalRunId) -> EvalRun:
         """Return where an evaluation stands."""
-        if eval_run_id in self._active:
-            return self._active[eval_run_id].view()
+        if eval_run_id in self.active:
+            return self.active[eval_run_id].view()
         if eval_run_id in self._finished:
             return self._finished[eval_run_id]
         raise AstraflowError(Reason.EVAL_UNKNOWN, f"there is no evaluation '{eval_run_id}'")
@@ -166,7 +161,7 @@ class Evaluation:
             share=share or suite.pool_share,
             create_time=now,
         )
-        self._active[work.eval_run_id] = work
+        self.active[work.eval_run_id] = work
         self.effects.do(EvalChanged(eval_run=work.view()))
         self._draw(work)
         return work
@@ -196,24 +191,15 @@ class Evaluation:
         data_sets = tuple(dict.fromkeys(part.data_set for part in parts))
         self.effects.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether an evaluation has yet to learn its prompts.
-
-        New training work waits these few milliseconds, so that the versions to be measured are
-        pinned before training moves the pool on.
-        """
-        return any(not work.is_offered for work in self._active.values())
-
     def draw_again(self) -> None:
         """Ask again for the rows that evaluations have yet to learn."""
-        for work in self._active.values():
+        for work in self.active.values():
             if not work.is_offered:
                 self._draw(work)
 
     def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
-        if eval_run_id in self._active:
-            self._active[eval_run_id].offer(prompts)
+        if eval_run_id in self.active:
+            self.active[eval_run_id].offer(prompts)
 
     def accept(self, group: EvalGroup, index: int, rollout: Rollout) -> None:
         self._finish(group, index).score(group, rollout)
@@ -225,11 +211,11 @@ class Evaluation:
     def queue(self, group: EvalGroup) -> None:
         """Have what is unissued of a group issued again."""
         if group.enqueue():
-            self._active[group.eval_run_id].again.append(group)
+            self.active[group.eval_run_id].again.append(group)
 
     def cancel(self, eval_run_id: EvalRunId, now: datetime) -> EvalRun:
         """Stop an evaluation; a final one stays as it is."""
-        work = self._active.get(eval_run_id)
+        work = self.active.get(eval_run_id)
         if work is not None:
             self._withdraw(work)
             work.end(EvalState.CANCELLED, now)
@@ -237,12 +223,12 @@ class Evaluation:
         return self.view(eval_run_id)
 
     def cancel_all(self, now: datetime) -> None:
-        for eval_run_id in list(self._active):
+        for eval_run_id in list(self.active):
             self.cancel(eval_run_id, now)
 
     def advance(self, now: datetime) -> None:
         """Issue what there is room for; end what is answered or cannot be."""
-        for work in list(self._active.values()):
+        for work in list(self.active.values()):
             before = work.state
             if not self.lifecycle.is_paused:
                 self._issue(work, now)
@@ -259,7 +245,7 @@ class Evaluation:
     @property
     def next_deadline(self) -> datetime | None:
         """When the first evaluation that nobody can serve is given up."""
-        times = [work.stuck_time for work in self._active.values() if work.stuck_time is not None]
+        times = [work.stuck_time for work in self.active.values() if work.stuck_time is not None]
         return min(times) + self.settings.last_version_grace if times else None
 
     def _issue(self, work: EvalWork, now: datetime) -> None:
@@ -326,7 +312,7 @@ class Evaluation:
 
     def _was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
         """Whether these versions were measured on a suite, or are just now."""
-        runs = [*self._finished.values(), *(work.view() for work in self._active.values())]
+        runs = [*self._finished.values(), *(work.view() for work in self.active.values())]
         return any(
             run.suite == suite.suite.suite
             and run.versions == versions
@@ -342,17 +328,17 @@ class Evaluation:
         group.finish(index)
         if not group.open_count:
             self.tasks.close(group)
-        return self._active[group.eval_run_id]
+        return self.active[group.eval_run_id]
 
     def _retire(self, work: EvalWork) -> None:
         run = work.view()
-        del self._active[work.eval_run_id]
+        del self.active[work.eval_run_id]
         self._finished[work.eval_run_id] = run
         while len(self._finished) > _KEPT_COUNT:
             del self._finished[next(iter(self._finished))]
         for member in self.sessions.pool:
             member.pinned.difference_update(work.versions.items())
-        for other in self._active.values():
+        for other in self.active.values():
             self._repin(other)
         self.effects.do(EvalChanged(eval_run=run))
 

@@ -57,20 +57,8 @@ def _refused(item_id: str, reason: Reason, message: str) -> ItemAck:
     return _ack(item_id, Disposition.REJECTED, reason, message)
 
 
-def _accepted(item_id: str) -> ItemAck:
-    return ItemAck(item_id=item_id, disposition=Disposition.ACCEPTED)
-
-
 def _repeated(rollout_id: RolloutId) -> ItemAck:
     return _ack(rollout_id, Disposition.DUPLICATE, Reason.DUPLICATE, "this sample is settled")
-
-
-def _closed(rollout: Rollout, assignment: Assignment) -> ItemAck:
-    """Answer for a sample that is settled while its task is still open."""
-    if not assignment.is_withdrawn:
-        return _repeated(rollout.rollout_id)
-    why = "nobody waits for it any more"
-    return _ack(rollout.rollout_id, Disposition.DROPPED, Reason.TASK_CANCELLED, why)
 
 
 # Handed back in good order: it does not count as a failed attempt.
@@ -109,7 +97,7 @@ class Intake:
         index = rollout.sample_index
         if index in assignment.open_indexes or not (group is None or group.slots[index].is_done):
             return None
-        return self._refusal(event, _closed(rollout, assignment), group)
+        return self._refusal(event, self._closed_ack(rollout, assignment), group)
 
     def rollout(self, member: LiveRaas, rollout: Rollout, now: datetime) -> ItemAck:
         """Take a rollout, whole or not at all."""
@@ -122,9 +110,11 @@ class Intake:
         if fault is not None:
             return fault
         index = rollout.sample_index
-        member.answer(assignment, index)
+        if index in assignment.open_indexes:
+            assignment.open_indexes.discard(index)
+            member.count(assignment, -1)
         if group is None or group.slots[index].is_done:
-            return self._answer(rollout, _closed(rollout, assignment), group)
+            return self._answer(rollout, self._closed_ack(rollout, assignment), group)
         if rollout.outcome in UNDONE:
             failure = rollout.failure or Failure(reason=Reason.INTERNAL)
             self._note(group, failure, now)
@@ -132,9 +122,14 @@ class Intake:
             self._fail(assignment, index, failure, now, is_counted=is_counted)
         else:
             self._note(group, rollout.failure, now)
-            self._measure(member, assignment, rollout, now)
+            token_count = sum([each.sampled_count for each in rollout.trajectories])
+            if token_count:
+                seconds = (now - assignment.issue_time).total_seconds()
+                member.measure(seconds=seconds, token_count=token_count)
+                speeds = (other.speed for other in self.sessions.pool)
+                self.measured.note(token_count, speeds, is_eval=assignment.is_eval)
             self._keep(member, group, rollout, now)
-        return _accepted(rollout.rollout_id)
+        return ItemAck(item_id=rollout.rollout_id, disposition=Disposition.ACCEPTED)
 
     def _from_before(
         self, member: LiveRaas, rollout: Rollout, group: SampleGroup | None, now: datetime
@@ -155,7 +150,7 @@ class Intake:
         if holder is not None:
             self.tasks.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
         self._keep(member, group, rollout, now)
-        return _accepted(rollout.rollout_id)
+        return ItemAck(item_id=rollout.rollout_id, disposition=Disposition.ACCEPTED)
 
     def repeat(self, event: RolloutRepeated) -> ItemAck:
         self._count_repeat(event.policy_ids)
@@ -179,7 +174,7 @@ class Intake:
             self._note(assignment.group, failure, now)
             is_counted = failure.reason not in _ORDERLY
             self._fail(assignment, index, failure, now, is_counted=is_counted)
-        return _accepted(result.task_id)
+        return ItemAck(item_id=result.task_id, disposition=Disposition.ACCEPTED)
 
     def nack(self, member: LiveRaas, task_id: TaskId, failure: Failure, now: datetime) -> None:
         """Take a task back unstarted; one that is not held changes nothing."""
@@ -251,18 +246,6 @@ class Intake:
             if self.pacing.waits_in_vain(policy, assignment, available):
                 self.tasks.withdraw(assignment, CancelReason.VERSION_LOST)
                 self._reissue(assignment, failure, now, is_counted=False)
-
-    def _measure(
-        self, member: LiveRaas, assignment: Assignment, rollout: Rollout, now: datetime
-    ) -> None:
-        seconds = (now - assignment.issue_time).total_seconds()
-        count = 0
-        for trajectory in rollout.trajectories:
-            count += trajectory.sampled_count
-        if count:
-            member.measure(seconds=seconds, token_count=count)
-            speeds = (other.speed for other in self.sessions.pool)
-            self.measured.note(count, speeds, is_eval=assignment.is_eval)
 
     def _keep(self, member: LiveRaas, group: SampleGroup, rollout: Rollout, now: datetime) -> None:
         member.accepted_count += 1
@@ -353,6 +336,13 @@ class Intake:
             policy_ids=self._repeaters(event.rollout, group),
         )
         return Refusal(ack=ack, event=repetition)
+
+    def _closed_ack(self, rollout: Rollout, assignment: Assignment) -> ItemAck:
+        """Answer for a sample that is settled while its task is still open."""
+        if not assignment.is_withdrawn:
+            return _repeated(rollout.rollout_id)
+        why = "nobody waits for it any more"
+        return _ack(rollout.rollout_id, Disposition.DROPPED, Reason.TASK_CANCELLED, why)
 
     def _unknown_ack(self, rollout: Rollout, group: SampleGroup | None) -> ItemAck:
         """Answer for a task that the sender does not hold (any more)."""

@@ -18,7 +18,7 @@ Example:
     waits. Once the verifier is given up, it is withdrawn, and issued again for 4 or newer.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -55,21 +55,16 @@ class PolicyStanding:
 
 
 class Barrier:
-    """Holds policies back, and gives up those that nobody trains any more."""
+    """Holds policies back, and gives up those that nobody trains any more.
+
+    Attributes:
+        given_up: Policies that nobody waits for any more.
+    """
 
     def __init__(self, relation: VersionRelation) -> None:
         self._relation = relation
         self._waited_since: dict[PolicyId, datetime] = {}
-        self._given_up: set[PolicyId] = set()
-
-    @property
-    def is_lockstep(self) -> bool:
-        return self._relation.kind is RelationKind.LOCKSTEP
-
-    @property
-    def given_up(self) -> frozenset[PolicyId]:
-        """Policies that nobody waits for any more."""
-        return frozenset(self._given_up)
+        self.given_up: set[PolicyId] = set()
 
     def blocker(
         self, policy: PolicyStanding, others: Iterable[PolicyStanding]
@@ -80,7 +75,8 @@ class Barrier:
 
     def shown_version(self, policy: PolicyStanding, others: Iterable[PolicyStanding]) -> int:
         """Return the newest version of a policy that the pool may see."""
-        waits_for = self._partners(policy, others) if self.is_lockstep else ()
+        is_lockstep = self._relation.kind is RelationKind.LOCKSTEP
+        waits_for = self._partners(policy, others) if is_lockstep else ()
         return min([policy.published_version, *(other.published_version for other in waits_for)])
 
     def advance(
@@ -98,10 +94,17 @@ class Barrier:
             missed: Without a trainer, while work of others waits for a version of them.
         """
         known = {standing.policy_id: standing for standing in standings}
-        self._given_up = {p for p in self._given_up if p in known and not known[p].has_trainer}
-        self._note_waits(known, missed, now)
+        self.given_up = {p for p in self.given_up if p in known and not known[p].has_trainer}
+        before = self._waited_since
+        behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}
+        self._waited_since = {
+            other.policy_id: other.departure_time or before.get(other.policy_id, now)
+            for other in known.values()
+            if other.policy_id not in self.given_up and not other.has_trainer
+            if other.policy_id in behind or other.policy_id in missed
+        }
         late = tuple(p for p in self._waited_since if self._deadline(p) <= now)
-        self._given_up.update(late)
+        self.given_up.update(late)
         for policy_id in late:
             del self._waited_since[policy_id]
         return late
@@ -118,7 +121,7 @@ class Barrier:
     def _partners(
         self, policy: PolicyStanding, others: Iterable[PolicyStanding]
     ) -> list[PolicyStanding]:
-        left_out = self._given_up | {policy.policy_id}
+        left_out = self.given_up | {policy.policy_id}
         return [other for other in others if other.policy_id not in left_out]
 
     def _behind(
@@ -132,18 +135,6 @@ class Barrier:
             for other in self._partners(policy, others)
             if policy.next_version - other.made_version > most
         ]
-
-    def _note_waits(
-        self, known: Mapping[PolicyId, PolicyStanding], missed: Collection[PolicyId], now: datetime
-    ) -> None:
-        before = self._waited_since
-        behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}
-        self._waited_since = {
-            other.policy_id: other.departure_time or before.get(other.policy_id, now)
-            for other in known.values()
-            if other.policy_id not in self._given_up and not other.has_trainer
-            if other.policy_id in behind or other.policy_id in missed
-        }
 
     def _deadline(self, policy_id: PolicyId) -> datetime:
         is_free = self._relation.max_lead is None
@@ -199,14 +190,8 @@ class PolicyPacing:
         if not full:
             return roomy
         starving = [policy for policy in roomy if policy.samples.is_starving]
-        if not all(self._may_miss(each, short) for each in full for short in starving):
-            return []
-        return starving
-
-    @property
-    def full_policy(self) -> PolicyState | None:
-        """The policy whose open groups keep new ones back; None: none does."""
-        return next((policy for policy in self.live_policies if not policy.samples.has_slot), None)
+        may_miss = all(self._may_miss(each, short) for each in full for short in starving)
+        return starving if may_miss else []
 
     def blocker_of(self, policy: PolicyState) -> PolicyStanding | None:
         """Return whom a policy has to wait for before its next batch; None: nobody."""
@@ -249,13 +234,24 @@ class PolicyPacing:
             late = self._barrier.advance(self._standings(), now, missed=missed)
             if late and not self._is_free and self.settings.relation.on_timeout is OnTimeout.STOP:
                 self._fail(late)
+        shown: list[VersionInfo] = []
         for policy in self.policies.values():
-            self._order(policy)
-        return self._show()
+            if policy.progress.is_requested:
+                self._order(policy)
+            limit = policy.versions.newest_version
+            if policy.versions.shown_version < limit:
+                if policy.end is None:
+                    limit = self._barrier.shown_version(self._standing(policy), self._standings())
+                shown += policy.versions.show(limit)
+        for info in shown:
+            self._announce(info)
+        return shown
 
-    def take_lost(self) -> list[PolicyState]:
+    def take_lost(self) -> Sequence[PolicyState]:
         """Return policies given up of which less can be had than before: work may wait in vain."""
         before = self._available
+        if not before and not self._barrier.given_up:
+            return ()
         self._available = {
             policy_id: self.newest_available(self.policies[policy_id])
             for policy_id in sorted(self._barrier.given_up)
@@ -320,28 +316,12 @@ class PolicyPacing:
         most = (full.settings.max_staleness + 1) * (full.settings.steps_per_version or 1)
         return 1 < most <= starving.progress.consumed_count - full.progress.consumed_count
 
-    def _show(self) -> list[VersionInfo]:
-        shown: list[VersionInfo] = []
-        for policy in self.policies.values():
-            if policy.versions.shown_version < policy.versions.newest_version:
-                shown += policy.versions.show(self._limit(policy))
-        for info in shown:
-            self._announce(info)
-        return shown
-
-    def _limit(self, policy: PolicyState) -> int:
-        """Return the newest version that the pool may see; all of a policy whose data ended."""
-        if policy.end is not None:
-            return policy.versions.newest_version
-        return self._barrier.shown_version(self._standing(policy), self._standings())
-
     def _announce(self, info: VersionInfo) -> None:
         self.effects.do(AnnounceVersion(info=version_with_sources(self.sessions, info)))
 
-    def _standings(self) -> tuple[PolicyStanding, ...]:
+    def _standings(self) -> list[PolicyStanding]:
         """Return where the policies stand that still train."""
-        policies = self.policies.values()
-        return tuple(self._standing(policy) for policy in policies if policy.end is None)
+        return [self._standing(policy) for policy in self.policies.values() if policy.end is None]
 
     def _standing(self, policy: PolicyState) -> PolicyStanding:
         return PolicyStanding(

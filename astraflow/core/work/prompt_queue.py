@@ -175,12 +175,18 @@ class PromptQueue:
 
     def draw(self) -> None:
         """Ask for more of what this phase is short of."""
+        short = {
+            name: data_set
+            for name, data_set in self._data_sets.items()
+            if len(data_set.prompts) < self._draw_count
+            and not (data_set.is_through or data_set.is_drawing)
+        }
+        if not short:
+            return
         there = [name for name, data_set in self._data_sets.items() if data_set.has_more]
-        for name in self._mixing.weights(there) if there else ():
-            data_set = self._data_sets[name]
-            wants_more = len(data_set.prompts) < self._draw_count and not data_set.is_through
-            if wants_more and not data_set.is_drawing:
-                data_set.is_drawing = True
+        for name in self._mixing.weights(there):
+            if name in short:
+                short[name].is_drawing = True
                 self._ask(name)
 
     def draw_again(self) -> None:
@@ -192,7 +198,7 @@ class PromptQueue:
             self._ask_again()
 
     def metrics(self) -> Mapping[str, float]:
-        if not self.curator.is_there and len(self._data_sets) == 1:
+        if not self.curator.selectors and len(self._data_sets) == 1:
             return {}
         seen, admitted = self._seen_count, self._asked_count
         return {
@@ -214,20 +220,16 @@ class PromptQueue:
             if prompt.prompt_id not in self._dead_letters:
                 self._dead_in_a_row = 0
                 return prompt
-            self._note_dead()
-        return None
-
-    def _note_dead(self) -> None:
-        """Pass over a dead letter; nothing but dead letters end the run."""
-        self._dead_in_a_row += 1
-        if self._dead_in_a_row > 2 * len(self._dead_letters) + _DEAD_IN_A_ROW:
-            self._lifecycle.fail(
-                Failure(
-                    reason=Reason.PROMPT_POISONED,
-                    message=f"the last {self._dead_in_a_row} prompts are dead letters, each given "
-                    "up before; `astraflow ledger` says why",
+            self._dead_in_a_row += 1
+            if self._dead_in_a_row > 2 * len(self._dead_letters) + _DEAD_IN_A_ROW:
+                self._lifecycle.fail(
+                    Failure(
+                        reason=Reason.PROMPT_POISONED,
+                        message=f"the last {self._dead_in_a_row} prompts are dead letters, each "
+                        "given up before; `astraflow ledger` says why",
+                    )
                 )
-            )
+        return None
 
     def _admits(self, prompt: Prompt) -> bool:
         """Ask the selectors; after too many refusals in a row a prompt needs no admission."""

@@ -48,37 +48,20 @@ class PlacementRequest:
         token_count: Expected of each; 0: unknown.
         fastest_token_s: Seconds per token of the fastest member; 0: unknown. Who was not measured
             yet is taken to be as fast.
-        slack_s: After how many seconds the samples are too old, by member; None: never.
+        slack_s: After how many seconds the samples are too old to who serves versions; None: never.
         latest_s: The same of the member that has most time, or more.
     """
 
     count: int
     token_count: float = 0.0
     fastest_token_s: float = 0.0
-    slack_s: Callable[[LiveRaas], float | None] = lambda _: None
+    slack_s: Callable[[Mapping[PolicyId, int]], float] | None = None
     latest_s: float = inf
 
-    def finish_s(self, member: LiveRaas) -> float:
-        """Return in how many seconds a member would be done with them."""
-        return self._finish_s(member, member.outstanding)
-
-    def least_s(self, pace_s: float, unit: int) -> float:
-        """Return a bound that a member of a pace for so many samples is never done before."""
-        if not pace_s:
-            return self.fastest_token_s * self.token_count
-        return pace_s * self.token_count * min(1.0, self.count / unit)
-
-    def is_in_time(self, member: LiveRaas, *, outstanding: int | None = None) -> bool:
-        out = member.outstanding if outstanding is None else outstanding
-        slack_s = self.slack_s(member)
-        return slack_s is None or self._finish_s(member, out) <= slack_s
-
-    def _finish_s(self, member: LiveRaas, outstanding: int) -> float:
-        if not member.speed.is_known:
-            return self.fastest_token_s * self.token_count
-        return member.speed.finish_s(
-            token_count=self.token_count, outstanding=outstanding, count=self.count
-        )
+    def finish_s(self, member: LiveRaas, outstanding: int) -> float:
+        """Return in how many seconds a member that holds so many would be done with them."""
+        pace_s = member.speed.pace_s(outstanding=outstanding, count=self.count)
+        return (pace_s or self.fastest_token_s) * self.token_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +99,18 @@ def choose(view: PoolView, request: PlacementRequest) -> MemberCapacity | None:
     """
     count = request.count
     room = _best(view, request, count, latest_s=request.latest_s)
-    if room is None and not _has_capacity(view, count):
+    if room is not None:
+        return room
+    late = _best(view, request, count, latest_s=None)
+    if late is None:
         if any(other.most >= count for other in view.all()):
             return None
         count = 1
         room = _best(view, request, count, latest_s=request.latest_s)
-    if room is not None or _is_worth_a_wait(view, request, count):
-        return room
-    return _best(view, request, count, latest_s=None)
+        if room is not None:
+            return room
+        late = _best(view, request, count, latest_s=None)
+    return None if _is_worth_a_wait(view, request, count) else late
 
 
 def _is_worth_a_wait(view: PoolView, request: PlacementRequest, count: int) -> bool:
@@ -131,25 +118,19 @@ def _is_worth_a_wait(view: PoolView, request: PlacementRequest, count: int) -> b
     least = request.count
     if count < least:
         least = min(least, max((other.free for other in view.all()), default=0))
-    unknown_s = request.fastest_token_s * request.token_count
+    slack_s, unknown_s = request.slack_s, request.fastest_token_s * request.token_count
     for member in view.pool:
         # First what costs least and rules most of them out: the pool may be large.
         speed = member.speed
         alone_s = speed.token_s * request.token_count if speed.token_s else unknown_s
         if (
             alone_s <= request.latest_s
-            and request.is_in_time(member, outstanding=0)
+            and (slack_s is None or request.finish_s(member, 0) <= slack_s(member.live))
             and view.is_fit(member)
             and view.capacity_of(member).most >= least
         ):
             return True
     return False
-
-
-def _has_capacity(view: PoolView, count: int) -> bool:
-    """Whether anybody who may get it has room for so many samples."""
-    members = view.index.with_capacity(count)
-    return any(view.is_fit(member) and view.capacity_of(member).free >= count for member in members)
 
 
 def _best(
@@ -166,43 +147,47 @@ def _best(
     """
     best: MemberCapacity | None = None
     rank = (inf, 0, 0, 0)
+    slack_s = request.slack_s
+    # Nobody is done before: the pace of a member is that for `unit` samples.
+    share = min(1.0, request.count / view.index.unit)
     for free, bucket in view.index.buckets(count):
         for pace_s, member in bucket:
-            least_s = request.least_s(pace_s, view.index.unit)
+            outstanding = member.outstanding
+            least_s = (pace_s or request.fastest_token_s) * request.token_count
+            if pace_s:
+                least_s *= share
             if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
                 break
-            if (least_s, -free, member.outstanding, member.number) >= rank:
+            if (least_s, -free, outstanding, member.number) >= rank:
                 if request.token_count or not pace_s:
                     break  # Who comes later in this bucket has no lower rank.
                 continue
-            if not view.is_fit(member) or (latest_s is not None and not request.is_in_time(member)):
+            finish_s = request.finish_s(member, outstanding)
+            if latest_s is not None and slack_s is not None and finish_s > slack_s(member.live):
                 continue
-            room = view.capacity_of(member)
-            if room.free >= count and (mine := _rank(room, request)) < rank:
+            if not view.is_fit(member) or (room := view.capacity_of(member)).free < count:
+                continue
+            mine = finish_s, -room.free, outstanding, member.number
+            if mine < rank:
                 best, rank = room, mine
     return best
 
 
-def pick(sizes: Sequence[int], *, mean: float, is_slow: bool) -> int:
-    """Return which of the next prompts a member gets: a slow one a short one.
+def pick(sizes: Sequence[int], *, mean: float) -> int:
+    """Return which of the next prompts a slow member gets: a short one.
 
     Example:
         Prompts of 900, 400 and 500 letters, 500 on average: a slow member gets the second, any
         other the first.
     """
-    if not is_slow or sizes[0] <= mean:
+    if sizes[0] <= mean:
         return 0
     return min(range(len(sizes)), key=lambda index: (sizes[index], index))
 
 
 def is_slow(member: LiveRaas, fastest_token_s: float) -> bool:
     """Whether a member takes half as long again per token as the fastest one."""
-    return member.speed.is_known and member.speed.token_s > 1.5 * fastest_token_s > 0
-
-
-def _rank(room: MemberCapacity, request: PlacementRequest) -> tuple[float, int, int, int]:
-    member = room.member
-    return (request.finish_s(member), -room.free, member.outstanding, member.number)
+    return member.speed.token_s > 1.5 * fastest_token_s > 0
 
 
 def training_capacity(member: LiveRaas) -> MemberCapacity:
@@ -288,7 +273,7 @@ class Scheduler:
         may_pass = self._passed_count < _LOOK_AHEAD
         slow = may_pass and is_slow(member, measured.fastest_token_s)
         sizes = [size_of(prompt) for prompt in prompts.peek(_LOOK_AHEAD if slow else 1)]
-        index = pick(sizes, mean=measured.mean_size, is_slow=slow)
+        index = pick(sizes, mean=measured.mean_size) if slow else 0
         self._passed_count = self._passed_count + 1 if index else 0
         measured.note_prompt(sizes[index])
         return prompts.take(index)
@@ -322,71 +307,65 @@ class Scheduler:
                 not member.is_draining
                 and not sessions.is_silent(member, now)
                 and keeps_up(member, minimum, newest)
-                and not (is_suspect and self._has_suspect(member))
+                # Another such prompt would share the fate of the first.
+                and not (
+                    is_suspect
+                    and any(self.is_suspect(each.group) for each in member.assignments.values())
+                )
             )
 
+        slack_s = slack_of(policies, minimum)
+        latest_s = inf
+        if slack_s is not None:
+            latest_s = slack_s(newest)
         view = PoolView(
             index=sessions.capacity_index,
             pool=sessions.pool,
             is_fit=is_fit,
             capacity_of=training_capacity,
         )
-        latest_s = slack_s(policies, newest, minimum)
         request = PlacementRequest(
             count=min(count, self.settings.rollouts.unit),
             token_count=self.measured.expected_tokens(size_of(prompt)),
             fastest_token_s=self.measured.fastest_token_s,
-            slack_s=_slacks(policies, minimum),
-            latest_s=inf if latest_s is None else latest_s,
+            slack_s=slack_s,
+            latest_s=latest_s,
         )
         return choose(view, request)
 
-    def _has_suspect(self, member: LiveRaas) -> bool:
-        """Whether a member holds such a prompt: then another one would share its fate."""
-        return any(self.is_suspect(each.group) for each in member.assignments.values())
 
-
-def _slacks(
-    policies: Sequence[PolicyState], minimum: Mapping[PolicyId, int]
-) -> Callable[[LiveRaas], float | None]:
-    """Return the slack of members; those that serve the same versions have the same."""
-    known: dict[tuple[int | None, ...], float | None] = {}
-
-    def slack(member: LiveRaas) -> float | None:
-        live = tuple(member.live.get(policy.policy_id) for policy in policies)
-        if live not in known:
-            known[live] = slack_s(policies, member.live, minimum)
-        return known[live]
-
-    return slack
-
-
-def slack_s(
-    policies: Iterable[PolicyState], live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
-) -> float | None:
-    """Return in how many seconds work issued now is too old to who serves versions; None: never.
+def slack_of(
+    policies: Iterable[PolicyState], minimum: Mapping[PolicyId, int]
+) -> Callable[[Mapping[PolicyId, int]], float] | None:
+    """Return what says in how many seconds work issued now is too old to who serves versions.
 
     It is sampled from what is live there, or from the version that it has to wait for, and is
     trained on at most `max_staleness` versions later, at the pace of the last batches.
+
+    Returns:
+        Given the version of each policy that is live somewhere, the seconds. None: it is never too
+        old: without staleness the trainer waits for all that is open, and versions that come when
+        they are asked for have no pace.
 
     Example:
         The next batch trains on version 8, a batch takes 10 s, max_staleness is 2. Sampled from
         version 7, the last batch for it trains on version 9, in 20 s: that is the slack.
     """
-    spans = [_slack_s(policy, live, minimum) for policy in policies]
-    return min((span for span in spans if span is not None), default=None)
-
-
-def _slack_s(
-    policy: PolicyState, live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
-) -> float | None:
-    staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
-    steps = policy.settings.steps_per_version
-    if not staleness or cadence_s is None or steps is None:
-        # Without staleness the trainer waits for all that is open: nothing grows old. Versions that
-        # come when they are asked for have no pace.
+    known: list[tuple[PolicyState, int, int, float]] = []
+    for policy in policies:
+        staleness, steps = policy.settings.max_staleness, policy.settings.steps_per_version
+        cadence_s = policy.window.cadence_s
+        if staleness and steps is not None and cadence_s is not None:
+            known.append((policy, staleness + 1 - policy.progress.train_version, steps, cadence_s))
+    if not known:
         return None
-    sampled = policy.versions.weights_number(
-        max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
-    )
-    return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
+
+    def slack_s(live: Mapping[PolicyId, int]) -> float:
+        least_s = inf
+        for policy, left, steps, cadence_s in known:
+            sampled = max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
+            last = policy.versions.weights_number(sampled) + left
+            least_s = min(least_s, max(0, last) * steps * cadence_s)
+        return least_s
+
+    return slack_s

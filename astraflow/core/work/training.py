@@ -52,25 +52,30 @@ class Training:
         return self.lifecycle.stop is not None or self.prompts.is_through
 
     @property
-    def has_prompts(self) -> bool:
-        """Whether a prompt is left, were the run not stopped."""
-        return not self.prompts.is_through
-
-    @property
     def needs_capacity(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
         return bool((self._again or self.prompts.has_prompt) and self.pacing.target_policies)
 
-    def advance(self, now: datetime) -> None:
-        """Issue what there is room for: first what was out before, then new groups."""
+    def advance(self, now: datetime) -> bool:
+        """Issue what there is room for: first what was out before, then new groups.
+
+        Returns:
+            Whether the last prompts went by: what is whole may be the last batch.
+        """
         if self.lifecycle.is_paused or self.lifecycle.is_final:
-            return
+            return False
         if not self._issue_all_again(now) or self.lifecycle.stop is not None:
-            return
-        while self.pacing.target_policies and self._issue_new(now):
-            pass
+            return False
+        is_last = False
+        if self.scheduler.has_credit:
+            was_through = self.prompts.is_through
+            while (policies := self.pacing.target_policies) and self._issue_new(policies, now):
+                if not self.scheduler.has_credit:
+                    break
+            is_last = self.prompts.is_through and not was_through
         if self.pacing.live_policies and self.sessions.pool:
             self.prompts.draw()
+        return is_last
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout, now: datetime) -> None:
         rollout = entry.rollout
@@ -78,7 +83,7 @@ class Training:
             policy = self.policies[policy_id]
             policy.samples.accept(group, index, entry)
             if rollout.reward is not None:
-                policy.window.add_reward(rollout.reward)
+                policy.window.rewards.append(rollout.reward)
         group.has_reward |= rollout.reward is not None
         if rollout.failure is not None:
             group.failures.append(rollout.failure)
@@ -133,13 +138,12 @@ class Training:
                 self.tasks.withdraw_group(group, CancelReason.STALE)
         self._again = [each for each in self._again if each.group_id in self.tasks.groups]
 
-    def _issue_new(self, now: datetime) -> bool:
+    def _issue_new(self, policies: list[PolicyState], now: datetime) -> bool:
         size = self.settings.rollouts.group_size
         # A prompt is chosen when there is room for it, by all that is known then.
-        first = self.prompts.peek(1) if self.scheduler.has_credit else ()
+        first = self.prompts.peek(1)
         if not first:
             return False
-        policies = self.pacing.target_policies
         versions = self._versions(policies, is_open=False)
         place = self.scheduler.find(first[0], size, policies, versions, now)
         if place is None:
@@ -222,28 +226,13 @@ class Training:
         if group.open_count:
             return
         self.tasks.close(group)
-        self.prompts.curator.note(group.number, _outcome(group))
+        if self.prompts.curator.selectors:
+            self.prompts.curator.note(group.number, _outcome(group))
         for policy_id in group.policies:
             self.policies[policy_id].samples.complete(group, now - self.lifecycle.start_time)
         is_failed = bool(group.failures) and not group.has_reward
         if is_failed or group.loss_count >= self.settings.rollouts.max_lost:
             self._bury(group, now)
-        self._count_failed(group, is_failed=is_failed)
-        self._fail_when_filtered()
-
-    def _bury(self, group: TrainGroup, now: datetime) -> None:
-        """Give up a prompt of which every rollout failed, or that lost member after member."""
-        self.dead_letters.add(
-            DeadLetter(
-                prompt=group.prompt,
-                attempt_count=max(slot.issue_count for slot in group.slots),
-                failures=tuple(group.failures),
-                create_time=now,
-            )
-        )
-
-    def _count_failed(self, group: TrainGroup, *, is_failed: bool) -> None:
-        """Let too many failed groups in a row end the run."""
         self._failed_in_a_row = self._failed_in_a_row + 1 if is_failed else 0
         if self._failed_in_a_row >= self.settings.rollouts.max_failed_groups:
             last = group.failures[-1]
@@ -257,6 +246,18 @@ class Training:
                     traceback=last.traceback or self.failures.traceback_of(last.cause),
                 )
             )
+        self._fail_when_filtered()
+
+    def _bury(self, group: TrainGroup, now: datetime) -> None:
+        """Give up a prompt of which every rollout failed, or that lost member after member."""
+        self.dead_letters.add(
+            DeadLetter(
+                prompt=group.prompt,
+                attempt_count=max(slot.issue_count for slot in group.slots),
+                failures=tuple(group.failures),
+                create_time=now,
+            )
+        )
 
     def _fail_when_filtered(self) -> None:
         """Let filters that leave nothing to anybody for too long end the run."""
