@@ -26,17 +26,16 @@ import numpy as np
 from blake3 import blake3
 
 from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkHeader, Encoding
-from astraflow.core.clock import SystemClock
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.transport.groups import Transfers
 from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
-from astraflow.transport.transfers import Transfers
-from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec, encode_transfer_plan
-from astraflow.wire.weights import LANES, PatchIndex, SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec, encode_lane_endpoint
+from astraflow.wire.weights import PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -138,7 +137,6 @@ class _Transfer:
         )
         index = PatchIndex(patch=patch, chunk_digests=(bytes(32),) * len(chunks))
         self.plan = TransferPlan(
-            transfer_id="benchmark",
             patches=(index,),
             chunk_count=len(chunks),
             payload_nbytes=nbytes,
@@ -158,18 +156,17 @@ class _Source:
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
-        self.hosts = LaneHosts(Transfers(self.open, lambda: [SECRET], clock=SystemClock()))
+        self.hosts = LaneHosts(Transfers(open=self.open, secrets=lambda: [SECRET]))
 
     def open(self, spec: TransferSpec) -> _Transfer:
         del spec
         return _Transfer(self._chunks)
 
-    async def PlanTransfer(  # noqa: N802 - named by the contract
-        self, request: pb.PlanTransferRequest, context: Any
-    ) -> pb.PlanTransferResponse:
-        del context
-        plan = self.hosts.plan(_Transfer(self._chunks), [*map(LANES.decode, request.lanes)])
-        return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
+    async def ListLanes(  # noqa: N802 - named by the contract
+        self, request: pb.ListLanesRequest, context: Any
+    ) -> pb.ListLanesResponse:
+        del request, context
+        return pb.ListLanesResponse(endpoints=map(encode_lane_endpoint, self.hosts.endpoints))
 
     async def Pull(  # noqa: N802 - named by the contract
         self, request: pb.PullRequest, context: Any

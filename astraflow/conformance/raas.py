@@ -235,7 +235,7 @@ def _weights_of(model: Path) -> Flickering:
 def _guides(tap: Tap) -> list[Fault]:
     no_lane = AstraflowError(Reason.LANE_UNAVAILABLE, "weights come over gRPC here")
     return [
-        Refuse("PlanTransfer", no_lane),
+        Refuse("ListLanes", no_lane),
         EveryResponse("WatchVersions", lambda message: _lead(tap, message.version.sources)),
         EveryResponse("ListSources", lambda message: _lead(tap, message.sources)),
         EveryResponse(

@@ -72,7 +72,6 @@ _BY_CODE: Final[Mapping[StatusCode, tuple[Reason, ...]]] = {
         Reason.VERSION_EVICTED,
         Reason.LAYOUT_UNKNOWN,
         Reason.PATCH_UNKNOWN,
-        Reason.TRANSFER_EXPIRED,
         Reason.EVAL_UNKNOWN,
     ),
     StatusCode.ALREADY_EXISTS: (

@@ -11,8 +11,9 @@ bounded by what arrived; transfers without such losses move the bound up again.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Protocol
 
@@ -33,8 +34,7 @@ from astraflow.transport.sockets import (
     tcp_info,
     tune_for_long_way,
 )
-from astraflow.transport.transfers import Transfer
-from astraflow.wire.transfers import TransferPlan, Waiting
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec, Waiting
 from astraflow.wire.weights import SentChunk
 
 _SO_MAX_PACING_RATE: Final = 47
@@ -77,6 +77,40 @@ _SEND_TIMEOUT_S: Final = 120.0
 
 Part = list[bytes | memoryview]
 """Buffers that go over one connection, one behind the other."""
+
+
+class Transfer(Protocol):
+    """What one puller asked for; some of it may still be on its way here, or not be made yet.
+
+    What it needs is kept until `close`.
+    """
+
+    @property
+    def plan(self) -> TransferPlan:
+        """What is sent; without patches that is not known yet, and its payload is a guess."""
+        ...
+
+    def items(self) -> AsyncGenerator[SentItem]:
+        """Yield the plan and its chunks, each when it is there; chunks may come before the plan.
+
+        Waiting says that there is nothing yet.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What lanes serve.
+
+    Attributes:
+        open: Opens what a puller asks for over connections that stand.
+        secrets: Of the run: who knows one of them is let in.
+    """
+
+    open: Callable[[TransferSpec], Transfer]
+    secrets: Callable[[], Sequence[bytes]]
 
 
 class Connection(Protocol):
@@ -185,9 +219,8 @@ class ConnectionGroup:
         self.carrier.adopt(connection)
         self._tasks.start(self._send(connection, channel, parts))
 
-    def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
-        before = self._feeding
-        self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
+    def begin(self, transfer: Transfer) -> None:
+        self._feeding = self._tasks.start(self._feed(transfer, self._feeding))
         # One that is cancelled before its turn has run nothing of its own.
         self._feeding.add_done_callback(lambda _: transfer.close())
 
@@ -202,9 +235,7 @@ class ConnectionGroup:
             connection.end()
         self._connections.clear()
 
-    async def _feed(
-        self, transfer: Transfer, before: "asyncio.Task[None] | None", *, with_plan: bool
-    ) -> None:
+    async def _feed(self, transfer: Transfer, before: "asyncio.Task[None] | None") -> None:
         has_begun = False
         try:
             if before is not None:
@@ -215,7 +246,7 @@ class ConnectionGroup:
                         await self._put_first([*waiting_frame()])
                         continue
                     nbytes = transfer.plan.payload_nbytes
-                    if isinstance(item, TransferPlan) and with_plan:
+                    if isinstance(item, TransferPlan):
                         for part in plan_parts(item, _FAR_SEGMENT_NBYTES):
                             await self._put(nbytes, list(part))
                     if not has_begun:

@@ -1,7 +1,7 @@
 """The gRPC lane: always there. One round trip to the first byte, connections stay warm."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any, Final, cast
 
 import grpc.aio
@@ -10,22 +10,23 @@ from grpc.aio import AioRpcError
 from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
-from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import MAX_MESSAGE_NBYTES, dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
 from astraflow.transport.frames import MAX_PLAN_NBYTES, plan_nbytes, source_late
 from astraflow.wire.transfers import (
+    LaneEndpoint,
     SentItem,
     TransferPlan,
     TransferSpec,
     Waiting,
+    decode_lane_endpoint,
     decode_transfer_plan,
     encode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import LANES, decode_layout, decode_sent_chunk, encode_sent_chunk
+from astraflow.wire.weights import decode_layout, decode_sent_chunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
 
@@ -93,26 +94,13 @@ class GrpcLane:
             answer = await self._answer(*given, nbytes=MAX_MESSAGE_NBYTES)
         return decode_layout(answer.layout)
 
-    async def plan_transfer(
-        self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes
-    ) -> TransferPlan:
-        request = pb.PlanTransferRequest(
-            spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
-        )
-        nbytes = _answer_nbytes(spec)
-        answer = await self._answer(
-            endpoint, "PlanTransfer", request, transfer_token, nbytes=nbytes
-        )
+    async def list_lanes(self, endpoint: str, transfer_token: bytes) -> list[LaneEndpoint]:
+        """Return what else a source serves over; CAPABILITY_MISSING where nothing else is known."""
+        answer = await self._answer(endpoint, "ListLanes", pb.ListLanesRequest(), transfer_token)
         try:
-            return decode_transfer_plan(answer.plan)
+            return [*map(decode_lane_endpoint, answer.endpoints)]
         except AstraflowError as error:
             raise _unsound(error) from error
-
-    async def release_transfer(
-        self, endpoint: str, transfer_id: str, transfer_token: bytes
-    ) -> None:
-        request = pb.ReleaseTransferRequest(transfer_id=transfer_id)
-        await self._answer(endpoint, "ReleaseTransfer", request, transfer_token)
 
     async def _answer(
         self,

@@ -10,13 +10,12 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.tls import Tls
-from astraflow.transport.groups import Carrier
+from astraflow.transport.groups import Carrier, Transfers
 from astraflow.transport.shm import ShmHost
+from astraflow.transport.sockets import direct_port, tcp_listener
 from astraflow.transport.stream_host import StreamHost
-from astraflow.transport.tcp import direct_port, tcp_listener
-from astraflow.transport.transfers import Transfer, Transfers
 from astraflow.transport.ucx import UcxHost
-from astraflow.wire.transfers import LaneEndpoint, TransferPlan
+from astraflow.wire.transfers import LaneEndpoint
 
 DEFAULT_HOSTED: Final = (LaneKind.SHM, LaneKind.TCP)
 
@@ -37,7 +36,7 @@ class LaneHosts:
     """Serves transfers over every lane but gRPC, for one event loop."""
 
     def __init__(self, transfers: Transfers) -> None:
-        self.transfers = transfers
+        self._transfers = transfers
         self.endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
 
@@ -60,17 +59,17 @@ class LaneHosts:
         async def started(lane: LaneKind) -> str:
             match lane:
                 case LaneKind.TCP:
-                    tcp = StreamHost(lane, self.transfers, carrier=Carrier, seals=seals)
+                    tcp = StreamHost(lane, self._transfers, carrier=Carrier, seals=seals)
                     self._hosts.push_async_callback(tcp.close)
                     listener = tcp_listener(here, (direct_port(port), 0))
                     tcp.listen(listener)
                     return join_address(there, listener.getsockname()[1])
                 case LaneKind.SHM:
-                    shm = ShmHost(self.transfers)
+                    shm = ShmHost(self._transfers)
                     self._hosts.push_async_callback(shm.close)
                     return shm.start()
                 case LaneKind.UCX:
-                    ucx = UcxHost(self.transfers, seals=seals)
+                    ucx = UcxHost(self._transfers, seals=seals)
                     self._hosts.push_async_callback(ucx.close)
                     return await ucx.start(there)
                 case _:
@@ -84,17 +83,6 @@ class LaneHosts:
                     raise
                 log.warning("a lane cannot be served here", lane=lane, why=str(error))
 
-    def plan(self, transfer: Transfer, lanes: Sequence[LaneKind]) -> TransferPlan:
-        """Keep a transfer for those of the lanes that are served here."""
-        served = [each for lane in lanes for each in self.endpoints if each.lane is lane]
-        if not served:
-            transfer.close()
-            raise AstraflowError(
-                Reason.LANE_UNAVAILABLE, "none of these lanes is served here; call Pull"
-            )
-        return self.transfers.add(transfer, served)
-
     async def close(self) -> None:
         self.endpoints.clear()
-        self.transfers.close()
         await self._hosts.aclose()

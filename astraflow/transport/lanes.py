@@ -8,7 +8,7 @@ them: one round trip to the first byte, and windows that are open already.
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,14 +24,14 @@ from astraflow.transport.frames import SourceError, source_lost
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.hosts import is_encrypted
 from astraflow.transport.shm import ArenaPool, is_same_host, shm_dial
-from astraflow.transport.stream_session import Dial, StreamSession
-from astraflow.transport.tcp import (
+from astraflow.transport.sockets import (
     FAR_CONNECTION_COUNT,
     connection_count,
     direct_port,
     is_this_machine,
     tcp_dial,
 )
+from astraflow.transport.stream_session import Dial, StreamSession
 from astraflow.transport.ucx import ucx_dial
 from astraflow.wire.transfers import (
     ChunkSet,
@@ -227,7 +227,7 @@ class Lanes:
     ) -> AsyncGenerator[SentItem]:
         """Yield from the first lane that works, and as far as it does; without one nothing."""
         source = await self._source(endpoint)
-        for find in (self._asked_ahead, self._warm, self._introduced, self._planned):
+        for find in (self._asked_ahead, self._warm, self._introduced, self._listed):
             session = None
             try:
                 session = await find(endpoint, source, progress.spec, transfer_token)
@@ -281,7 +281,7 @@ class Lanes:
     async def _introduced(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
     ) -> StreamSession | None:
-        """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
+        """Ask where a far source has its TCP lane as a rule; None: it is to be listed."""
         if LaneKind.TCP not in self._lanes or source.is_known:
             return None
         source.is_known = True
@@ -305,26 +305,25 @@ class Lanes:
         source.sessions.append(session)
         return session
 
-    async def _planned(
+    async def _listed(
         self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
     ) -> StreamSession | None:
-        """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
+        """Ask over the best lane that the source says it has; None: gRPC is all there is."""
         if not self._lanes or time.monotonic() < source.plain_until:
             return None
         started = time.monotonic()
         try:
-            plan = await self._grpc.plan_transfer(endpoint, spec, self._lanes, transfer_token)
+            listed = await self._grpc.list_lanes(endpoint, transfer_token)
         except AstraflowError as error:
             if error.reason not in _NO_LANE:
                 raise
-            source.plain_until = started + _PLAIN_S
-            return None
-        plan_s = time.monotonic() - started
+            listed = []
+        answer_s = time.monotonic() - started
         plain_s = _PLAIN_S
-        places = self._reachable(plan)
+        places = self._reachable(listed, spec)
         for place in places:
             try:
-                session = await self._connected(place, plan, plan_s, spec.bound)
+                session = await self._connected(place, spec.bound, answer_s, transfer_token)
             except AstraflowError as error:
                 log.warning("a lane cannot be reached", lane=place.lane, why=str(error))
                 if error.reason is Reason.CHUNK_INVALID:
@@ -334,41 +333,39 @@ class Lanes:
             if session.lane is LaneKind.SHM or places[-1].lane is not LaneKind.SHM:
                 source.sessions.append(session)
             # Else what comes next is small again, and has a better lane.
+            session.ask(spec, transfer_token)
             return session
         source.plain_until = started + plain_s
-        with suppress(AstraflowError):
-            await self._grpc.release_transfer(endpoint, plan.transfer_id, transfer_token)
         return None
 
-    def _reachable(self, plan: TransferPlan) -> list[LaneEndpoint]:
+    def _reachable(self, listed: Sequence[LaneEndpoint], spec: TransferSpec) -> list[LaneEndpoint]:
         places = [
             place
             for lane in self._lanes
-            for place in plan.endpoints
+            for place in listed
             if place.lane is lane and (lane is not LaneKind.SHM or is_same_host(place.address))
         ]
-        is_whole = any(index.patch.base_version is None for index in plan.patches)
-        if is_whole and plan.payload_nbytes > _LARGE_NBYTES:
+        if spec.base_version is None and spec.bound and spec.bound.payload_nbytes > _LARGE_NBYTES:
             # So much of a model should not lie in memory a second time.
             places.sort(key=lambda place: place.lane is LaneKind.SHM)
         return places
 
     async def _connected(
-        self, place: LaneEndpoint, plan: TransferPlan, plan_s: float, bound: TransferBound | None
+        self, place: LaneEndpoint, bound: TransferBound | None, answer_s: float, secret: bytes
     ) -> StreamSession:
         count = 1
         match place.lane:
             case LaneKind.SHM:
-                dial, lend = shm_dial(place.address, plan, bound, self._arenas)
+                dial, lend = shm_dial(place.address, bound, self._arenas)
                 session = self._session(place.lane, dial, lend)
             case LaneKind.TCP:
                 session = self._session(place.lane, await tcp_dial(*split_address(place.address)))
-                count = connection_count(plan, plan_s)
+                count = connection_count(bound, answer_s)
             case LaneKind.UCX:
                 session = self._session(place.lane, ucx_dial(place.address))
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
-        await session.take(plan, bound, count=count)
+        await session.open(secret, count=count)
         return session
 
     def _session(self, lane: LaneKind, dial: Dial, lend: Lend = lambda _: None) -> StreamSession:

@@ -26,11 +26,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.assembly import Lend, TakePayload
 from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack, source_lost
-from astraflow.transport.groups import Carrier, Connection, Part
+from astraflow.transport.groups import Carrier, Connection, Part, Transfers
 from astraflow.transport.sockets import SocketConnection, connect, readable
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, PullerConnection
-from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import SentChunk
 
@@ -67,8 +66,8 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def arena_nbytes(plan: TransferPlan) -> int:
-    return aligned(plan.payload_nbytes) + plan.chunk_count * _ALIGNMENT
+def arena_nbytes(most: TransferPlan | TransferBound) -> int:
+    return aligned(most.payload_nbytes) + most.chunk_count * _ALIGNMENT
 
 
 # What a large transfer brought is given back piece by piece, so that it is not there twice.
@@ -148,21 +147,19 @@ class _Memory:
             self._mapped.madvise(mmap.MADV_REMOVE, first, end - first)
 
 
-def shm_dial(
-    address: str, plan: TransferPlan, bound: TransferBound | None, pool: ArenaPool
-) -> tuple[Dial, Lend]:
+def shm_dial(address: str, bound: TransferBound | None, pool: ArenaPool) -> tuple[Dial, Lend]:
     """Return what connects to a source on this host, and what lends it memory for a plan."""
     connected: list[socket.socket] = []
 
     async def dial(connection: PullerConnection) -> None:
-        # A source hands a transfer over once: without memory another lane must still find it.
-        if bound is None or plan.payload_nbytes <= bound.payload_nbytes:
-            pool.take(arena_nbytes(plan))
+        # Without memory for what is registered another lane is asked instead.
+        if bound is not None:
+            pool.take(arena_nbytes(bound))
         place = str(Path(address) / SOCKET_NAME)
         connected.append(await connect(connection, socket.AF_UNIX, place))
 
-    def lend(known: TransferPlan) -> TakePayload:
-        lent = pool.take(arena_nbytes(known))
+    def lend(plan: TransferPlan) -> TakePayload:
+        lent = pool.take(arena_nbytes(plan))
         try:
             socket.send_fds(connected[0], [arena(lent.nbytes)], [lent.descriptor])
         except OSError as error:

@@ -20,7 +20,7 @@ from astraflow.transport.handshake import (
     PullerHandshake,
 )
 from astraflow.transport.sockets import Tasks
-from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, TransferSpec
+from astraflow.wire.transfers import SentItem, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 
@@ -89,23 +89,16 @@ class StreamSession:
             await self.close()
             raise error
 
-    async def take(
-        self, plan: TransferPlan, bound: TransferBound | None, *, count: int = 1
-    ) -> None:
-        """Connect, and expect what a source has planned; a plan without patches comes again."""
-        inbox = self._begin(bound)
-        await self.open(plan.token, count=count)
-        try:
-            # Only now is there a connection over which memory can be lent.
-            if plan.patches:
-                inbox.take_plan(plan)
-        except AstraflowError:
-            await self.close()
-            raise
-
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
         """Expect a version, and ask for it over the connections that stand."""
-        self._begin(spec.bound)
+        self.inbox = FrameInbox(
+            bound=spec.bound,
+            stall_timeout_s=self._stall_timeout_s,
+            on_pressure=self._hold,
+            on_plan=self._lend,
+        )
+        if self._ending is not None:
+            self.inbox.fail(self._ending)
         self.is_ahead = spec.is_ahead
         first = self._connections[0]
         first.send(request(spec, partial(first.channel.prove, secret)))
@@ -156,17 +149,6 @@ class StreamSession:
             self._connections.remove(connection)
         elif connection in self._connections:
             self.end(source_lost("the source did not welcome the first connection of the lane"))
-
-    def _begin(self, bound: TransferBound | None) -> FrameInbox:
-        self.inbox = FrameInbox(
-            bound=bound,
-            stall_timeout_s=self._stall_timeout_s,
-            on_pressure=self._hold,
-            on_plan=self._lend,
-        )
-        if self._ending is not None:
-            self.inbox.fail(self._ending)
-        return self.inbox
 
     def _hold(self, is_pressed: bool) -> None:
         for connection in self._connections:

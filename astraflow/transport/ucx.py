@@ -21,10 +21,9 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address, split_address
 from astraflow.transport.frames import bad_frame
-from astraflow.transport.groups import Carrier
+from astraflow.transport.groups import Carrier, Transfers
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, PullerConnection
-from astraflow.transport.transfers import Transfers
 
 Result = TypeVar("Result")
 

@@ -306,7 +306,7 @@ class Broadcaster(BackgroundWorker):
         return None
 
     def _items(self, patch: Patch) -> Iterator[SentItem]:
-        yield plan_of(BROADCAST, [patch])
+        yield plan_of([patch])
         for index in range(patch.info.chunk_count):
             chunk = self._publisher.store.chunk(patch.info, index)
             yield SentChunk(patch_index=0, chunk=chunk)

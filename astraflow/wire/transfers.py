@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from math import inf
 from typing import Self
@@ -108,20 +107,11 @@ class LaneEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferPlan:
-    """What a source will send; patches are applied in this order.
+    """What a source will send; patches are applied in this order."""
 
-    Attributes:
-        token: Secret of this transfer, presented on every connection of its lanes.
-        expire_time: What the transfer needs is kept until then.
-    """
-
-    transfer_id: str
     patches: tuple[PatchIndex, ...]
     chunk_count: int
     payload_nbytes: int
-    endpoints: tuple[LaneEndpoint, ...] = ()
-    token: bytes = b""
-    expire_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +185,9 @@ encode_transfer_spec, decode_transfer_spec = converter(
     without={"bound"},
 )
 
-converter(LaneEndpoint, transfer_pb2.LaneEndpoint, address=required)
+encode_lane_endpoint, decode_lane_endpoint = converter(
+    LaneEndpoint, transfer_pb2.LaneEndpoint, address=required
+)
 
 encode_transfer_plan, decode_transfer_plan = converter(
     TransferPlan, transfer_pb2.TransferPlan, chunk_count=least(0), payload_nbytes=least(0)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from astraflow.core.clock import SystemClock
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.transport.lanes import Lanes
@@ -199,7 +198,6 @@ async def _ends(world: World, rng: Random) -> AsyncGenerator[tuple[str, Spoiling
     servicer = TransferServicer(
         {POLICY: world.publisher.store},
         transfer_tokens=lambda: [TOKEN],
-        clock=SystemClock(),
     )
     hosts = servicer.lanes
     async with await _served(servicer) as server, await _served(world.servicer) as honest:

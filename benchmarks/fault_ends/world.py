@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from astraflow.core.clock import SystemClock
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
@@ -61,7 +60,6 @@ class World:
         self.servicer = TransferServicer(
             {POLICY: self.publisher.store},
             transfer_tokens=lambda: [TOKEN],
-            clock=SystemClock(),
         )
         self.endpoints = endpoints
         self.infos: dict[int, VersionInfo] = {}

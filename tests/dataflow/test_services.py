@@ -13,9 +13,7 @@ from astraflow.rpc.errors import is_answer, raised_from
 
 LEFT_OUT = {
     "Pull": "pull",
-    "PlanTransfer": "plan_transfer",
-    "RenewTransfer": "renew_transfer",
-    "ReleaseTransfer": "release_transfer",
+    "ListLanes": "list_lanes",
     "GetPatch": "get_patch",
     "GetLayout": "get_layout",
 }

@@ -6,23 +6,22 @@ import hashlib
 import pytest
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Encoding
-from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.transport.groups import Transfers
 from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts
 from astraflow.transport.lanes import Lanes
-from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
-    encode_transfer_plan,
+    encode_lane_endpoint,
 )
-from astraflow.wire.weights import LANES, PatchIndex, SentChunk
+from astraflow.wire.weights import PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -76,7 +75,6 @@ class ScriptedTransfer:
         index = PatchIndex(patch=patch, chunk_digests=(bytes(32),) * len(source.chunks))
         self.plan = source.spoil_plan(
             TransferPlan(
-                transfer_id="t",
                 patches=(index,),
                 chunk_count=len(self.sent),
                 payload_nbytes=sum(len(each.payload) for each in self.sent),
@@ -107,8 +105,7 @@ class Source:
         del number
 
     async def start(self, lanes=DEFAULT_HOSTED, listen="127.0.0.1:0", *, seals=False):
-        transfers = Transfers(self.open, lambda: [TOKEN], clock=SystemClock())
-        self.hosts = LaneHosts(transfers)
+        self.hosts = LaneHosts(Transfers(open=self.open, secrets=lambda: [TOKEN]))
         self.server = await start_server(
             [Servicer(add=add_TransferServiceServicer_to_server, methods=self)], listen=listen
         )
@@ -135,17 +132,11 @@ class Source:
         self.transfers.append(transfer)
         return transfer
 
-    async def PlanTransfer(self, request, context):  # noqa: N802
-        self.calls.append("plan")
+    async def ListLanes(self, request, context):  # noqa: N802
+        del request
+        self.calls.append("list")
         require_secret(context, TRANSFER_KEY, TOKEN)
-        lanes = [*map(LANES.decode, request.lanes)]
-        plan = self.hosts.plan(self._opened(decode_transfer_spec(request.spec)), lanes)
-        return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
-
-    async def ReleaseTransfer(self, request, context):  # noqa: N802
-        self.calls.append("release")
-        self.hosts.transfers.release(request.transfer_id)
-        return pb.ReleaseTransferResponse()
+        return pb.ListLanesResponse(endpoints=map(encode_lane_endpoint, self.hosts.endpoints))
 
     async def Pull(self, request, context):  # noqa: N802
         self.calls.append("pull")

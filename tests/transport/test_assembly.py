@@ -1,11 +1,9 @@
 """Frames of one transfer: in any order, in parts, and with lies in them."""
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
-from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.assembly import UNPLANNED_NBYTES, FrameInbox
 from astraflow.transport.frames import (
@@ -17,7 +15,6 @@ from astraflow.transport.frames import (
     plan_parts,
     unpack,
 )
-from astraflow.transport.transfers import Transfers
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import PatchIndex, SentChunk
 
@@ -32,7 +29,6 @@ def plan(tools, chunks):
     patch = tools.patch_of(chunks)
     index = PatchIndex(patch=patch, chunk_digests=(bytes(32),) * len(chunks))
     return TransferPlan(
-        transfer_id="t",
         patches=(index,),
         chunk_count=len(chunks),
         payload_nbytes=patch.payload_nbytes,
@@ -139,29 +135,3 @@ def test_headers_of_no_sound_peer_are_refused(tools, at, byte):
     with pytest.raises(AstraflowError) as caught:
         unpack(data)
     assert caught.value.reason is Reason.CHUNK_INVALID
-
-
-class Kept:
-    def __init__(self, plan):
-        self.plan, self.is_closed = plan, False
-
-    def close(self):
-        self.is_closed = True
-
-
-async def test_a_transfer_is_claimed_once_or_expires(plan, tools):
-    transfers = Transfers(None, list, clock=SystemClock(), ttl=timedelta(milliseconds=20))
-    claimed, forgotten = Kept(plan), Kept(plan)
-
-    token = transfers.add(claimed, []).token
-    assert transfers.claim(token.__eq__) == (token, claimed)
-    with pytest.raises(AstraflowError) as caught:
-        transfers.claim(token.__eq__)
-    late = transfers.add(forgotten, [])
-    await tools.settled(lambda: forgotten.is_closed)
-
-    assert caught.value.reason is Reason.TOKEN_INVALID
-    assert not claimed.is_closed
-    with pytest.raises(AstraflowError) as caught:
-        transfers.renew(late.transfer_id)
-    assert caught.value.reason is Reason.TRANSFER_EXPIRED

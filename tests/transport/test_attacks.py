@@ -45,7 +45,6 @@ def chunk(tools):
 def plan(tools, chunk):
     index = PatchIndex(patch=tools.patch_of([chunk]), chunk_digests=(bytes(32),))
     return TransferPlan(
-        transfer_id="t",
         patches=(index,),
         chunk_count=1,
         payload_nbytes=index.patch.payload_nbytes,

@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.errors import Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
-from astraflow.transport.tcp import direct_port
+from astraflow.transport.sockets import direct_port
 from crash_ends.postgres import free_port
 
 # Reached from 127.0.0.1, so that it counts as another machine.
@@ -24,7 +24,7 @@ def lane_port(source):
     return split_address(source.hosts.endpoints[0].address)[1]
 
 
-async def test_the_first_transfer_needs_no_plan_over_grpc(tools, source, open_lanes):
+async def test_the_first_transfer_needs_no_grpc(tools, source, open_lanes):
     if lane_port(source) != direct_port(split_address(source.address)[1]):
         pytest.skip("another process has the port")
     lanes = open_lanes(LaneKind.TCP)
@@ -42,7 +42,7 @@ async def test_who_does_not_know_the_secret_is_refused(tools, source, open_lanes
     assert "request" not in source.calls
 
 
-async def test_somebody_else_at_that_port_is_left_for_the_plan(tools, serve, open_lanes):
+async def test_somebody_else_at_that_port_is_left_for_where_it_is(tools, serve, open_lanes):
     """He sees no secret, and whatever he answers is not taken."""
     heard = []
 
@@ -58,12 +58,12 @@ async def test_somebody_else_at_that_port_is_left_for_the_plan(tools, serve, ope
 
         assert sorted(await tools.pulled(open_lanes(LaneKind.TCP), source)) == list(range(8))
 
-    assert source.calls == ["plan"]
+    assert source.calls == ["list", "request"]
     assert heard
     assert not any(tools.token in each for each in heard)
 
 
-async def test_nobody_at_that_port_is_left_for_the_plan(tools, serve, open_lanes):
+async def test_nobody_at_that_port_is_left_for_where_it_is(tools, serve, open_lanes):
     port = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.2", direct_port(port)))
@@ -71,4 +71,4 @@ async def test_nobody_at_that_port_is_left_for_the_plan(tools, serve, open_lanes
 
         assert sorted(await tools.pulled(open_lanes(LaneKind.TCP), source)) == list(range(8))
 
-    assert source.calls == ["plan"]
+    assert source.calls == ["list", "request"]

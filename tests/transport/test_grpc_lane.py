@@ -64,7 +64,7 @@ async def lane():
 
 
 def plan():
-    return pb.PullResponse(plan={"transfer_id": "t1"})
+    return pb.PullResponse(plan={})
 
 
 def chunk(**fields):

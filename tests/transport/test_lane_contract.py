@@ -60,7 +60,7 @@ async def test_all_chunks_arrive_bit_for_bit(tools, source, lanes):
     chunks = await tools.pulled(lanes, source)
 
     assert same(chunks, source.chunks)
-    assert source.calls == ["plan"]
+    assert source.calls == ["list", "request"]
     await tools.settled(lambda: source.transfers[0].is_closed)
 
 
@@ -68,7 +68,7 @@ async def test_connections_stay_for_the_next_version(tools, source, lanes):
     for _ in range(3):
         assert same(await tools.pulled(lanes, source), source.chunks)
 
-    assert source.calls == ["plan", "request", "request"]
+    assert source.calls == ["list", *["request"] * 3]
     await tools.settled(lambda: all(each.is_closed for each in source.transfers))
 
 
@@ -82,7 +82,7 @@ async def test_a_wrong_secret_is_refused_cold_and_warm(tools, source, lanes):
     assert (await tools.failure(lanes, source, token=b"x")).reason is Reason.TOKEN_INVALID
     await tools.pulled(lanes, source)
     assert (await tools.failure(lanes, source, token=b"x")).reason is Reason.TOKEN_INVALID
-    assert source.calls == ["plan", "plan"]
+    assert source.calls == ["list", "list", "request"]
 
 
 async def test_a_refusal_keeps_its_reason_cold_and_warm(tools, source, lanes):
@@ -95,7 +95,7 @@ async def test_a_refusal_keeps_its_reason_cold_and_warm(tools, source, lanes):
 
 async def test_a_broken_lane_goes_on_over_grpc_with_what_is_missing(tools, source, lanes):
     async def hold(number):
-        if source.calls[-1] == "plan" and number == 5:
+        if source.calls[-1] == "request" and number == 5:
             await asyncio.Event().wait()
 
     source.before, taken = hold, []
@@ -107,7 +107,7 @@ async def test_a_broken_lane_goes_on_over_grpc_with_what_is_missing(tools, sourc
             await source.hosts.close()
 
     assert same({each.header.index: each for each in taken}, source.chunks)
-    assert source.calls == ["plan", "pull"]
+    assert source.calls == ["list", "request", "pull"]
     assert len(source.transfers[1].sent) == len(source.chunks) - 5
 
 
@@ -117,7 +117,7 @@ async def test_a_hundred_chunks_move_to_another_lane_midway(tools, source, lanes
     await anext(pulling)
 
     async def hold(number):
-        if source.calls[-1] == "plan" and number == 50:
+        if source.calls[-1] == "request" and number == 50:
             await asyncio.Event().wait()
 
     source.before = hold
@@ -128,20 +128,20 @@ async def test_a_hundred_chunks_move_to_another_lane_midway(tools, source, lanes
             await source.hosts.close()
 
     assert same(taken, source.chunks)
-    assert source.calls == ["plan", "pull"]
+    assert source.calls == ["list", "request", "pull"]
     assert 50 <= len(source.transfers[1].sent) <= 60
 
 
 async def test_a_source_that_falls_silent_is_left_for_grpc(tools, source, open_lanes, lane):
     async def stall(number):
-        if source.calls[-1] == "plan" and number == 2:
+        if source.calls[-1] == "request" and number == 2:
             await asyncio.Event().wait()
 
     source.before = stall
     lanes = open_lanes(lane, stall_timeout_s=1.5)
 
     assert same(await tools.pulled(lanes, source), source.chunks)
-    assert source.calls == ["plan", "pull"]
+    assert source.calls == ["list", "request", "pull"]
     await tools.settled(lambda: source.transfers[0].is_closed)
 
 
@@ -230,6 +230,6 @@ async def test_a_transfer_whose_turn_never_came_is_closed(tools, source):
     group = ConnectionGroup(Carrier(), b"")
     transfers = [source.open(tools.spec) for _ in range(2)]
     for each in transfers:
-        group.begin(each, with_plan=True)
+        group.begin(each)
     await group.close()
     await tools.settled(lambda: all(each.is_closed for each in transfers))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from astraflow.core.clock import SystemClock
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState
@@ -127,9 +126,7 @@ class FaultySource:
     """
 
     def __init__(self, store):
-        self.servicer = TransferServicer(
-            {POLICY: store}, transfer_tokens=lambda: [TOKEN], clock=SystemClock()
-        )
+        self.servicer = TransferServicer({POLICY: store}, transfer_tokens=lambda: [TOKEN])
         self.requests, self.chunk_count, self.address = [], 0, ""
         self.asked, self.signed = asyncio.Event(), asyncio.Event()
         self.sign_count = 0

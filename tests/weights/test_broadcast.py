@@ -27,7 +27,6 @@ def sent_of(training, version):
     """What is sent of the patch to a version from the one before."""
     patch = next(p for p in training.store.patches if p.info.version == version)
     plan = TransferPlan(
-        transfer_id="t",
         patches=(patch.index,),
         chunk_count=patch.info.chunk_count,
         payload_nbytes=patch.info.payload_nbytes,

@@ -11,7 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched, with_heartbeats
 from astraflow.wire.transfers import TransferPlan, Waiting
 
-PLAN = TransferPlan(transfer_id="t", patches=(), chunk_count=0, payload_nbytes=0)
+PLAN = TransferPlan(patches=(), chunk_count=0, payload_nbytes=0)
 
 
 async def after(event, *items):

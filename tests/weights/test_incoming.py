@@ -18,7 +18,6 @@ REFUSALS = {Reason.DIGEST_MISMATCH, Reason.CHUNK_INVALID, Reason.INVALID_FIELD}
 
 def plan_of(way):
     return TransferPlan(
-        transfer_id="t",
         patches=tuple(patch.index for patch in way),
         chunk_count=sum(patch.info.chunk_count for patch in way),
         payload_nbytes=sum(patch.info.payload_nbytes for patch in way),

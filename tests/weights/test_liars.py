@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from astraflow.core.clock import SystemClock
 from astraflow.core.errors import Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import LaneKind
@@ -212,7 +211,7 @@ class LyingServicer(TransferServicer):
             case 4:
                 chunk.payload += bytes(6 << 20)
             case _:
-                other.plan.transfer_id = "again"
+                other.plan.chunk_count = 1
         return other
 
 
@@ -228,7 +227,6 @@ class Liar:
         servicer = kind(
             {self.training.policy_id: self.training.store},
             transfer_tokens=lambda: [self.training.token],
-            clock=SystemClock(),
         )
         servicer.lies = self.lies
         self.server = await start_server(

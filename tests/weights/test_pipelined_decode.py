@@ -38,7 +38,6 @@ def _chunks(training, patch):
 
 def _plan(patch):
     return TransferPlan(
-        transfer_id="t",
         patches=(patch.index,),
         chunk_count=patch.info.chunk_count,
         payload_nbytes=patch.info.payload_nbytes,

@@ -76,7 +76,6 @@ async def test_the_plan_comes_first_and_says_what_follows(training, stub):
 
     assert plan.plan.chunk_count == len(chunks) == info.patches[0].chunk_count
     assert plan.plan.payload_nbytes == sum(len(each.chunk.payload) for each in chunks)
-    assert plan.plan.expire_time.seconds
 
 
 async def test_a_part_of_the_chunks_can_be_asked_for(training, stub):
@@ -133,31 +132,14 @@ async def test_patches_and_layouts_are_known_by_their_digests(training, stub):
     assert unknown.reason is Reason.LAYOUT_UNKNOWN
 
 
-async def test_transfers_of_other_lanes_are_planned_renewed_and_released(training, stub):
-    training.publish()
+async def test_the_lanes_beside_grpc_are_told_who_knows_the_secret(training, stub):
     metadata = transfer_metadata(training.token)
-    request = pb.PlanTransferRequest(spec=spec_for(training).spec, lanes=[transfers.LANE_TCP])
 
-    plan = (await stub.PlanTransfer(request, metadata=metadata)).plan
-    named = {"transfer_id": plan.transfer_id}
-    renewed = await stub.RenewTransfer(pb.RenewTransferRequest(**named), metadata=metadata)
-    for _ in range(2):
-        await stub.ReleaseTransfer(pb.ReleaseTransferRequest(**named), metadata=metadata)
+    listed = await stub.ListLanes(pb.ListLanesRequest(), metadata=metadata)
+    error = await answer(stub.ListLanes(pb.ListLanesRequest(), metadata=transfer_metadata(b"x")))
 
-    assert [each.lane for each in plan.endpoints] == [transfers.LANE_TCP]
-    assert len(plan.token) == 32
-    assert renewed.expire_time.ToDatetime() >= plan.expire_time.ToDatetime()
-    gone = await answer(stub.RenewTransfer(pb.RenewTransferRequest(**named), metadata=metadata))
-    assert gone.reason is Reason.TRANSFER_EXPIRED
-
-
-async def test_a_lane_that_is_not_served_says_so(training, stub):
-    training.publish()
-    request = pb.PlanTransferRequest(spec=spec_for(training).spec, lanes=[transfers.LANE_UCX])
-
-    error = await answer(stub.PlanTransfer(request, metadata=transfer_metadata(training.token)))
-
-    assert error.reason is Reason.LANE_UNAVAILABLE
+    assert [each.lane for each in listed.endpoints] == [transfers.LANE_SHM, transfers.LANE_TCP]
+    assert error.reason is Reason.TOKEN_INVALID
 
 
 async def test_nobody_is_let_in_without_the_secret_of_the_run(training):

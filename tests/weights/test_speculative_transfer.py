@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from astraflow.codec.chunks import Chunk
-from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile, LaneKind
@@ -45,9 +44,7 @@ def made(tools):
 @pytest.fixture
 def stand_ready(training):
     """Stand ready for version 1, beside any lane."""
-    servicer = TransferServicer(
-        {training.policy_id: training.store}, transfer_tokens=list, clock=SystemClock()
-    )
+    servicer = TransferServicer({training.policy_id: training.store}, transfer_tokens=list)
     spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0, is_ahead=True)
     return lambda **fields: servicer.open_transfer(replace(spec, **fields)).items()
 

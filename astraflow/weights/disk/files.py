@@ -131,7 +131,7 @@ class PatchWriter:
         self._chunk_count = index.patch.chunk_count
         self._file = self.path.open("r+b" if found else "wb")
         if found is None:
-            self._append(plan_of(self.path.name, [Patch(index)]))
+            self._append(plan_of([Patch(index)]))
         else:
             self._file.truncate(found[1])
             self._file.seek(found[1])

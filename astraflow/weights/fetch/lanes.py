@@ -150,7 +150,6 @@ def _joined_plan(plans: Sequence[TransferPlan]) -> TransferPlan:
     """Return one plan: of each patch all shards, by rank, before the next."""
     by_patch = zip(*(plan.patches for plan in plans), strict=True)
     return TransferPlan(
-        transfer_id=plans[0].transfer_id,
         patches=tuple(index for shards in by_patch for index in shards),
         chunk_count=sum(plan.chunk_count for plan in plans),
         payload_nbytes=sum(plan.payload_nbytes for plan in plans),
@@ -216,7 +215,7 @@ class BroadcastInbox:
     async def read(self, spec: TransferSpec) -> AsyncGenerator[SentItem]:
         """Yield the plan and the chunks of what came."""
         way = self.way(spec.base_version, spec.version)
-        yield plan_of(BROADCAST, way)
+        yield plan_of(way)
         for number, patch in enumerate(way):
             for chunk in patch.chunks.values():
                 yield SentChunk(patch_index=number, chunk=chunk)

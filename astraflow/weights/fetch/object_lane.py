@@ -88,7 +88,6 @@ class ObjectLane:
         bucket, patches = await self._plan(endpoint, spec)
         blocks = [*_blocks(patches, spec)]
         yield TransferPlan(
-            transfer_id=endpoint,
             patches=tuple(patch.index for patch in patches),
             chunk_count=sum(len(block.indexes) for block in blocks),
             payload_nbytes=sum(block.end - block.first for block in blocks),

@@ -247,11 +247,10 @@ def index_of(
     return PatchIndex(patch=sign(info), chunk_digests=tuple(digests), shared_tables=tables)
 
 
-def plan_of(transfer_id: str, patches: Sequence[Patch]) -> TransferPlan:
+def plan_of(patches: Sequence[Patch]) -> TransferPlan:
     """Return the plan of all chunks of some patches."""
     infos = [patch.info for patch in patches]
     return TransferPlan(
-        transfer_id=transfer_id,
         patches=tuple(patch.index for patch in patches),
         chunk_count=sum(info.chunk_count for info in infos),
         payload_nbytes=sum(info.payload_nbytes for info in infos),

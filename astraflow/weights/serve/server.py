@@ -10,14 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
-from itertools import count
 from typing import Any, Final, Self
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.codec.chunks import Chunk
-from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import LaneKind
@@ -26,23 +23,22 @@ from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.transport.assembly import UNPLANNED_COUNT, UNPLANNED_NBYTES
 from astraflow.transport.frames import source_lost
+from astraflow.transport.groups import Transfers
 from astraflow.transport.grpc_lane import encode_response
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts, is_encrypted
-from astraflow.transport.transfers import TRANSFER_TTL, Transfers
 from astraflow.weights.heartbeat import with_heartbeats
 from astraflow.weights.patches.patch import Patch, PatchName
 from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.relay import WeightRelay
-from astraflow.wire.fields import set_time
 from astraflow.wire.transfers import (
     SentItem,
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
-    encode_transfer_plan,
+    encode_lane_endpoint,
 )
-from astraflow.wire.weights import LANES, SentChunk, encode_layout, encode_patch_index
+from astraflow.wire.weights import SentChunk, encode_layout, encode_patch_index
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -62,22 +58,14 @@ class WeightTransfer:
         plan: What is sent; without patches it is not known yet, and its payload is a guess.
     """
 
-    def __init__(
-        self, source: WeightSource, spec: TransferSpec, *, transfer_id: str, expire_time: datetime
-    ) -> None:
+    def __init__(self, source: WeightSource, spec: TransferSpec) -> None:
         """Look for what is wanted; where it may still come, `items` does.
 
         Raises:
             AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, PATCH_UNKNOWN, MEMORY_EXCEEDED,
                 LAYOUT_MISMATCH; INVALID_FIELD for what is not sent ahead, LANE_UNAVAILABLE.
         """
-        self.plan = TransferPlan(
-            transfer_id=transfer_id,
-            patches=(),
-            chunk_count=0,
-            payload_nbytes=0,
-            expire_time=expire_time,
-        )
+        self.plan = TransferPlan(patches=(), chunk_count=0, payload_nbytes=0)
         self._source = source
         self._spec = spec
         self._patches: Sequence[Patch] = ()
@@ -271,43 +259,28 @@ class TransferServicer:
         sources: Mapping[PolicyId, WeightSource],
         *,
         transfer_tokens: Callable[[], Sequence[bytes]],
-        clock: Clock,
     ) -> None:
-        self.lanes = LaneHosts(Transfers(self.open_transfer, transfer_tokens, clock=clock))
+        self.lanes = LaneHosts(Transfers(open=self.open_transfer, secrets=transfer_tokens))
         self._sources = sources
         self._transfer_tokens = transfer_tokens
-        self._clock = clock
-        self._numbers = count(1)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        with closing(self._open_whole(decode_transfer_spec(request.spec))) as transfer:
+        spec = decode_transfer_spec(request.spec)
+        if spec.is_ahead:
+            raise AstraflowError(
+                Reason.LANE_UNAVAILABLE, "over connections that stand alone is anything sent ahead"
+            )
+        with closing(self.open_transfer(spec)) as transfer:
             async with aclosing(transfer.items()) as items:
                 async for item in items:
                     yield encode_response(item)
 
-    async def PlanTransfer(
-        self, request: pb.PlanTransferRequest, context: Any
-    ) -> pb.PlanTransferResponse:
+    async def ListLanes(self, request: pb.ListLanesRequest, context: Any) -> pb.ListLanesResponse:
+        del request
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        lanes = [*map(LANES.decode, request.lanes)]
-        plan = self.lanes.plan(self._open_whole(decode_transfer_spec(request.spec)), lanes)
-        return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
-
-    async def RenewTransfer(
-        self, request: pb.RenewTransferRequest, context: Any
-    ) -> pb.RenewTransferResponse:
-        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        response = pb.RenewTransferResponse()
-        set_time(response.expire_time, self.lanes.transfers.renew(request.transfer_id))
-        return response
-
-    async def ReleaseTransfer(
-        self, request: pb.ReleaseTransferRequest, context: Any
-    ) -> pb.ReleaseTransferResponse:
-        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        self.lanes.transfers.release(request.transfer_id)
-        return pb.ReleaseTransferResponse()
+        endpoints = map(encode_lane_endpoint, self.lanes.endpoints)
+        return pb.ListLanesResponse(endpoints=endpoints)
 
     async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
@@ -331,19 +304,7 @@ class TransferServicer:
                 Reason.VERSION_UNKNOWN,
                 f"{', '.join(self._sources)} is served here, not {spec.policy_id}",
             )
-        return WeightTransfer(
-            source,
-            spec,
-            transfer_id=f"transfer-{next(self._numbers)}",
-            expire_time=self._clock.now() + TRANSFER_TTL,
-        )
-
-    def _open_whole(self, spec: TransferSpec) -> WeightTransfer:
-        if spec.is_ahead:
-            raise AstraflowError(
-                Reason.LANE_UNAVAILABLE, "over connections that stand alone is anything sent ahead"
-            )
-        return self.open_transfer(spec)
+        return WeightTransfer(source, spec)
 
 
 class TransferServer:
@@ -357,9 +318,7 @@ class TransferServer:
         encrypts: bool | None = None,
     ) -> None:
         self._transfer_tokens: tuple[bytes, ...] = ()
-        self._servicer = TransferServicer(
-            sources, transfer_tokens=lambda: self._transfer_tokens, clock=SystemClock()
-        )
+        self._servicer = TransferServicer(sources, transfer_tokens=lambda: self._transfer_tokens)
         self._lane_kinds = lanes
         self._encrypts = encrypts
         self._server: RunningServer | None = None

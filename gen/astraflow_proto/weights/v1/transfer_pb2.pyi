@@ -1,5 +1,3 @@
-import datetime
-
 from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
 from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -86,22 +84,14 @@ class IndexRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class TransferPlan(_message.Message):
-    __slots__ = ("transfer_id", "patches", "chunk_count", "payload_nbytes", "endpoints", "token", "expire_time")
-    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("patches", "chunk_count", "payload_nbytes")
     PATCHES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_NBYTES_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
-    transfer_id: str
     patches: _containers.RepeatedCompositeFieldContainer[_patch_pb2.PatchIndex]
     chunk_count: int
     payload_nbytes: int
-    endpoints: _containers.RepeatedCompositeFieldContainer[LaneEndpoint]
-    token: bytes
-    expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, transfer_id: _Optional[str] = ..., patches: _Optional[_Iterable[_Union[_patch_pb2.PatchIndex, _Mapping]]] = ..., chunk_count: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[LaneEndpoint, _Mapping]]] = ..., token: _Optional[bytes] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, patches: _Optional[_Iterable[_Union[_patch_pb2.PatchIndex, _Mapping]]] = ..., chunk_count: _Optional[int] = ..., payload_nbytes: _Optional[int] = ...) -> None: ...
 
 class LaneEndpoint(_message.Message):
     __slots__ = ("lane", "address")

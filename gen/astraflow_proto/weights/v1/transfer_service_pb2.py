@@ -28,7 +28,7 @@ from astraflow_proto.weights.v1 import transfer_pb2 as astraflow_dot_weights_dot
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/weights/v1/transfer_service.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a#astraflow/weights/v1/transfer.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x0bPullRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\"\xaa\x01\n\x0cPullResponse\x12\x32\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlanH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.astraflow.weights.v1.ChunkH\x00\x12\x30\n\x07waiting\x18\x03 \x01(\x0b\x32\x1d.astraflow.weights.v1.WaitingH\x00\x42\x06\n\x04item\"\t\n\x07Waiting\"r\n\x13PlanTransferRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\x12)\n\x05lanes\x18\x02 \x03(\x0e\x32\x1a.astraflow.weights.v1.Lane\"H\n\x14PlanTransferResponse\x12\x30\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlan\"+\n\x14RenewTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"H\n\x15RenewTransferResponse\x12/\n\x0b\x65xpire_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"-\n\x16ReleaseTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseTransferResponse\"&\n\x0fGetPatchRequest\x12\x13\n\x0broot_digest\x18\x01 \x01(\x0c\"C\n\x10GetPatchResponse\x12/\n\x05patch\x18\x01 \x01(\x0b\x32 .astraflow.weights.v1.PatchIndex\")\n\x10GetLayoutRequest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\"A\n\x11GetLayoutResponse\x12,\n\x06layout\x18\x01 \x01(\x0b\x32\x1c.astraflow.weights.v1.Layout2\xdc\x04\n\x0fTransferService\x12O\n\x04Pull\x12!.astraflow.weights.v1.PullRequest\x1a\".astraflow.weights.v1.PullResponse0\x01\x12\x65\n\x0cPlanTransfer\x12).astraflow.weights.v1.PlanTransferRequest\x1a*.astraflow.weights.v1.PlanTransferResponse\x12h\n\rRenewTransfer\x12*.astraflow.weights.v1.RenewTransferRequest\x1a+.astraflow.weights.v1.RenewTransferResponse\x12n\n\x0fReleaseTransfer\x12,.astraflow.weights.v1.ReleaseTransferRequest\x1a-.astraflow.weights.v1.ReleaseTransferResponse\x12Y\n\x08GetPatch\x12%.astraflow.weights.v1.GetPatchRequest\x1a&.astraflow.weights.v1.GetPatchResponse\x12\\\n\tGetLayout\x12&.astraflow.weights.v1.GetLayoutRequest\x1a\'.astraflow.weights.v1.GetLayoutResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/weights/v1/transfer_service.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a#astraflow/weights/v1/transfer.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x0bPullRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\"\xaa\x01\n\x0cPullResponse\x12\x32\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlanH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.astraflow.weights.v1.ChunkH\x00\x12\x30\n\x07waiting\x18\x03 \x01(\x0b\x32\x1d.astraflow.weights.v1.WaitingH\x00\x42\x06\n\x04item\"\t\n\x07Waiting\"\x12\n\x10ListLanesRequest\"J\n\x11ListLanesResponse\x12\x35\n\tendpoints\x18\x01 \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\"&\n\x0fGetPatchRequest\x12\x13\n\x0broot_digest\x18\x01 \x01(\x0c\"C\n\x10GetPatchResponse\x12/\n\x05patch\x18\x01 \x01(\x0b\x32 .astraflow.weights.v1.PatchIndex\")\n\x10GetLayoutRequest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\"A\n\x11GetLayoutResponse\x12,\n\x06layout\x18\x01 \x01(\x0b\x32\x1c.astraflow.weights.v1.Layout2\xf9\x02\n\x0fTransferService\x12O\n\x04Pull\x12!.astraflow.weights.v1.PullRequest\x1a\".astraflow.weights.v1.PullResponse0\x01\x12\\\n\tListLanes\x12&.astraflow.weights.v1.ListLanesRequest\x1a\'.astraflow.weights.v1.ListLanesResponse\x12Y\n\x08GetPatch\x12%.astraflow.weights.v1.GetPatchRequest\x1a&.astraflow.weights.v1.GetPatchResponse\x12\\\n\tGetLayout\x12&.astraflow.weights.v1.GetLayoutRequest\x1a\'.astraflow.weights.v1.GetLayoutResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,26 +41,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLRESPONSE']._serialized_end=444
   _globals['_WAITING']._serialized_start=446
   _globals['_WAITING']._serialized_end=455
-  _globals['_PLANTRANSFERREQUEST']._serialized_start=457
-  _globals['_PLANTRANSFERREQUEST']._serialized_end=571
-  _globals['_PLANTRANSFERRESPONSE']._serialized_start=573
-  _globals['_PLANTRANSFERRESPONSE']._serialized_end=645
-  _globals['_RENEWTRANSFERREQUEST']._serialized_start=647
-  _globals['_RENEWTRANSFERREQUEST']._serialized_end=690
-  _globals['_RENEWTRANSFERRESPONSE']._serialized_start=692
-  _globals['_RENEWTRANSFERRESPONSE']._serialized_end=764
-  _globals['_RELEASETRANSFERREQUEST']._serialized_start=766
-  _globals['_RELEASETRANSFERREQUEST']._serialized_end=811
-  _globals['_RELEASETRANSFERRESPONSE']._serialized_start=813
-  _globals['_RELEASETRANSFERRESPONSE']._serialized_end=838
-  _globals['_GETPATCHREQUEST']._serialized_start=840
-  _globals['_GETPATCHREQUEST']._serialized_end=878
-  _globals['_GETPATCHRESPONSE']._serialized_start=880
-  _globals['_GETPATCHRESPONSE']._serialized_end=947
-  _globals['_GETLAYOUTREQUEST']._serialized_start=949
-  _globals['_GETLAYOUTREQUEST']._serialized_end=990
-  _globals['_GETLAYOUTRESPONSE']._serialized_start=992
-  _globals['_GETLAYOUTRESPONSE']._serialized_end=1057
-  _globals['_TRANSFERSERVICE']._serialized_start=1060
-  _globals['_TRANSFERSERVICE']._serialized_end=1664
+  _globals['_LISTLANESREQUEST']._serialized_start=457
+  _globals['_LISTLANESREQUEST']._serialized_end=475
+  _globals['_LISTLANESRESPONSE']._serialized_start=477
+  _globals['_LISTLANESRESPONSE']._serialized_end=551
+  _globals['_GETPATCHREQUEST']._serialized_start=553
+  _globals['_GETPATCHREQUEST']._serialized_end=591
+  _globals['_GETPATCHRESPONSE']._serialized_start=593
+  _globals['_GETPATCHRESPONSE']._serialized_end=660
+  _globals['_GETLAYOUTREQUEST']._serialized_start=662
+  _globals['_GETLAYOUTREQUEST']._serialized_end=703
+  _globals['_GETLAYOUTRESPONSE']._serialized_start=705
+  _globals['_GETLAYOUTRESPONSE']._serialized_end=770
+  _globals['_TRANSFERSERVICE']._serialized_start=773
+  _globals['_TRANSFERSERVICE']._serialized_end=1150
 # @@protoc_insertion_point(module_scope)

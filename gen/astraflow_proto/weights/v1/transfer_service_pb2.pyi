@@ -1,5 +1,3 @@
-import datetime
-
 from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
 from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as _transfer_pb2
@@ -32,41 +30,15 @@ class Waiting(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class PlanTransferRequest(_message.Message):
-    __slots__ = ("spec", "lanes")
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    LANES_FIELD_NUMBER: _ClassVar[int]
-    spec: _transfer_pb2.TransferSpec
-    lanes: _containers.RepeatedScalarFieldContainer[_transfer_pb2.Lane]
-    def __init__(self, spec: _Optional[_Union[_transfer_pb2.TransferSpec, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[_transfer_pb2.Lane, str]]] = ...) -> None: ...
-
-class PlanTransferResponse(_message.Message):
-    __slots__ = ("plan",)
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    plan: _transfer_pb2.TransferPlan
-    def __init__(self, plan: _Optional[_Union[_transfer_pb2.TransferPlan, _Mapping]] = ...) -> None: ...
-
-class RenewTransferRequest(_message.Message):
-    __slots__ = ("transfer_id",)
-    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
-    transfer_id: str
-    def __init__(self, transfer_id: _Optional[str] = ...) -> None: ...
-
-class RenewTransferResponse(_message.Message):
-    __slots__ = ("expire_time",)
-    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
-    expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
-
-class ReleaseTransferRequest(_message.Message):
-    __slots__ = ("transfer_id",)
-    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
-    transfer_id: str
-    def __init__(self, transfer_id: _Optional[str] = ...) -> None: ...
-
-class ReleaseTransferResponse(_message.Message):
+class ListLanesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListLanesResponse(_message.Message):
+    __slots__ = ("endpoints",)
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedCompositeFieldContainer[_transfer_pb2.LaneEndpoint]
+    def __init__(self, endpoints: _Optional[_Iterable[_Union[_transfer_pb2.LaneEndpoint, _Mapping]]] = ...) -> None: ...
 
 class GetPatchRequest(_message.Message):
     __slots__ = ("root_digest",)

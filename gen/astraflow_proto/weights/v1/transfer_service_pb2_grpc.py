@@ -42,20 +42,10 @@ class TransferServiceStub:
                 request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PullRequest.SerializeToString,
                 response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PullResponse.FromString,
                 _registered_method=True)
-        self.PlanTransfer = channel.unary_unary(
-                '/astraflow.weights.v1.TransferService/PlanTransfer',
-                request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PlanTransferRequest.SerializeToString,
-                response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PlanTransferResponse.FromString,
-                _registered_method=True)
-        self.RenewTransfer = channel.unary_unary(
-                '/astraflow.weights.v1.TransferService/RenewTransfer',
-                request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.RenewTransferRequest.SerializeToString,
-                response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.RenewTransferResponse.FromString,
-                _registered_method=True)
-        self.ReleaseTransfer = channel.unary_unary(
-                '/astraflow.weights.v1.TransferService/ReleaseTransfer',
-                request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ReleaseTransferRequest.SerializeToString,
-                response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ReleaseTransferResponse.FromString,
+        self.ListLanes = channel.unary_unary(
+                '/astraflow.weights.v1.TransferService/ListLanes',
+                request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesRequest.SerializeToString,
+                response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesResponse.FromString,
                 _registered_method=True)
         self.GetPatch = channel.unary_unary(
                 '/astraflow.weights.v1.TransferService/GetPatch',
@@ -91,28 +81,9 @@ class TransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PlanTransfer(self, request, context):
-        """PlanTransfer opens a transfer for another lane.
-
-        Not idempotent: each call opens one; an unused one expires.
-
-        Errors: as Pull; FAILED_PRECONDITION (LANE_UNAVAILABLE).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RenewTransfer(self, request, context):
-        """RenewTransfer moves expire_time on. Idempotent.
-
-        Errors: NOT_FOUND (TRANSFER_EXPIRED).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseTransfer(self, request, context):
-        """ReleaseTransfer ends a transfer. Idempotent; an unknown one is released.
+    def ListLanes(self, request, context):
+        """ListLanes says over what else versions are served here. A puller connects there and
+        asks for one with the secret of the run. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,20 +115,10 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PullRequest.FromString,
                     response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PullResponse.SerializeToString,
             ),
-            'PlanTransfer': grpc.unary_unary_rpc_method_handler(
-                    servicer.PlanTransfer,
-                    request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PlanTransferRequest.FromString,
-                    response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PlanTransferResponse.SerializeToString,
-            ),
-            'RenewTransfer': grpc.unary_unary_rpc_method_handler(
-                    servicer.RenewTransfer,
-                    request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.RenewTransferRequest.FromString,
-                    response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.RenewTransferResponse.SerializeToString,
-            ),
-            'ReleaseTransfer': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseTransfer,
-                    request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ReleaseTransferRequest.FromString,
-                    response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ReleaseTransferResponse.SerializeToString,
+            'ListLanes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLanes,
+                    request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesRequest.FromString,
+                    response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesResponse.SerializeToString,
             ),
             'GetPatch': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPatch,
@@ -211,7 +172,7 @@ class TransferService:
             _registered_method=True)
 
     @staticmethod
-    def PlanTransfer(request,
+    def ListLanes(request,
             target,
             options=(),
             channel_credentials=None,
@@ -224,63 +185,9 @@ class TransferService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/astraflow.weights.v1.TransferService/PlanTransfer',
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PlanTransferRequest.SerializeToString,
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.PlanTransferResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewTransfer(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/astraflow.weights.v1.TransferService/RenewTransfer',
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.RenewTransferRequest.SerializeToString,
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.RenewTransferResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseTransfer(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/astraflow.weights.v1.TransferService/ReleaseTransfer',
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ReleaseTransferRequest.SerializeToString,
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ReleaseTransferResponse.FromString,
+            '/astraflow.weights.v1.TransferService/ListLanes',
+            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesRequest.SerializeToString,
+            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,20 +48,10 @@ class TransferServiceStub:
     patch is ever sent in place of the one asked for. Cut off: UNAVAILABLE
     (SOURCE_UNREACHABLE); call again with have_chunks.
     """
-    PlanTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.PlanTransferRequest, _transfer_service_pb2.PlanTransferResponse]
-    """PlanTransfer opens a transfer for another lane.
-
-    Not idempotent: each call opens one; an unused one expires.
-
-    Errors: as Pull; FAILED_PRECONDITION (LANE_UNAVAILABLE).
+    ListLanes: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.ListLanesRequest, _transfer_service_pb2.ListLanesResponse]
+    """ListLanes says over what else versions are served here. A puller connects there and
+    asks for one with the secret of the run. Idempotent.
     """
-    RenewTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.RenewTransferRequest, _transfer_service_pb2.RenewTransferResponse]
-    """RenewTransfer moves expire_time on. Idempotent.
-
-    Errors: NOT_FOUND (TRANSFER_EXPIRED).
-    """
-    ReleaseTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.ReleaseTransferRequest, _transfer_service_pb2.ReleaseTransferResponse]
-    """ReleaseTransfer ends a transfer. Idempotent; an unknown one is released."""
     GetPatch: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.GetPatchRequest, _transfer_service_pb2.GetPatchResponse]
     """GetPatch returns the index of a patch, to pull its chunks elsewhere. Idempotent.
 
@@ -93,20 +83,10 @@ class TransferServiceAsyncStub(TransferServiceStub):
     patch is ever sent in place of the one asked for. Cut off: UNAVAILABLE
     (SOURCE_UNREACHABLE); call again with have_chunks.
     """
-    PlanTransfer: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.PlanTransferRequest, _transfer_service_pb2.PlanTransferResponse]  # type: ignore[assignment]
-    """PlanTransfer opens a transfer for another lane.
-
-    Not idempotent: each call opens one; an unused one expires.
-
-    Errors: as Pull; FAILED_PRECONDITION (LANE_UNAVAILABLE).
+    ListLanes: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.ListLanesRequest, _transfer_service_pb2.ListLanesResponse]  # type: ignore[assignment]
+    """ListLanes says over what else versions are served here. A puller connects there and
+    asks for one with the secret of the run. Idempotent.
     """
-    RenewTransfer: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.RenewTransferRequest, _transfer_service_pb2.RenewTransferResponse]  # type: ignore[assignment]
-    """RenewTransfer moves expire_time on. Idempotent.
-
-    Errors: NOT_FOUND (TRANSFER_EXPIRED).
-    """
-    ReleaseTransfer: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.ReleaseTransferRequest, _transfer_service_pb2.ReleaseTransferResponse]  # type: ignore[assignment]
-    """ReleaseTransfer ends a transfer. Idempotent; an unknown one is released."""
     GetPatch: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.GetPatchRequest, _transfer_service_pb2.GetPatchResponse]  # type: ignore[assignment]
     """GetPatch returns the index of a patch, to pull its chunks elsewhere. Idempotent.
 
@@ -143,36 +123,14 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def PlanTransfer(
+    def ListLanes(
         self,
-        request: _transfer_service_pb2.PlanTransferRequest,
+        request: _transfer_service_pb2.ListLanesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_transfer_service_pb2.PlanTransferResponse, _abc.Awaitable[_transfer_service_pb2.PlanTransferResponse]]:
-        """PlanTransfer opens a transfer for another lane.
-
-        Not idempotent: each call opens one; an unused one expires.
-
-        Errors: as Pull; FAILED_PRECONDITION (LANE_UNAVAILABLE).
+    ) -> _typing.Union[_transfer_service_pb2.ListLanesResponse, _abc.Awaitable[_transfer_service_pb2.ListLanesResponse]]:
+        """ListLanes says over what else versions are served here. A puller connects there and
+        asks for one with the secret of the run. Idempotent.
         """
-
-    @_abc_1.abstractmethod
-    def RenewTransfer(
-        self,
-        request: _transfer_service_pb2.RenewTransferRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_transfer_service_pb2.RenewTransferResponse, _abc.Awaitable[_transfer_service_pb2.RenewTransferResponse]]:
-        """RenewTransfer moves expire_time on. Idempotent.
-
-        Errors: NOT_FOUND (TRANSFER_EXPIRED).
-        """
-
-    @_abc_1.abstractmethod
-    def ReleaseTransfer(
-        self,
-        request: _transfer_service_pb2.ReleaseTransferRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_transfer_service_pb2.ReleaseTransferResponse, _abc.Awaitable[_transfer_service_pb2.ReleaseTransferResponse]]:
-        """ReleaseTransfer ends a transfer. Idempotent; an unknown one is released."""
 
     @_abc_1.abstractmethod
     def GetPatch(
