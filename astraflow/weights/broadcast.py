@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Final, Self, cast
 
 import numpy as np
@@ -37,7 +38,7 @@ from astraflow.core.versions import SourceInfo, SourceKind, SourceState, Version
 from astraflow.rpc.address import split_address
 from astraflow.weights.fetch.lanes import BROADCAST, AnyLane, BroadcastInbox, ListVersions
 from astraflow.weights.fetch.puller import PullResult, WeightPuller
-from astraflow.weights.patches.patch import Patch, PatchName, packed, plan_of, unpacked
+from astraflow.weights.patches.patch import PatchName, packed, plan_of, unpacked
 from astraflow.weights.publish.background import BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.wire.transfers import SentItem
@@ -134,7 +135,23 @@ class SenderMeetings(_Meetings):
     """
 
     def __init__(self, settings: Broadcast, host: str, is_over: Callable[[], bool]) -> None:
-        super().__init__(settings, _listening_store(settings, host), is_over)
+        try:
+            listener = socket.create_server((host, settings.port))
+        except OSError as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"broadcast cannot listen on {host}:{settings.port}, choose another port: {error}",
+            ) from error
+        store = cast("Any", dist).TCPStore(
+            host,
+            listener.getsockname()[1],
+            None,
+            True,
+            timeout=_limit(settings),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        super().__init__(settings, store, is_over)
         self._number = -1
 
     def meet(self) -> BroadcastGroup | None:
@@ -166,38 +183,17 @@ class ReceiverMeetings(_Meetings):
             while self._wait(lambda: self._open > self._seen):
                 self._seen = self._open
                 rank = self._store.add(f"{self._seen}/seats", 1)
-                if rank <= self._settings.node_count and self._all_come():
+                if rank > self._settings.node_count:
+                    continue
+                full = f"{self._seen}/full"
+                self._wait(lambda: self._store.check([full]) or self._open > self._seen)  # noqa: B023 - ends here
+                if self._store.check([full]):
                     return self._met(self._seen, rank)
         return None
-
-    def _all_come(self) -> bool:
-        """Return whether all came; else the group was given up, or it is over."""
-        full = f"{self._seen}/full"
-        self._wait(lambda: self._store.check([full]) or self._open > self._seen)
-        return self._store.check([full])
 
     @property
     def _open(self) -> int:
         return int(self._store.get("group")) if self._store.check(["group"]) else -1
-
-
-def _listening_store(settings: Broadcast, host: str) -> Any:
-    try:
-        listener = socket.create_server((host, settings.port))
-    except OSError as error:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"broadcast cannot listen on {host}:{settings.port}, choose another port: {error}",
-        ) from error
-    return cast("Any", dist).TCPStore(
-        host,
-        listener.getsockname()[1],
-        None,
-        True,
-        timeout=_limit(settings),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
 
 
 @contextmanager
@@ -291,25 +287,17 @@ class Broadcaster(BackgroundWorker):
         return -1 if newest is None else newest
 
     def _send(self, group: BroadcastGroup, version: int) -> None:
-        patch = self._patch(version)
-        if patch is not None:
-            with self._publisher.store.reading([patch.info]):
-                for body in bodies(self._items(patch)):
-                    group.send(body, version - 1)
-
-    def _patch(self, version: int) -> Patch | None:
-        """Return what leads to a version from the one before, or from nothing; None: it is old."""
-        for base in (version - 1, None):
-            name = PatchName(version=version, base_version=base)
-            if name in self._publisher.store:
-                return self._publisher.store.find(name)
-        return None
-
-    def _items(self, patch: Patch) -> Iterator[SentItem]:
-        yield plan_of([patch])
-        for index in range(patch.info.chunk_count):
-            chunk = self._publisher.store.chunk(patch.info, index)
-            yield SentChunk(patch_index=0, chunk=chunk)
+        """Send what leads to a version from the one before, or from nothing, unless it is old."""
+        store = self._publisher.store
+        names = [PatchName(version=version, base_version=base) for base in (version - 1, None)]
+        patch = next((store.find(name) for name in names if name in store), None)
+        if patch is None:
+            return
+        with store.reading([patch.info]):
+            chunks = (store.chunk(patch.info, index) for index in range(patch.info.chunk_count))
+            sent = (SentChunk(patch_index=0, chunk=chunk) for chunk in chunks)
+            for body in bodies(chain([plan_of([patch])], sent)):
+                group.send(body, version - 1)
 
 
 _SOURCE: Final = SourceInfo(

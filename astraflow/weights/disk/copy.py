@@ -165,7 +165,11 @@ class DiskWriter:
         except OSError:
             self._is_behind = True
             raise
-        if self._is_behind or self._is_long():
+        nbytes = self._record.patch_nbytes
+        is_long = len(self._record.steps) > self._max_steps or (
+            self._frame is not None and nbytes > _MAX_PATCH_SHARE * self._frame.layout.nbytes
+        )
+        if self._is_behind or is_long:
             self._write_state(versions[-1])
 
     def close(self) -> None:
@@ -173,12 +177,6 @@ class DiskWriter:
             with suppress(OSError):
                 writer.close()
         self._writers.clear()
-
-    def _is_long(self) -> bool:
-        if self._frame is None:
-            return False
-        share = self._record.patch_nbytes / max(self._frame.layout.nbytes, 1)
-        return len(self._record.steps) > self._max_steps or share > _MAX_PATCH_SHARE
 
     def _take(self, record: Record) -> None:
         """Let a record count, then remove what it does not need."""

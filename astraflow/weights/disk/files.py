@@ -161,7 +161,11 @@ def read_patch(path: Path) -> tuple[Patch, int] | None:
     with suppress(OSError, AstraflowError), path.open("rb") as file:
         for item in unpacked(file):
             match item:
-                case TransferPlan(patches=(index,)) if patch is None and _is_in(path, index):
+                case TransferPlan(patches=(index,)) if (
+                    patch is None
+                    and index.root_digest == index.patch.root_digest
+                    and path.name == patch_file(index.root_digest)
+                ):
                     patch = Patch(index)
                 case SentChunk(chunk=chunk) if patch is not None and patch.has(chunk):
                     patch.add(chunk)
@@ -169,11 +173,6 @@ def read_patch(path: Path) -> tuple[Patch, int] | None:
                     break
             end = file.tell()
     return None if patch is None else (patch, end)
-
-
-def _is_in(path: Path, index: PatchIndex) -> bool:
-    root = index.patch.root_digest
-    return index.root_digest == root and path.name == patch_file(root)
 
 
 # numpy and the file system have errors of their own for what is damaged.

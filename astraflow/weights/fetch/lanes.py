@@ -103,7 +103,14 @@ class ShardLane:
         for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,))):
             async with self._opened(endpoint, asked, transfer_token) as streams:
                 if all(stream.way == streams[0].way for stream in streams):
-                    yield _joined_plan([stream.plan for stream in streams])
+                    plans = [stream.plan for stream in streams]
+                    # Of each patch all shards, by rank, before the next.
+                    by_patch = zip(*(plan.patches for plan in plans), strict=True)
+                    yield TransferPlan(
+                        patches=tuple(index for shards in by_patch for index in shards),
+                        chunk_count=sum(plan.chunk_count for plan in plans),
+                        payload_nbytes=sum(plan.payload_nbytes for plan in plans),
+                    )
                     async for sent in _chunks(streams):
                         yield sent
                     return
@@ -144,16 +151,6 @@ async def _chunks(streams: Sequence[_Stream]) -> AsyncGenerator[SentChunk]:
         async for item in stream.items:
             if isinstance(item, SentChunk):
                 yield replace(item, patch_index=item.patch_index * len(streams) + rank)
-
-
-def _joined_plan(plans: Sequence[TransferPlan]) -> TransferPlan:
-    """Return one plan: of each patch all shards, by rank, before the next."""
-    by_patch = zip(*(plan.patches for plan in plans), strict=True)
-    return TransferPlan(
-        patches=tuple(index for shards in by_patch for index in shards),
-        chunk_count=sum(plan.chunk_count for plan in plans),
-        payload_nbytes=sum(plan.payload_nbytes for plan in plans),
-    )
 
 
 class BroadcastInbox:

@@ -7,7 +7,7 @@ any source says is: only the roots that the run registered count.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -132,9 +132,21 @@ class ObjectLane:
                 Reason.VERSION_UNKNOWN, f"{uri} is not the folder of version {spec.version}"
             )
         newest = await self._manifests(bucket, spec.version)
-        reachable = [info for manifest in newest for info in manifest.reachable]
-        way = _cheapest(reachable, spec)
-        manifests = {spec.version: newest}
+
+        def missing_nbytes(info: PatchInfo) -> float:
+            had = spec.had(info.root_digest)
+            count = 0 if had is None else sum(map(len, had.indexes)) or info.chunk_count
+            return info.payload_nbytes * (1 - count / max(info.chunk_count, 1))
+
+        reachable = chain.from_iterable(manifest.reachable for manifest in newest)
+        readable = steps(filter(is_readable, reachable))
+        found = cheapest_way(readable, spec.base_version, spec.version, missing_nbytes)
+        if found is None:
+            raise AstraflowError(
+                Reason.VERSION_EVICTED,
+                f"the object store has no way from {spec.base_version} to version {spec.version}",
+            )
+        way, manifests = found[1], {spec.version: newest}
         for info in way:
             if info.version not in manifests:
                 manifests[info.version] = await self._manifests(bucket, info.version)
@@ -173,24 +185,6 @@ class ObjectLane:
         if folder not in self._buckets:
             self._buckets[folder] = Bucket(folder)
         return self._buckets[folder], version
-
-
-def _cheapest(reachable: Iterable[PatchInfo], spec: TransferSpec) -> tuple[PatchInfo, ...]:
-    """Return the way of the fewest bytes from what a puller holds."""
-
-    def missing_nbytes(info: PatchInfo) -> float:
-        had = spec.had(info.root_digest)
-        count = 0 if had is None else sum(map(len, had.indexes)) or info.chunk_count
-        return info.payload_nbytes * (1 - count / max(info.chunk_count, 1))
-
-    readable = steps(filter(is_readable, reachable))
-    found = cheapest_way(readable, spec.base_version, spec.version, missing_nbytes)
-    if found is None:
-        raise AstraflowError(
-            Reason.VERSION_EVICTED,
-            f"the object store has no way from {spec.base_version} to version {spec.version}",
-        )
-    return found[1]
 
 
 def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject:
