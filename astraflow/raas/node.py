@@ -376,7 +376,7 @@ class RaasNode:
 
     def _admit(self, session: Session) -> None:
         if self._relays is not None:
-            self._relays.admit(session.transfer_token)
+            self._relays.set_transfer_token(session.transfer_token)
 
     def _reopened(self, session: Session) -> None:
         self._admit(session)

@@ -36,7 +36,7 @@ class LaneHosts:
     """Serves transfers over every lane but gRPC, for one event loop."""
 
     def __init__(self, transfers: Transfers) -> None:
-        self._transfers = transfers
+        self.transfers = transfers
         self.endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
 
@@ -59,17 +59,17 @@ class LaneHosts:
         async def started(lane: LaneKind) -> str:
             match lane:
                 case LaneKind.TCP:
-                    tcp = StreamHost(lane, self._transfers, carrier=Carrier, seals=seals)
+                    tcp = StreamHost(lane, self.transfers, carrier=Carrier, seals=seals)
                     self._hosts.push_async_callback(tcp.close)
                     listener = tcp_listener(here, (direct_port(port), 0))
                     tcp.listen(listener)
                     return join_address(there, listener.getsockname()[1])
                 case LaneKind.SHM:
-                    shm = ShmHost(self._transfers)
+                    shm = ShmHost(self.transfers)
                     self._hosts.push_async_callback(shm.close)
                     return shm.start()
                 case LaneKind.UCX:
-                    ucx = UcxHost(self._transfers, seals=seals)
+                    ucx = UcxHost(self.transfers, seals=seals)
                     self._hosts.push_async_callback(ucx.close)
                     return await ucx.start(there)
                 case _:

@@ -13,7 +13,7 @@ from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.wire.converters import FieldRule, converted, converter, least
 from astraflow.wire.fields import invalid, required
 from astraflow.wire.weights import DIGEST_NBYTES, PatchIndex, SentChunk
-from astraflow_proto.weights.v1 import layout_pb2, transfer_pb2
+from astraflow_proto.weights.v1 import transfer_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,6 @@ class TransferSpec:
         core_count: Cores it can decode on; 0: unknown.
         decode_rates: What one of them does, by profile, as measured; empty: unknown.
         max_memory_nbytes: For staging; 0: no limit.
-        ranges: Parts of the layout that are wanted, in bytes; empty: all.
         is_ahead: The version may be still to come: it is sent as it is made.
         bound: Who sends more lies; None: what is asked for was not registered. It does not travel.
     """
@@ -79,7 +78,6 @@ class TransferSpec:
     core_count: int = 0
     decode_rates: tuple[DecodeRate, ...] = ()
     max_memory_nbytes: int = 0
-    ranges: tuple[range, ...] = ()
     want_chunks: tuple[ChunkSet, ...] = ()
     have_chunks: tuple[ChunkSet, ...] = ()
     is_ahead: bool = False
@@ -146,16 +144,6 @@ def _decode_chunk_set(message: transfer_pb2.ChunkSet) -> ChunkSet:
     return ChunkSet(root_digest=message.root_digest, indexes=tuple(runs))
 
 
-def _encode_byte_range(part: range) -> layout_pb2.ByteRange:
-    return layout_pb2.ByteRange(offset=part.start, nbytes=len(part))
-
-
-def _decode_byte_range(message: layout_pb2.ByteRange) -> range:
-    if message.offset < 0 or message.nbytes < 1:
-        raise invalid("ranges", "a range needs an offset of at least 0 and at least 1 byte")
-    return range(message.offset, message.offset + message.nbytes)
-
-
 def _positive(value: float, field: str) -> float:
     if not 0 < value < inf:
         raise invalid(field, f"{value} is no rate")
@@ -163,8 +151,6 @@ def _positive(value: float, field: str) -> float:
 
 
 converted(ChunkSet, transfer_pb2.ChunkSet, _encode_chunk_set, _decode_chunk_set)
-
-converted(range, layout_pb2.ByteRange, _encode_byte_range, _decode_byte_range)
 
 converter(
     DecodeRate,

@@ -26,7 +26,7 @@ async def main() -> None:
     configure_logging("receiver")
     relays = RelayServer([POLICY])
     await relays.start()
-    relays.admit(TOKEN)
+    relays.set_transfer_token(TOKEN)
     puller = WeightPuller(POLICY, relay=relays.relays[POLICY])
     print(json.dumps({"endpoint": relays.endpoint}), flush=True)
     known: dict[int, VersionInfo] = {}

@@ -10,7 +10,7 @@ from typing import Final
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.transport.lanes import Lanes
-from astraflow.weights.serve.server import TransferServicer
+from astraflow.weights.serve.server import TransferServer
 from astraflow.wire.transfers import LaneEndpoint
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -195,11 +195,9 @@ def _receiver(world: World) -> Receiver:
 @asynccontextmanager
 async def _ends(world: World, rng: Random) -> AsyncGenerator[tuple[str, SpoilingProxy, str]]:
     """Yield a source whose TCP lane is spoiled, what spoils it, and a source without lanes."""
-    servicer = TransferServicer(
-        {POLICY: world.publisher.store},
-        transfer_tokens=lambda: [TOKEN],
-    )
-    hosts = servicer.lanes
+    servicer = TransferServer({POLICY: world.publisher.store})
+    servicer.set_transfer_token(TOKEN)
+    hosts = servicer.hosts
     async with await _served(servicer) as server, await _served(world.servicer) as honest:
         await hosts.start(
             listen="127.0.0.1:0",
@@ -215,7 +213,7 @@ async def _ends(world: World, rng: Random) -> AsyncGenerator[tuple[str, Spoiling
         await hosts.close()
 
 
-async def _served(servicer: TransferServicer) -> RunningServer:
+async def _served(servicer: TransferServer) -> RunningServer:
     return await start_server(
         [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)]
     )

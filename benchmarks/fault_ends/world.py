@@ -9,7 +9,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.weights.serve.server import TransferServicer
+from astraflow.weights.serve.server import TransferServer
 
 POLICY: Final = PolicyId("faults")
 TOKEN: Final = b"faults"
@@ -57,10 +57,8 @@ class World:
     def __init__(self, *, seed: int, scale: int, endpoints: tuple[str, ...] = ()) -> None:
         self.layout = make_layout(scale)
         self.publisher = WeightPublisher(POLICY, self.layout, keep_patches=KEPT)
-        self.servicer = TransferServicer(
-            {POLICY: self.publisher.store},
-            transfer_tokens=lambda: [TOKEN],
-        )
+        self.servicer = TransferServer({POLICY: self.publisher.store})
+        self.servicer.set_transfer_token(TOKEN)
         self.endpoints = endpoints
         self.infos: dict[int, VersionInfo] = {}
         self.truths: dict[int, np.ndarray] = {}

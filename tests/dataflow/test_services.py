@@ -14,7 +14,6 @@ from astraflow.rpc.errors import is_answer, raised_from
 LEFT_OUT = {
     "Pull": "pull",
     "ListLanes": "list_lanes",
-    "GetPatch": "get_patch",
     "GetLayout": "get_layout",
 }
 

@@ -15,7 +15,7 @@ from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.weights.serve.server import TransferServicer
+from astraflow.weights.serve.server import TransferServer
 from astraflow.wire.transfers import TransferSpec, decode_transfer_spec
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -126,7 +126,8 @@ class FaultySource:
     """
 
     def __init__(self, store):
-        self.servicer = TransferServicer({POLICY: store}, transfer_tokens=lambda: [TOKEN])
+        self.servicer = TransferServer({POLICY: store})
+        self.servicer.set_transfer_token(TOKEN)
         self.requests, self.chunk_count, self.address = [], 0, ""
         self.asked, self.signed = asyncio.Event(), asyncio.Event()
         self.sign_count = 0

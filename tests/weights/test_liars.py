@@ -26,7 +26,7 @@ from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.ucx import UcxHost
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
-from astraflow.weights.serve.server import TransferServicer
+from astraflow.weights.serve.server import TransferServer
 from astraflow.wire.transfers import LaneEndpoint
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
@@ -175,7 +175,7 @@ class LyingArena(ArenaCarrier):
         self._write(self.lies.rng.randbytes(nbytes), place)
 
 
-class LyingServicer(TransferServicer):
+class LyingServer(TransferServer):
     """Lies in what `Pull` answers."""
 
     lies = None
@@ -223,17 +223,15 @@ class Liar:
         self.training, self.lies = training, lies
 
     async def start(self):
-        kind = LyingServicer if self.lane is LaneKind.GRPC else TransferServicer
-        servicer = kind(
-            {self.training.policy_id: self.training.store},
-            transfer_tokens=lambda: [self.training.token],
-        )
+        kind = LyingServer if self.lane is LaneKind.GRPC else TransferServer
+        servicer = kind({self.training.policy_id: self.training.store})
+        servicer.set_transfer_token(self.training.token)
         servicer.lies = self.lies
         self.server = await start_server(
             [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)]
         )
         self.address = self.server.address
-        hosts = self.hosts = servicer.lanes
+        hosts = self.hosts = servicer.hosts
         self.host = None
         if self.lane is not LaneKind.GRPC:
             place = await self.serve(hosts.transfers)

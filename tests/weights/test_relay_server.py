@@ -22,7 +22,7 @@ from astraflow.wire.weights import SentChunk
 async def relays(training):
     server = RelayServer([training.policy_id, PolicyId("verifier")])
     await server.start()
-    server.admit(training.token)
+    server.set_transfer_token(training.token)
     yield server
     await server.close()
 
@@ -61,8 +61,8 @@ async def test_the_secret_before_is_still_good(training, relays, puller, serve, 
     await serve()
     info = training.publish()
     await first.pull(info, training.infos, training.token)
-    relays.admit(b"newer")
-    relays.admit(b"newer")
+    relays.set_transfer_token(b"newer")
+    relays.set_transfer_token(b"newer")
     await puller.pull(only(info, relays.endpoint), training.infos, training.token)
 
 
@@ -82,7 +82,7 @@ async def test_a_relay_that_is_told_to_has_no_lane_but_grpc(training, serve, pul
     await serve()
     server = RelayServer([training.policy_id], lanes=[LaneKind.GRPC])
     await server.start()
-    server.admit(training.token)
+    server.set_transfer_token(training.token)
     lane, spec = GrpcLane(), TransferSpec(policy_id=training.policy_id, version=0)
     with pytest.raises(AstraflowError) as caught:
         await lane.plan_transfer(server.endpoint, spec, [LaneKind.TCP], training.token)
@@ -139,7 +139,7 @@ async def test_a_version_comes_over_tcp_from_a_relay_that_does_not_have_it_yet(
 async def test_a_relay_without_the_version_is_not_asked_again_over_grpc(training, lanes):
     server = RelayServer([training.policy_id], wait_s=0.01)
     await server.start()
-    server.admit(training.token)
+    server.set_transfer_token(training.token)
     spec = TransferSpec(policy_id=training.policy_id, version=0)
     for _ in range(2):
         with capture_logs() as logs, pytest.raises(AstraflowError, match="has not begun") as caught:

@@ -18,8 +18,8 @@ from astraflow.transport.lanes import RECEIVED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.serve.server import RelayServer, WeightServer
-from astraflow.wire.weights import decode_layout, decode_patch_index
-from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
+from astraflow.wire.weights import decode_layout
+from astraflow_proto.weights.v1 import patch_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as transfers
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
@@ -93,8 +93,6 @@ async def test_a_part_of_the_chunks_can_be_asked_for(training, stub):
     ) == [1]
     everything_of_it = [transfers.ChunkSet(root_digest=root)]
     assert indexes(await pulled(stub, training, have_chunks=everything_of_it)) == []
-    end_of_a = layout_pb2.ByteRange(offset=300 * 40 * 2 - 1, nbytes=1)
-    assert indexes(await pulled(stub, training, ranges=[end_of_a])) == [0]
 
 
 async def test_what_cannot_be_served_is_refused_with_a_reason(training, stub):
@@ -113,21 +111,15 @@ async def test_what_cannot_be_served_is_refused_with_a_reason(training, stub):
     assert await refusal(stub, training, have_chunks=nonsense) is Reason.INVALID_FIELD
 
 
-async def test_patches_and_layouts_are_known_by_their_digests(training, stub):
+async def test_layouts_are_known_by_their_digests(training, stub):
     info = training.publish()
     metadata = transfer_metadata(training.token)
 
-    patch = await stub.GetPatch(
-        pb.GetPatchRequest(root_digest=info.patches[0].root_digest), metadata=metadata
-    )
     layout = await stub.GetLayout(
         pb.GetLayoutRequest(layout_digest=info.layout_digest), metadata=metadata
     )
 
-    assert decode_patch_index(patch.patch).root_digest == info.patches[0].root_digest
     assert decode_layout(layout.layout) == training.layout
-    unknown = await answer(stub.GetPatch(pb.GetPatchRequest(), metadata=metadata))
-    assert unknown.reason is Reason.PATCH_UNKNOWN
     unknown = await answer(stub.GetLayout(pb.GetLayoutRequest(), metadata=metadata))
     assert unknown.reason is Reason.LAYOUT_UNKNOWN
 
@@ -205,7 +197,7 @@ async def test_beside_tls_versions_come_over_a_lane_that_is_encrypted(training, 
         node = WeightPuller(training.policy_id, lane=lane, relay=relay)
         far = WeightPuller(training.policy_id, lane=AnyLane(tls=pem, lanes=[LaneKind.TCP]))
         await relays.start(tls=pem)
-        relays.admit(training.token)
+        relays.set_transfer_token(training.token)
         before = Counter(RECEIVED_NBYTES)
         try:
             for source, puller in ((server.endpoint, node), (relays.endpoint, far)):

@@ -13,7 +13,7 @@ from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.patch import PatchName, index_of
-from astraflow.weights.serve.server import TransferServicer, WeightServer
+from astraflow.weights.serve.server import TransferServer, WeightServer
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
@@ -44,7 +44,7 @@ def made(tools):
 @pytest.fixture
 def stand_ready(training):
     """Stand ready for version 1, beside any lane."""
-    servicer = TransferServicer({training.policy_id: training.store}, transfer_tokens=list)
+    servicer = TransferServer({training.policy_id: training.store})
     spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0, is_ahead=True)
     return lambda **fields: servicer.open_transfer(replace(spec, **fields)).items()
 

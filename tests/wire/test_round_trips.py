@@ -67,7 +67,6 @@ NAMED: Mapping[str, st.SearchStrategy[Any]] = {
     "scorer_options": JSON,
     "nbytes": st.integers(1, 2**31 - 1),
     "indexes": st.sets(st.integers(0, 9)).map(lambda each: ChunkSet.of(bytes(32), each).indexes),
-    "ranges": st.lists(st.builds(range, st.integers(0, 9), st.integers(10, 99))).map(tuple),
     "incarnation": st.integers(1, 2**31 - 1),
     "max_outstanding": st.integers(1, 2**31 - 1),
     "delivery_count": st.integers(1, 2**31 - 1),

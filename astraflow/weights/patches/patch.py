@@ -196,15 +196,6 @@ class Patch:
         known = [each.payload_nbytes for each in found if each is not None]
         return sum(known) if len(known) == len(found) else self.info.payload_nbytes
 
-    def touches(self, index: int, ranges: Sequence[range]) -> bool:
-        """Whether a chunk lies in one of some ranges, in bytes, or may; none: it does."""
-        header = self._header(index)
-        return (
-            not ranges
-            or header is None
-            or any(each.start < header.end and header.offset < each.stop for each in ranges)
-        )
-
     def missing_nbytes(self, have: ChunkSet | None) -> int:
         if have is None:
             return self.info.payload_nbytes

@@ -165,9 +165,6 @@ class PatchStore:
             )
         raise evicted(version, base, _NEWEST)
 
-    def patch(self, root_digest: bytes) -> Patch | None:
-        return next((each for each in self.patches if each.root == root_digest), None)
-
     def find(self, name: PatchName) -> Patch:
         with self._lock:
             patch = self._patches.get(name)

@@ -125,11 +125,6 @@ class WeightRelay:
             raise evicted(spec.version, spec.base_version, _ELSEWHERE)
         return way
 
-    def patch(self, root_digest: bytes) -> Patch | None:
-        whole = self._whole
-        is_whole = whole is not None and whole.root == root_digest
-        return whole if is_whole else self._patches.get(root_digest)
-
     async def chunk(self, patch: Patch, index: int) -> Chunk:
         chunk = await patch.chunk(index)
         if _is_whole(patch):

@@ -7,7 +7,7 @@ and the plan by the root that the run registered.
 
 # ruff: noqa: N802 - methods are named by the contract
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from astraflow.wire.transfers import (
     decode_transfer_spec,
     encode_lane_endpoint,
 )
-from astraflow.wire.weights import SentChunk, encode_layout, encode_patch_index
+from astraflow.wire.weights import SentChunk, encode_layout
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -137,7 +137,9 @@ class WeightTransfer:
         if not sent_count and with_plan:
             self._find()
         else:
-            _require_same(store, patch)
+            if patch.failure or store.find(PatchName.of(patch.info)) is not patch:
+                anew = source_lost(f"version {version} was made anew; ask for it again")
+                raise patch.failure or anew
             self._planned((patch,))
             self._left = self._left[sent_count:]
             self._keep()
@@ -177,7 +179,6 @@ class WeightTransfer:
             (number, index)
             for number, patch in enumerate(patches)
             for index in spec.wanted(patch.root, patch.info.chunk_count)
-            if patch.touches(index, spec.ranges)
         ]
         nbytes = sum(
             patch.payload_nbytes([index for at, index in self._left if at == number])
@@ -220,8 +221,8 @@ def _require_next(source: WeightSource, spec: TransferSpec) -> PatchStore:
         raise AstraflowError(
             Reason.INVALID_FIELD, "ahead leads from a version to the next one, no further"
         )
-    if spec.ranges or spec.want_chunks or spec.have_chunks:
-        raise AstraflowError(Reason.INVALID_FIELD, "ahead comes whole: name no ranges and chunks")
+    if spec.want_chunks or spec.have_chunks:
+        raise AstraflowError(Reason.INVALID_FIELD, "ahead comes whole: name no chunks")
     newest = source.history.newest
     if newest is None or spec.version > newest + 1:
         raise AstraflowError(
@@ -239,33 +240,67 @@ def _require_layout(source: WeightSource, spec: TransferSpec) -> None:
         raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
 
 
-def _require_same(store: PatchStore, patch: Patch) -> None:
-    """Refuse to go on with a patch that failed, or was made anew."""
-    if patch.failure is not None:
-        raise patch.failure
-    if store.find(PatchName.of(patch.info)) is not patch:
-        raise source_lost(f"version {patch.info.version} was made anew; ask for it again")
-
-
-class TransferServicer:
+class TransferServer:
     """Serves what sources have, over gRPC and over lanes.
 
+    Until `set_transfer_token` is called nobody is let in.
+
     Attributes:
-        lanes: Beside gRPC; none before they are started.
+        hosts: Of lanes beside gRPC; there are none before it is started.
     """
 
     def __init__(
         self,
         sources: Mapping[PolicyId, WeightSource],
         *,
-        transfer_tokens: Callable[[], Sequence[bytes]],
+        lanes: Sequence[LaneKind] = (),
+        encrypts: bool | None = None,
     ) -> None:
-        self.lanes = LaneHosts(Transfers(open=self.open_transfer, secrets=transfer_tokens))
+        self._transfer_tokens: tuple[bytes, ...] = ()
+        self.hosts = LaneHosts(
+            Transfers(open=self.open_transfer, secrets=lambda: self._transfer_tokens)
+        )
         self._sources = sources
-        self._transfer_tokens = transfer_tokens
+        self._lanes = lanes
+        self._encrypts = encrypts
+        self._server: RunningServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """host:port, as others dial it; empty: not started."""
+        return "" if self._server is None else self._server.address
+
+    def set_transfer_token(self, token: bytes) -> None:
+        """Let in who has this secret of the run, or the one before, which some still use."""
+        if token not in self._transfer_tokens[:1]:
+            self._transfer_tokens = (token, *self._transfer_tokens[:1])
+
+    async def start(
+        self, *, listen: str = "127.0.0.1:0", advertise: str | None = None, tls: Tls | None = None
+    ) -> None:
+        """Start to serve; for what it is given and raises see `rpc.server.start_server`."""
+        self._server = await start_server(
+            [Servicer(add=add_TransferServiceServicer_to_server, methods=self)],
+            listen=listen,
+            advertise=advertise,
+            tls=tls,
+        )
+        await self.hosts.start(
+            listen=listen,
+            advertised=self._server.address,
+            lanes=self._lanes,
+            seals=is_encrypted(self._encrypts, tls),
+        )
+
+    async def close(self) -> None:
+        """End what is served, after two seconds at most."""
+        if self._server is not None:
+            await self._server.stop(grace_s=2.0)
+            self._server = None
+            await self.hosts.close()
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
-        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens)
         spec = decode_transfer_spec(request.spec)
         if spec.is_ahead:
             raise AstraflowError(
@@ -278,20 +313,12 @@ class TransferServicer:
 
     async def ListLanes(self, request: pb.ListLanesRequest, context: Any) -> pb.ListLanesResponse:
         del request
-        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        endpoints = map(encode_lane_endpoint, self.lanes.endpoints)
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens)
+        endpoints = map(encode_lane_endpoint, self.hosts.endpoints)
         return pb.ListLanesResponse(endpoints=endpoints)
 
-    async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
-        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        for source in self._sources.values():
-            patch = source.patch(request.root_digest)
-            if patch is not None:
-                return pb.GetPatchResponse(patch=encode_patch_index(patch.index))
-        raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
-
     async def GetLayout(self, request: pb.GetLayoutRequest, context: Any) -> pb.GetLayoutResponse:
-        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens)
         for source in self._sources.values():
             if source.frame is not None and source.frame.digest == request.layout_digest:
                 return pb.GetLayoutResponse(layout=encode_layout(source.frame.layout))
@@ -305,57 +332,6 @@ class TransferServicer:
                 f"{', '.join(self._sources)} is served here, not {spec.policy_id}",
             )
         return WeightTransfer(source, spec)
-
-
-class TransferServer:
-    """Serves sources over gRPC and lanes; until `admit` is called nobody is let in."""
-
-    def __init__(
-        self,
-        sources: Mapping[PolicyId, WeightSource],
-        *,
-        lanes: Sequence[LaneKind],
-        encrypts: bool | None = None,
-    ) -> None:
-        self._transfer_tokens: tuple[bytes, ...] = ()
-        self._servicer = TransferServicer(sources, transfer_tokens=lambda: self._transfer_tokens)
-        self._lane_kinds = lanes
-        self._encrypts = encrypts
-        self._server: RunningServer | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """host:port, as others dial it; empty: not started."""
-        return "" if self._server is None else self._server.address
-
-    def admit(self, token: bytes) -> None:
-        """Let in who has this secret of the run, or the one before, which some still use."""
-        if token not in self._transfer_tokens[:1]:
-            self._transfer_tokens = (token, *self._transfer_tokens[:1])
-
-    async def start(
-        self, *, listen: str = "127.0.0.1:0", advertise: str | None = None, tls: Tls | None = None
-    ) -> None:
-        """Start to serve; for what it is given and raises see `rpc.server.start_server`."""
-        self._server = await start_server(
-            [Servicer(add=add_TransferServiceServicer_to_server, methods=self._servicer)],
-            listen=listen,
-            advertise=advertise,
-            tls=tls,
-        )
-        await self._servicer.lanes.start(
-            listen=listen,
-            advertised=self._server.address,
-            lanes=self._lane_kinds,
-            seals=is_encrypted(self._encrypts, tls),
-        )
-
-    async def close(self) -> None:
-        """End what is served, after two seconds at most."""
-        if self._server is not None:
-            await self._server.stop(grace_s=2.0)
-            self._server = None
-            await self._servicer.lanes.close()
 
 
 class RelayServer(TransferServer):
@@ -388,10 +364,7 @@ class RelayServer(TransferServer):
 
 
 class WeightServer(TransferServer):
-    """Serves what a publisher holds, beside a trainer that blocks: from a thread's event loop.
-
-    Until `set_transfer_token` is called nobody is let in.
-    """
+    """Serves what a publisher holds, beside a trainer that blocks: from a thread's event loop."""
 
     def __init__(
         self,
@@ -438,7 +411,3 @@ class WeightServer(TransferServer):
         if not super().endpoint:
             raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
         return super().endpoint
-
-    def set_transfer_token(self, token: bytes) -> None:
-        """Let in who has this secret of the run, or the one before, which some still use."""
-        self.admit(token)

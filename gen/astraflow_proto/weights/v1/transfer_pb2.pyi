@@ -26,7 +26,7 @@ LANE_SHM: Lane
 LANE_OBJECT_STORE: Lane
 
 class TransferSpec(_message.Message):
-    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "ranges", "want_chunks", "have_chunks", "ahead", "decode_rates")
+    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "want_chunks", "have_chunks", "ahead", "decode_rates")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +35,6 @@ class TransferSpec(_message.Message):
     GOODPUT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     CORE_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_MEMORY_NBYTES_FIELD_NUMBER: _ClassVar[int]
-    RANGES_FIELD_NUMBER: _ClassVar[int]
     WANT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     HAVE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -48,12 +47,11 @@ class TransferSpec(_message.Message):
     goodput_bytes_per_s: float
     core_count: int
     max_memory_nbytes: int
-    ranges: _containers.RepeatedCompositeFieldContainer[_layout_pb2.ByteRange]
     want_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
     have_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
     ahead: bool
     decode_rates: _containers.RepeatedCompositeFieldContainer[DecodeRate]
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., ahead: _Optional[bool] = ..., decode_rates: _Optional[_Iterable[_Union[DecodeRate, _Mapping]]] = ...) -> None: ...
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., ahead: _Optional[bool] = ..., decode_rates: _Optional[_Iterable[_Union[DecodeRate, _Mapping]]] = ...) -> None: ...
 
 class DecodeRate(_message.Message):
     __slots__ = ("profile", "model_bytes_per_s", "payload_bytes_per_s", "whole_bytes_per_s")

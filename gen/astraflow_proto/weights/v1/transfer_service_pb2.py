@@ -28,7 +28,7 @@ from astraflow_proto.weights.v1 import transfer_pb2 as astraflow_dot_weights_dot
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/weights/v1/transfer_service.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a#astraflow/weights/v1/transfer.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x0bPullRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\"\xaa\x01\n\x0cPullResponse\x12\x32\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlanH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.astraflow.weights.v1.ChunkH\x00\x12\x30\n\x07waiting\x18\x03 \x01(\x0b\x32\x1d.astraflow.weights.v1.WaitingH\x00\x42\x06\n\x04item\"\t\n\x07Waiting\"\x12\n\x10ListLanesRequest\"J\n\x11ListLanesResponse\x12\x35\n\tendpoints\x18\x01 \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\"&\n\x0fGetPatchRequest\x12\x13\n\x0broot_digest\x18\x01 \x01(\x0c\"C\n\x10GetPatchResponse\x12/\n\x05patch\x18\x01 \x01(\x0b\x32 .astraflow.weights.v1.PatchIndex\")\n\x10GetLayoutRequest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\"A\n\x11GetLayoutResponse\x12,\n\x06layout\x18\x01 \x01(\x0b\x32\x1c.astraflow.weights.v1.Layout2\xf9\x02\n\x0fTransferService\x12O\n\x04Pull\x12!.astraflow.weights.v1.PullRequest\x1a\".astraflow.weights.v1.PullResponse0\x01\x12\\\n\tListLanes\x12&.astraflow.weights.v1.ListLanesRequest\x1a\'.astraflow.weights.v1.ListLanesResponse\x12Y\n\x08GetPatch\x12%.astraflow.weights.v1.GetPatchRequest\x1a&.astraflow.weights.v1.GetPatchResponse\x12\\\n\tGetLayout\x12&.astraflow.weights.v1.GetLayoutRequest\x1a\'.astraflow.weights.v1.GetLayoutResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/weights/v1/transfer_service.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a#astraflow/weights/v1/transfer.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x0bPullRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\"\xaa\x01\n\x0cPullResponse\x12\x32\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlanH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.astraflow.weights.v1.ChunkH\x00\x12\x30\n\x07waiting\x18\x03 \x01(\x0b\x32\x1d.astraflow.weights.v1.WaitingH\x00\x42\x06\n\x04item\"\t\n\x07Waiting\"\x12\n\x10ListLanesRequest\"J\n\x11ListLanesResponse\x12\x35\n\tendpoints\x18\x01 \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\")\n\x10GetLayoutRequest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\"A\n\x11GetLayoutResponse\x12,\n\x06layout\x18\x01 \x01(\x0b\x32\x1c.astraflow.weights.v1.Layout2\x9e\x02\n\x0fTransferService\x12O\n\x04Pull\x12!.astraflow.weights.v1.PullRequest\x1a\".astraflow.weights.v1.PullResponse0\x01\x12\\\n\tListLanes\x12&.astraflow.weights.v1.ListLanesRequest\x1a\'.astraflow.weights.v1.ListLanesResponse\x12\\\n\tGetLayout\x12&.astraflow.weights.v1.GetLayoutRequest\x1a\'.astraflow.weights.v1.GetLayoutResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,14 +45,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTLANESREQUEST']._serialized_end=475
   _globals['_LISTLANESRESPONSE']._serialized_start=477
   _globals['_LISTLANESRESPONSE']._serialized_end=551
-  _globals['_GETPATCHREQUEST']._serialized_start=553
-  _globals['_GETPATCHREQUEST']._serialized_end=591
-  _globals['_GETPATCHRESPONSE']._serialized_start=593
-  _globals['_GETPATCHRESPONSE']._serialized_end=660
-  _globals['_GETLAYOUTREQUEST']._serialized_start=662
-  _globals['_GETLAYOUTREQUEST']._serialized_end=703
-  _globals['_GETLAYOUTRESPONSE']._serialized_start=705
-  _globals['_GETLAYOUTRESPONSE']._serialized_end=770
-  _globals['_TRANSFERSERVICE']._serialized_start=773
-  _globals['_TRANSFERSERVICE']._serialized_end=1150
+  _globals['_GETLAYOUTREQUEST']._serialized_start=553
+  _globals['_GETLAYOUTREQUEST']._serialized_end=594
+  _globals['_GETLAYOUTRESPONSE']._serialized_start=596
+  _globals['_GETLAYOUTRESPONSE']._serialized_end=661
+  _globals['_TRANSFERSERVICE']._serialized_start=664
+  _globals['_TRANSFERSERVICE']._serialized_end=950
 # @@protoc_insertion_point(module_scope)

@@ -40,18 +40,6 @@ class ListLanesResponse(_message.Message):
     endpoints: _containers.RepeatedCompositeFieldContainer[_transfer_pb2.LaneEndpoint]
     def __init__(self, endpoints: _Optional[_Iterable[_Union[_transfer_pb2.LaneEndpoint, _Mapping]]] = ...) -> None: ...
 
-class GetPatchRequest(_message.Message):
-    __slots__ = ("root_digest",)
-    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    root_digest: bytes
-    def __init__(self, root_digest: _Optional[bytes] = ...) -> None: ...
-
-class GetPatchResponse(_message.Message):
-    __slots__ = ("patch",)
-    PATCH_FIELD_NUMBER: _ClassVar[int]
-    patch: _patch_pb2.PatchIndex
-    def __init__(self, patch: _Optional[_Union[_patch_pb2.PatchIndex, _Mapping]] = ...) -> None: ...
-
 class GetLayoutRequest(_message.Message):
     __slots__ = ("layout_digest",)
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]

@@ -47,11 +47,6 @@ class TransferServiceStub:
                 request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesRequest.SerializeToString,
                 response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesResponse.FromString,
                 _registered_method=True)
-        self.GetPatch = channel.unary_unary(
-                '/astraflow.weights.v1.TransferService/GetPatch',
-                request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetPatchRequest.SerializeToString,
-                response_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetPatchResponse.FromString,
-                _registered_method=True)
         self.GetLayout = channel.unary_unary(
                 '/astraflow.weights.v1.TransferService/GetLayout',
                 request_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetLayoutRequest.SerializeToString,
@@ -89,15 +84,6 @@ class TransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetPatch(self, request, context):
-        """GetPatch returns the index of a patch, to pull its chunks elsewhere. Idempotent.
-
-        Errors: NOT_FOUND (PATCH_UNKNOWN, VERSION_EVICTED).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetLayout(self, request, context):
         """GetLayout returns a layout; its digest proves it. Idempotent.
 
@@ -119,11 +105,6 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     servicer.ListLanes,
                     request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesRequest.FromString,
                     response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesResponse.SerializeToString,
-            ),
-            'GetPatch': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetPatch,
-                    request_deserializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetPatchRequest.FromString,
-                    response_serializer=astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetPatchResponse.SerializeToString,
             ),
             'GetLayout': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLayout,
@@ -188,33 +169,6 @@ class TransferService:
             '/astraflow.weights.v1.TransferService/ListLanes',
             astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesRequest.SerializeToString,
             astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.ListLanesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetPatch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/astraflow.weights.v1.TransferService/GetPatch',
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetPatchRequest.SerializeToString,
-            astraflow_dot_weights_dot_v1_dot_transfer__service__pb2.GetPatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

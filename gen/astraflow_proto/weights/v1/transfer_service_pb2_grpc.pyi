@@ -52,11 +52,6 @@ class TransferServiceStub:
     """ListLanes says over what else versions are served here. A puller connects there and
     asks for one with the secret of the run. Idempotent.
     """
-    GetPatch: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.GetPatchRequest, _transfer_service_pb2.GetPatchResponse]
-    """GetPatch returns the index of a patch, to pull its chunks elsewhere. Idempotent.
-
-    Errors: NOT_FOUND (PATCH_UNKNOWN, VERSION_EVICTED).
-    """
     GetLayout: _grpc.UnaryUnaryMultiCallable[_transfer_service_pb2.GetLayoutRequest, _transfer_service_pb2.GetLayoutResponse]
     """GetLayout returns a layout; its digest proves it. Idempotent.
 
@@ -86,11 +81,6 @@ class TransferServiceAsyncStub(TransferServiceStub):
     ListLanes: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.ListLanesRequest, _transfer_service_pb2.ListLanesResponse]  # type: ignore[assignment]
     """ListLanes says over what else versions are served here. A puller connects there and
     asks for one with the secret of the run. Idempotent.
-    """
-    GetPatch: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.GetPatchRequest, _transfer_service_pb2.GetPatchResponse]  # type: ignore[assignment]
-    """GetPatch returns the index of a patch, to pull its chunks elsewhere. Idempotent.
-
-    Errors: NOT_FOUND (PATCH_UNKNOWN, VERSION_EVICTED).
     """
     GetLayout: _aio.UnaryUnaryMultiCallable[_transfer_service_pb2.GetLayoutRequest, _transfer_service_pb2.GetLayoutResponse]  # type: ignore[assignment]
     """GetLayout returns a layout; its digest proves it. Idempotent.
@@ -130,17 +120,6 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_transfer_service_pb2.ListLanesResponse, _abc.Awaitable[_transfer_service_pb2.ListLanesResponse]]:
         """ListLanes says over what else versions are served here. A puller connects there and
         asks for one with the secret of the run. Idempotent.
-        """
-
-    @_abc_1.abstractmethod
-    def GetPatch(
-        self,
-        request: _transfer_service_pb2.GetPatchRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_transfer_service_pb2.GetPatchResponse, _abc.Awaitable[_transfer_service_pb2.GetPatchResponse]]:
-        """GetPatch returns the index of a patch, to pull its chunks elsewhere. Idempotent.
-
-        Errors: NOT_FOUND (PATCH_UNKNOWN, VERSION_EVICTED).
         """
 
     @_abc_1.abstractmethod
