@@ -4,9 +4,8 @@
     puller -> source   HELLO, 64 bytes      what the puller draws, and a proof over both
     source -> puller   WELCOME, 32 bytes    the source's proof
 
-Proofs are over all that came before and the lane's name, keyed with what is derived from a secret:
-that of the run, or of one planned transfer. So none holds for another connection, lane or run, and
-none can be sent again. docs/lanes.md has the bytes; ADR 17 says why they are so.
+Proofs are over all that came before and the lane's name, keyed with what is derived from the secret
+of the run. So none holds for another connection, lane or run, and none can be sent again. docs/lanes.md has the bytes; ADR 17 says why they are so.
 """
 
 import secrets

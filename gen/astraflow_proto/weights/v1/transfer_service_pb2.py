@@ -25,30 +25,29 @@ _sym_db = _symbol_database.Default()
 from astraflow_proto.weights.v1 import layout_pb2 as astraflow_dot_weights_dot_v1_dot_layout__pb2
 from astraflow_proto.weights.v1 import patch_pb2 as astraflow_dot_weights_dot_v1_dot_patch__pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as astraflow_dot_weights_dot_v1_dot_transfer__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/weights/v1/transfer_service.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a#astraflow/weights/v1/transfer.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x0bPullRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\"\xaa\x01\n\x0cPullResponse\x12\x32\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlanH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.astraflow.weights.v1.ChunkH\x00\x12\x30\n\x07waiting\x18\x03 \x01(\x0b\x32\x1d.astraflow.weights.v1.WaitingH\x00\x42\x06\n\x04item\"\t\n\x07Waiting\"\x12\n\x10ListLanesRequest\"J\n\x11ListLanesResponse\x12\x35\n\tendpoints\x18\x01 \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\")\n\x10GetLayoutRequest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\"A\n\x11GetLayoutResponse\x12,\n\x06layout\x18\x01 \x01(\x0b\x32\x1c.astraflow.weights.v1.Layout2\x9e\x02\n\x0fTransferService\x12O\n\x04Pull\x12!.astraflow.weights.v1.PullRequest\x1a\".astraflow.weights.v1.PullResponse0\x01\x12\\\n\tListLanes\x12&.astraflow.weights.v1.ListLanesRequest\x1a\'.astraflow.weights.v1.ListLanesResponse\x12\\\n\tGetLayout\x12&.astraflow.weights.v1.GetLayoutRequest\x1a\'.astraflow.weights.v1.GetLayoutResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/weights/v1/transfer_service.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a#astraflow/weights/v1/transfer.proto\"?\n\x0bPullRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferSpec\"\xaa\x01\n\x0cPullResponse\x12\x32\n\x04plan\x18\x01 \x01(\x0b\x32\".astraflow.weights.v1.TransferPlanH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.astraflow.weights.v1.ChunkH\x00\x12\x30\n\x07waiting\x18\x03 \x01(\x0b\x32\x1d.astraflow.weights.v1.WaitingH\x00\x42\x06\n\x04item\"\t\n\x07Waiting\"\x12\n\x10ListLanesRequest\"J\n\x11ListLanesResponse\x12\x35\n\tendpoints\x18\x01 \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\")\n\x10GetLayoutRequest\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\"A\n\x11GetLayoutResponse\x12,\n\x06layout\x18\x01 \x01(\x0b\x32\x1c.astraflow.weights.v1.Layout2\x9e\x02\n\x0fTransferService\x12O\n\x04Pull\x12!.astraflow.weights.v1.PullRequest\x1a\".astraflow.weights.v1.PullResponse0\x01\x12\\\n\tListLanes\x12&.astraflow.weights.v1.ListLanesRequest\x1a\'.astraflow.weights.v1.ListLanesResponse\x12\\\n\tGetLayout\x12&.astraflow.weights.v1.GetLayoutRequest\x1a\'.astraflow.weights.v1.GetLayoutResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.weights.v1.transfer_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PULLREQUEST']._serialized_start=208
-  _globals['_PULLREQUEST']._serialized_end=271
-  _globals['_PULLRESPONSE']._serialized_start=274
-  _globals['_PULLRESPONSE']._serialized_end=444
-  _globals['_WAITING']._serialized_start=446
-  _globals['_WAITING']._serialized_end=455
-  _globals['_LISTLANESREQUEST']._serialized_start=457
-  _globals['_LISTLANESREQUEST']._serialized_end=475
-  _globals['_LISTLANESRESPONSE']._serialized_start=477
-  _globals['_LISTLANESRESPONSE']._serialized_end=551
-  _globals['_GETLAYOUTREQUEST']._serialized_start=553
-  _globals['_GETLAYOUTREQUEST']._serialized_end=594
-  _globals['_GETLAYOUTRESPONSE']._serialized_start=596
-  _globals['_GETLAYOUTRESPONSE']._serialized_end=661
-  _globals['_TRANSFERSERVICE']._serialized_start=664
-  _globals['_TRANSFERSERVICE']._serialized_end=950
+  _globals['_PULLREQUEST']._serialized_start=175
+  _globals['_PULLREQUEST']._serialized_end=238
+  _globals['_PULLRESPONSE']._serialized_start=241
+  _globals['_PULLRESPONSE']._serialized_end=411
+  _globals['_WAITING']._serialized_start=413
+  _globals['_WAITING']._serialized_end=422
+  _globals['_LISTLANESREQUEST']._serialized_start=424
+  _globals['_LISTLANESREQUEST']._serialized_end=442
+  _globals['_LISTLANESRESPONSE']._serialized_start=444
+  _globals['_LISTLANESRESPONSE']._serialized_end=518
+  _globals['_GETLAYOUTREQUEST']._serialized_start=520
+  _globals['_GETLAYOUTREQUEST']._serialized_end=561
+  _globals['_GETLAYOUTRESPONSE']._serialized_start=563
+  _globals['_GETLAYOUTRESPONSE']._serialized_end=628
+  _globals['_TRANSFERSERVICE']._serialized_start=631
+  _globals['_TRANSFERSERVICE']._serialized_end=917
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,6 @@
 from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
 from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as _transfer_pb2
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
