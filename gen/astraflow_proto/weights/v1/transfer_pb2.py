@@ -22,29 +22,28 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from astraflow_proto.weights.v1 import layout_pb2 as astraflow_dot_weights_dot_v1_dot_layout__pb2
 from astraflow_proto.weights.v1 import patch_pb2 as astraflow_dot_weights_dot_v1_dot_patch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#astraflow/weights/v1/transfer.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\"\xb6\x03\n\x0cTransferSpec\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x19\n\x0c\x62\x61se_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\rlayout_digest\x18\x04 \x01(\x0c\x12\x34\n\x08profiles\x18\x05 \x03(\x0e\x32\".astraflow.weights.v1.CodecProfile\x12\x1b\n\x13goodput_bytes_per_s\x18\x06 \x01(\x01\x12\x12\n\ncore_count\x18\x07 \x01(\x05\x12\x19\n\x11max_memory_nbytes\x18\x08 \x01(\x03\x12\x33\n\x0bwant_chunks\x18\n \x03(\x0b\x32\x1e.astraflow.weights.v1.ChunkSet\x12\x33\n\x0bhave_chunks\x18\x0b \x03(\x0b\x32\x1e.astraflow.weights.v1.ChunkSet\x12\r\n\x05\x61head\x18\x0c \x01(\x08\x12\x36\n\x0c\x64\x65\x63ode_rates\x18\r \x03(\x0b\x32 .astraflow.weights.v1.DecodeRateB\x0f\n\r_base_versionJ\x04\x08\t\x10\nR\x06ranges\"\x94\x01\n\nDecodeRate\x12\x33\n\x07profile\x18\x01 \x01(\x0e\x32\".astraflow.weights.v1.CodecProfile\x12\x19\n\x11model_bytes_per_s\x18\x02 \x01(\x01\x12\x1b\n\x13payload_bytes_per_s\x18\x03 \x01(\x01\x12\x19\n\x11whole_bytes_per_s\x18\x04 \x01(\x01\"R\n\x08\x43hunkSet\x12\x13\n\x0broot_digest\x18\x01 \x01(\x0c\x12\x31\n\x07indexes\x18\x02 \x03(\x0b\x32 .astraflow.weights.v1.IndexRange\"*\n\nIndexRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\xa6\x01\n\x0cTransferPlan\x12\x31\n\x07patches\x18\x02 \x03(\x0b\x32 .astraflow.weights.v1.PatchIndex\x12\x13\n\x0b\x63hunk_count\x18\x03 \x01(\x03\x12\x16\n\x0epayload_nbytes\x18\x04 \x01(\x03J\x04\x08\x01\x10\x02J\x04\x08\x05\x10\x08R\x0btransfer_idR\tendpointsR\x05tokenR\x0b\x65xpire_time\"I\n\x0cLaneEndpoint\x12(\n\x04lane\x18\x01 \x01(\x0e\x32\x1a.astraflow.weights.v1.Lane\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t*l\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\r\n\tLANE_GRPC\x10\x01\x12\x0c\n\x08LANE_TCP\x10\x02\x12\x0c\n\x08LANE_UCX\x10\x03\x12\x0c\n\x08LANE_SHM\x10\x04\x12\x15\n\x11LANE_OBJECT_STORE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#astraflow/weights/v1/transfer.proto\x12\x14\x61straflow.weights.v1\x1a astraflow/weights/v1/patch.proto\"\xb6\x03\n\x0cTransferSpec\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x19\n\x0c\x62\x61se_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\rlayout_digest\x18\x04 \x01(\x0c\x12\x34\n\x08profiles\x18\x05 \x03(\x0e\x32\".astraflow.weights.v1.CodecProfile\x12\x1b\n\x13goodput_bytes_per_s\x18\x06 \x01(\x01\x12\x12\n\ncore_count\x18\x07 \x01(\x05\x12\x19\n\x11max_memory_nbytes\x18\x08 \x01(\x03\x12\x33\n\x0bwant_chunks\x18\n \x03(\x0b\x32\x1e.astraflow.weights.v1.ChunkSet\x12\x33\n\x0bhave_chunks\x18\x0b \x03(\x0b\x32\x1e.astraflow.weights.v1.ChunkSet\x12\r\n\x05\x61head\x18\x0c \x01(\x08\x12\x36\n\x0c\x64\x65\x63ode_rates\x18\r \x03(\x0b\x32 .astraflow.weights.v1.DecodeRateB\x0f\n\r_base_versionJ\x04\x08\t\x10\nR\x06ranges\"\x94\x01\n\nDecodeRate\x12\x33\n\x07profile\x18\x01 \x01(\x0e\x32\".astraflow.weights.v1.CodecProfile\x12\x19\n\x11model_bytes_per_s\x18\x02 \x01(\x01\x12\x1b\n\x13payload_bytes_per_s\x18\x03 \x01(\x01\x12\x19\n\x11whole_bytes_per_s\x18\x04 \x01(\x01\"R\n\x08\x43hunkSet\x12\x13\n\x0broot_digest\x18\x01 \x01(\x0c\x12\x31\n\x07indexes\x18\x02 \x03(\x0b\x32 .astraflow.weights.v1.IndexRange\"*\n\nIndexRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\xa6\x01\n\x0cTransferPlan\x12\x31\n\x07patches\x18\x02 \x03(\x0b\x32 .astraflow.weights.v1.PatchIndex\x12\x13\n\x0b\x63hunk_count\x18\x03 \x01(\x03\x12\x16\n\x0epayload_nbytes\x18\x04 \x01(\x03J\x04\x08\x01\x10\x02J\x04\x08\x05\x10\x08R\x0btransfer_idR\tendpointsR\x05tokenR\x0b\x65xpire_time\"I\n\x0cLaneEndpoint\x12(\n\x04lane\x18\x01 \x01(\x0e\x32\x1a.astraflow.weights.v1.Lane\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t*l\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\r\n\tLANE_GRPC\x10\x01\x12\x0c\n\x08LANE_TCP\x10\x02\x12\x0c\n\x08LANE_UCX\x10\x03\x12\x0c\n\x08LANE_SHM\x10\x04\x12\x15\n\x11LANE_OBJECT_STORE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.weights.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LANE']._serialized_start=1094
-  _globals['_LANE']._serialized_end=1202
-  _globals['_TRANSFERSPEC']._serialized_start=131
-  _globals['_TRANSFERSPEC']._serialized_end=569
-  _globals['_DECODERATE']._serialized_start=572
-  _globals['_DECODERATE']._serialized_end=720
-  _globals['_CHUNKSET']._serialized_start=722
-  _globals['_CHUNKSET']._serialized_end=804
-  _globals['_INDEXRANGE']._serialized_start=806
-  _globals['_INDEXRANGE']._serialized_end=848
-  _globals['_TRANSFERPLAN']._serialized_start=851
-  _globals['_TRANSFERPLAN']._serialized_end=1017
-  _globals['_LANEENDPOINT']._serialized_start=1019
-  _globals['_LANEENDPOINT']._serialized_end=1092
+  _globals['_LANE']._serialized_start=1059
+  _globals['_LANE']._serialized_end=1167
+  _globals['_TRANSFERSPEC']._serialized_start=96
+  _globals['_TRANSFERSPEC']._serialized_end=534
+  _globals['_DECODERATE']._serialized_start=537
+  _globals['_DECODERATE']._serialized_end=685
+  _globals['_CHUNKSET']._serialized_start=687
+  _globals['_CHUNKSET']._serialized_end=769
+  _globals['_INDEXRANGE']._serialized_start=771
+  _globals['_INDEXRANGE']._serialized_end=813
+  _globals['_TRANSFERPLAN']._serialized_start=816
+  _globals['_TRANSFERPLAN']._serialized_end=982
+  _globals['_LANEENDPOINT']._serialized_start=984
+  _globals['_LANEENDPOINT']._serialized_end=1057
 # @@protoc_insertion_point(module_scope)

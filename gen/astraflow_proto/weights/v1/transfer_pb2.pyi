@@ -1,4 +1,3 @@
-from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
 from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
