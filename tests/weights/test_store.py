@@ -234,10 +234,3 @@ class TestChunks:
             again = training.chunks_of(patch)
 
             assert tuple(map(digest_of, again)) == patch.index.chunk_digests
-
-    def test_a_patch_is_found_by_its_root(self, training):
-        store = published(training, 2)
-        (forward,) = store.plan(asked(1, 0))
-
-        assert store.patch(forward.root) is forward
-        assert store.patch(bytes(32)) is None
