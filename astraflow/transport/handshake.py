@@ -5,7 +5,8 @@
     source -> puller   WELCOME, 32 bytes    the source's proof
 
 Proofs are over all that came before and the lane's name, keyed with what is derived from the secret
-of the run. So none holds for another connection, lane or run, and none can be sent again. docs/lanes.md has the bytes; ADR 17 says why they are so.
+of the run. So none holds for another connection, lane or run, and none can be sent again.
+docs/lanes.md has the bytes; ADR 17 says why they are so.
 """
 
 import secrets
