@@ -3,16 +3,52 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RECIPES = ROOT / "recipes"
+PAGES = sorted(
+    [
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"),
+        *(*DOCS.rglob("*.md"), *RECIPES.rglob("README.md")),
+    ]
+)
 INI = """[pytest]
 asyncio_mode = auto
 asyncio_default_fixture_loop_scope = function
 filterwarnings = error
 """
-_FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_INFO = re.compile(r"(\w*)(?: title=\"([^\"]+)\")?")
+
+
+class Fence(NamedTuple):
+    """A fenced block of a page; `title` names the file that it is, or what it shows."""
+
+    language: str
+    title: str | None
+    code: str
+
+
+def fences(path: Path) -> list[Fence]:
+    found = []
+    for info, code in _FENCE.findall(path.read_text(encoding="utf-8")):
+        known = _INFO.fullmatch(info)
+        assert known, f"{path.name}: a fence begins with ```{info}"
+        found.append(Fence(known[1], known[2], code))
+    return found
+
+
+def files(path: Path) -> dict[str, str]:
+    """Return the files that a page shows, by their names."""
+    return {title: code for _, title, code in fences(path) if title and "." in title}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 @pytest.fixture
@@ -22,22 +58,25 @@ def page():
 
 
 @pytest.fixture
-def blocks(page):
+def blocks():
     """Returns the code blocks of a page as (language, title, code)."""
-    return lambda name: [match.groups() for match in _FENCE.finditer(page(name))]
+    return lambda name: fences(DOCS / name)
 
 
 @pytest.fixture
-def run_example(blocks, tmp_path):
+def run_example(tmp_path):
     """Writes the files that a page shows and passes the tests among them."""
 
-    def run(name):
-        for _, title, code in blocks(name):
-            if title:
-                (tmp_path / title).write_text(code, encoding="utf-8")
+    def run(path):
+        for title, code in files(path).items():
+            (tmp_path / title).write_text(code, encoding="utf-8")
         (tmp_path / "pytest.ini").write_text(INI)
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
-        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        places = (os.environ.get("PYTHONPATH"), str(RECIPES / "trainers"))
+        environment = os.environ | {
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        }
         done = subprocess.run(
             [sys.executable, *command, str(tmp_path)],
             check=False,

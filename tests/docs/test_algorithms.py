@@ -10,17 +10,6 @@ from astraflow.core.settings import PlugInSpec
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-@pytest.mark.slow
-def test_the_algorithm_that_is_shown_runs(run_example):
-    assert "1 passed" in run_example("algorithms.md")
-
-
-def test_an_algorithm_takes_twenty_lines(blocks):
-    [code] = [code for _, title, code in blocks("algorithms.md") if title == "my_algorithms.py"]
-    lines = [line for line in code.splitlines() if line.strip() and "import " not in line]
-    assert len(lines) <= 20
-
-
 def test_every_algorithm_and_its_options_are_told(page):
     text = page("algorithms.md")
     for point in finding.Point:

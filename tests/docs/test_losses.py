@@ -39,7 +39,3 @@ def test_code_of_ones_own_is_named_in_a_line_and_works(blocks, tmp_path, monkeyp
     try_own_optimizer(trainer.optimizer)
     best = estimator_of(trainer.advantages.estimator)(np.array([0.0, 1.0, 0.0, 1.0]))
     assert best.tolist() == [-0.5, 0.5, -0.5, 0.5]
-
-
-def test_the_test_of_ones_own_loss_passes(run_example):
-    run_example("own-losses.md")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from astraflow.config.keys import find_keys, key_tables
@@ -67,40 +66,3 @@ def test_recipes_and_demonstrations_of_the_models_page_can_be_read(
     [rows] = [code for kind, _, code in shown if kind == "json"]
     demonstrations.write_text(rows)
     assert len(read_demonstrations(demonstrations)) == 2
-    others = [yaml.safe_load(code) for kind, title, code in shown if kind == "yaml" and not title]
-    for part in others:
-        data = part.get("data", {"train": {"path": "a"}})
-        model = part.get("model", {"name": "a"})
-        whole = {**recipe.model_dump(mode="json"), "data": data}
-        whole["policies"] = {"player": {"model": model}}
-        Recipe.model_validate(whole)
-    assert len(others) == 2
-
-
-def test_the_recipe_that_is_shown_can_be_read(blocks: Blocks, tmp_path: Path) -> None:
-    [code] = [code for _, title, code in blocks("recipes.md") if title == "recipe.yaml"]
-    (tmp_path / "recipe.yaml").write_text(code)
-    overrides = ["policies.model.trainer.step_count=20"]
-    recipe = load_recipe(tmp_path / "recipe.yaml", overrides)
-    assert recipe.policies["model"].trainer.step_count == 20
-
-
-_PARTS = {"model", "trainer", "save", "options", "hours"}
-"""What a snippet begins with that is a part of a recipe, or a simulated pool."""
-
-
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
-def test_every_key_of_every_snippet_is_one_of_a_recipe(blocks: Blocks, path: Path) -> None:
-    tables = tuple(key_tables(json_schema()))
-    for kind, _, code in blocks(path.name):
-        snippet = yaml.safe_load(code) if kind == "yaml" else {}
-        if not _PARTS & snippet.keys():
-            for place in places_of(snippet):
-                find_keys(tables, place)
-
-
-def places_of(tree: dict[str, Any], depth: int = 3, before: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        yield f"{before}{key}"
-        if isinstance(value, dict) and depth > 1 and key not in ("options", "data_set"):
-            yield from places_of(value, depth - 1, f"{before}{key}.")

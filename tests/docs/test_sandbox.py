@@ -1,15 +1,8 @@
 import re
 
-import pytest
-
 from astraflow.workflows.registry import _BUILT_IN, Kind
 from astraflow.workflows.rewards.code import Code
 from astraflow.workflows.sandbox.protocol import SandboxLimits
-
-
-@pytest.mark.slow
-def test_the_example_passes(run_example):
-    assert "1 passed" in run_example("sandbox.md")
 
 
 def test_every_option_and_every_sandbox_is_told(page):

@@ -7,6 +7,7 @@ ASTRAFLOW_TINKER_PYTHON=VENV/bin/python pytest -m tinker
 import asyncio
 import json
 import os
+import re
 import signal
 from asyncio.subprocess import PIPE
 from pathlib import Path
@@ -18,11 +19,12 @@ from safetensors.torch import load_file
 
 from astraflow.tinker.checkpoints import CheckpointPath
 
-from .conftest import made_data, process
+from .conftest import NAME, made_data, process
 from .plain import Plain
 
 PYTHON = os.environ.get("ASTRAFLOW_TINKER_PYTHON", "")
 SCRIPT = Path(__file__).with_name("sdk.py")
+PAGE = Path(__file__).parents[2] / "docs" / "tinker.md"
 SCALE = 32.0 / 4
 
 pytestmark = [
@@ -38,22 +40,35 @@ def as_lists(rows):
 
 async def sdk(address, name, told):
     """Run a part of sdk.py; return what it prints."""
+    return json.loads(await python(str(SCRIPT), address, name, told=json.dumps(told)))
+
+
+async def python(*arguments, told=""):
+    """Run the interpreter that has the SDK; return what it prints."""
     started = await asyncio.create_subprocess_exec(
-        *(PYTHON, str(SCRIPT), address, name),
+        *(PYTHON, *arguments),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
         env=os.environ | {"no_proxy": "*", "TINKER_TELEMETRY": "0"},
     )
-    out, err = await started.communicate(json.dumps(told).encode())
+    out, err = await started.communicate(told.encode())
     assert started.returncode == 0, err.decode()[-3000:]
-    return json.loads(out)
+    return out.decode()
 
 
 @pytest.fixture
 async def server(settings):
     async with process(settings) as (_, address):
         yield address
+
+
+async def test_the_program_of_the_page_trains_and_samples(server, settings):
+    [shown] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    program = shown.replace("http://localhost:8000", server).replace("Qwen/Qwen3-8B", NAME)
+    printed = await python("-c", f"{program}\nprint(training.get_info().model_id)\n")
+    saved = settings.directory / printed.strip() / "snapshots"
+    assert len([*saved.iterdir()]) == 2
 
 
 async def test_losses_and_steps_are_those_of_plain_torch(server, settings, model_dir):
