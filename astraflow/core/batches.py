@@ -124,7 +124,19 @@ class BatchPart:
     sources: tuple[RowSource, ...] = ()
 
     def __post_init__(self) -> None:
-        fault = _part_fault(self)
+        offsets, row_count = self.row_offsets, len(self.row_offsets) - 1
+        fault = None
+        if offsets.dtype != np.int64 or offsets.ndim != 1 or row_count < 0 or offsets[0] != 0:
+            fault = "row_offsets must be i64 and begin with 0"
+        elif (np.diff(offsets) < 1).any():
+            fault = "row_offsets must rise"
+        elif not len(self.trajectory_ids) == len(self.rollout_ids) == row_count:
+            fault = "a row needs one trajectory_id and one rollout_id"
+        elif self.sources and len(self.sources) != row_count:
+            fault = "a row needs one source, where there are any"
+        else:
+            count = int(offsets[-1])
+            fault = columns_fault(self.columns, row_count=row_count, token_count=count)
         if fault:
             raise AstraflowError(
                 Reason.INVALID_FIELD, f"batch {self.batch_id} part {self.index}: {fault}"
@@ -141,19 +153,6 @@ class BatchPart:
     def values(self, name: str) -> np.ndarray:
         """Return one column's array; KeyError when the part has none of this name."""
         return self.columns[name].values
-
-
-def _part_fault(part: BatchPart) -> str | None:
-    offsets = part.row_offsets
-    if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0:
-        return "row_offsets must be i64 and begin with 0"
-    if (np.diff(offsets) < 1).any():
-        return "row_offsets must rise"
-    if not len(part.trajectory_ids) == len(part.rollout_ids) == part.row_count:
-        return "a row needs one trajectory_id and one rollout_id"
-    if part.sources and len(part.sources) != part.row_count:
-        return "a row needs one source, where there are any"
-    return columns_fault(part.columns, row_count=part.row_count, token_count=part.token_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

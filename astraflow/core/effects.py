@@ -284,7 +284,8 @@ class Decision:
             said = answer.item_id, str(answer.disposition), str(answer.reason)
             text = repr((said, [(effects[0].rollout.rollout_id, effects[0].member_id)]))
         else:
-            text = repr((*_plain([answer]), _plain(effects)))
+            first, *others = _plain([answer, *effects])
+            text = repr((first, others))
         return crc32(text.encode())
 
 
@@ -319,20 +320,24 @@ def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
         number = _EFFECTS.index(kind) if kind in _EFFECTS else None
         return lambda value: (number, *_plain(getattr(value, name) for name in names))
     fitting = (tell for base, tell in _ENCODERS if issubclass(kind, base))
-    return next(fitting, _omit)
+    return next(fitting, _OMITTED)
 
 
-def _omit(value: Any) -> None:
-    del value
+_OMITTED: Final[Callable[[Any], None]] = lambda _: None  # noqa: E731 - beside the others
+
+
+def _said(value: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    texts = map(repr, _plain(value.values()))
+    return sorted(zip(map(str, value), texts, strict=True))
 
 
 _ENCODERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
     (str, str),
     (float, "{:.5g}".format),
     # The secrets of a session are bytes, and no journal has them.
-    (bytes, _omit),
+    (bytes, _OMITTED),
     ((int, type(None), datetime, timedelta), lambda value: value),
-    (Mapping, lambda value: sorted([(str(key), repr(*_plain([of]))) for key, of in value.items()])),
+    (Mapping, _said),
     (Set, lambda value: sorted(map(repr, _plain(value)))),
     (Sequence, _plain),
 )
@@ -368,5 +373,5 @@ _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
         [group.group_id for group in each.header.groups],
     ),
     # Its rows are those of the groups in the header.
-    Share: _omit,
+    Share: _OMITTED,
 }

@@ -127,8 +127,6 @@ class Share:
     def _part(self, index: int) -> BatchPart:
         run = self._runs[index]
         rows = self._rows[run]
-        columns = _row_columns(rows, self._group_indexes)
-        columns["use_count"] = _row_column(self._use_counts[run], np.int32)
         weights = repeat(None) if self._loss_weights is None else self._loss_weights[run]
         return BatchPart(
             batch_id=self._batch_id,
@@ -136,7 +134,7 @@ class Share:
             row_offsets=_offsets([row.trajectory.token_count for row in rows]),
             trajectory_ids=tuple([row.trajectory.trajectory_id for row in rows]),
             rollout_ids=tuple([row.rollout.rollout_id for row in rows]),
-            columns=columns,
+            columns=_row_columns(rows, self._use_counts[run], self._group_indexes),
             sources=tuple(
                 [
                     RowSource(
@@ -273,17 +271,19 @@ _ROW_COLUMNS: Mapping[str, tuple[Any, Callable[[Row], float]]] = {
 }
 
 
-def _row_columns(rows: Sequence[Row], group_indexes: Mapping[GroupId, int]) -> dict[str, Column]:
-    columns = {
-        name: _row_column([value(row) for row in rows], dtype)
+def _row_columns(
+    rows: Sequence[Row], use_counts: Sequence[int], group_indexes: Mapping[GroupId, int]
+) -> dict[str, Column]:
+    values = {
+        name: np.array([value(row) for row in rows], dtype)
         for name, (dtype, value) in _ROW_COLUMNS.items()
     }
     indexes = [group_indexes[row.rollout.group_id] for row in rows]
-    return columns | {"group_index": _row_column(indexes, np.int32)}
-
-
-def _row_column(values: Sequence[float], dtype: Any) -> Column:
-    return Column(axis=ColumnAxis.ROW, values=np.array(values, dtype))
+    values |= {
+        "group_index": np.array(indexes, np.int32),
+        "use_count": np.array(use_counts, np.int32),
+    }
+    return {name: Column(axis=ColumnAxis.ROW, values=each) for name, each in values.items()}
 
 
 def _token_nbytes(trajectory: Trajectory) -> int:

@@ -276,11 +276,30 @@ class Trajectory:
     sampled_count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = 0
-        for span in self.version_spans:
-            count += span.length
-        object.__setattr__(self, "sampled_count", count)
-        fault = _trajectory_fault(self)
+        spans, tokens, mask, logprobs = (
+            self.version_spans,
+            self.tokens,
+            self.sampled_mask,
+            self.logprobs,
+        )
+        object.__setattr__(self, "sampled_count", sum([span.length for span in spans]))
+        fault = None
+        if any(span.length < 1 or span.version < 0 for span in spans):
+            fault = "a version span needs a length of at least 1 and a version of at least 0"
+        elif self.payload is not None:
+            fault = _payload_fault(self, self.payload)
+        elif tokens.dtype != _I32 or mask.dtype != _BOOL:
+            fault = "tokens must be i32 and sampled_mask bool"
+        elif logprobs.dtype != _F32:
+            fault = "logprobs must be f32"
+        elif not len(tokens) or not tokens.shape == mask.shape == logprobs.shape:
+            fault = "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
+        else:
+            arrays = tokens, mask, logprobs, self.branch_offset, self.sampled_count
+            if is_sound is None or not is_sound(*arrays):
+                fault = arrays_fault(*arrays)
+            if not fault and self.columns:
+                fault = columns_fault(self.columns, row_count=1, token_count=len(tokens))
         if fault:
             raise AstraflowError(
                 Reason.ROLLOUT_INVALID, f"trajectory {self.trajectory_id}: {fault}"
@@ -308,28 +327,6 @@ class Trajectory:
             [span.length for span in self.version_spans],
         )
         return versions
-
-
-def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat list of checks
-    """Say what contradicts what, or None."""
-    for span in t.version_spans:
-        if span.length < 1 or span.version < 0:
-            return "a version span needs a length of at least 1 and a version of at least 0"
-    if t.payload is not None:
-        return _payload_fault(t, t.payload)
-    length = len(t.tokens)
-    if t.tokens.dtype != _I32 or t.sampled_mask.dtype != _BOOL:
-        return "tokens must be i32 and sampled_mask bool"
-    if t.logprobs.dtype != _F32:
-        return "logprobs must be f32"
-    if length == 0 or t.tokens.shape != t.sampled_mask.shape or t.tokens.shape != t.logprobs.shape:
-        return "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
-    arrays = t.tokens, t.sampled_mask, t.logprobs, t.branch_offset, t.sampled_count
-    if is_sound is None or not is_sound(*arrays):
-        fault = arrays_fault(*arrays)
-        if fault:
-            return fault
-    return columns_fault(t.columns, row_count=1, token_count=length)
 
 
 _ARRAYS = ("tokens", "sampled_mask", "logprobs", "columns")
@@ -412,7 +409,30 @@ class Rollout:
     traceparent: str = ""
 
     def __post_init__(self) -> None:
-        fault = _rollout_fault(self)
+        outcome, is_whole = self.outcome, self.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
+        fault = None
+        if self.sample_index < 0:
+            fault = "sample_index is negative"
+        elif self.reward is None:
+            if outcome in (Outcome.SCORED, Outcome.POLICY_FAULT):
+                fault = f"a rollout that is {outcome} needs a reward"
+        elif outcome not in REWARDED or not isfinite(self.reward):
+            fault = f"a rollout that is {outcome} has no reward of {self.reward}"
+        if fault is None and is_whole is not (self.failure is None):
+            does = "has no failure" if is_whole else "says why"
+            fault = f"a rollout that is {outcome} {does}"
+        if is_whole and not self.trajectories:
+            fault = fault or "a rollout without a trajectory has nothing to train on"
+        seen: set[TrajectoryId] = set()
+        for trajectory in self.trajectories if fault is None else ():
+            name, parent = trajectory.trajectory_id, trajectory.parent_trajectory_id
+            if name in seen:
+                fault = f"trajectory {name} comes twice"
+            elif parent is not None and parent not in seen:
+                fault = f"trajectory {name} comes before its parent {parent}"
+            elif parent is None and trajectory.branch_offset:
+                fault = f"trajectory {name} is a branch of nothing"
+            seen.add(name)
         if fault:
             raise AstraflowError(Reason.ROLLOUT_INVALID, f"rollout {self.rollout_id}: {fault}")
 
@@ -428,38 +448,6 @@ class Rollout:
 
 
 REWARDED = frozenset({Outcome.SCORED, Outcome.TRUNCATED, Outcome.POLICY_FAULT})
-
-
-def _rollout_fault(r: Rollout) -> str | None:  # noqa: PLR0911 - a flat list of checks
-    """Say what contradicts what, or None."""
-    if r.sample_index < 0:
-        return "sample_index is negative"
-    if r.reward is not None and (r.outcome not in REWARDED or not isfinite(r.reward)):
-        return f"a rollout that is {r.outcome} has no reward of {r.reward}"
-    if r.reward is None and r.outcome in (Outcome.SCORED, Outcome.POLICY_FAULT):
-        return f"a rollout that is {r.outcome} needs a reward"
-    if r.outcome in (Outcome.SCORED, Outcome.TRUNCATED):
-        if r.failure is not None:
-            return f"a rollout that is {r.outcome} has no failure"
-        if not r.trajectories:
-            return "a rollout without a trajectory has nothing to train on"
-    elif r.failure is None:
-        return f"a rollout that is {r.outcome} says why"
-    return _branch_fault(r.trajectories)
-
-
-def _branch_fault(trajectories: tuple[Trajectory, ...]) -> str | None:
-    seen: set[TrajectoryId] = set()
-    for trajectory in trajectories:
-        parent = trajectory.parent_trajectory_id
-        if trajectory.trajectory_id in seen:
-            return f"trajectory {trajectory.trajectory_id} comes twice"
-        if parent is not None and parent not in seen:
-            return f"trajectory {trajectory.trajectory_id} comes before its parent {parent}"
-        if parent is None and trajectory.branch_offset:
-            return f"trajectory {trajectory.trajectory_id} is a branch of nothing"
-        seen.add(trajectory.trajectory_id)
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

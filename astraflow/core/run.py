@@ -118,7 +118,8 @@ class Run:
         for policy in run.pacing.take_lost():
             run.intake.recall(policy, now)
         run.loading.advance(now)
-        run.evaluation.advance(now)
+        if run.evaluation.active:
+            run.evaluation.advance(now)
         run.batching.advance(now)
         # New training work waits the few milliseconds until evaluations have learned their
         # prompts, so that the versions to be measured are pinned before it moves the pool on.
@@ -128,7 +129,8 @@ class Run:
         run.saving.advance(now)
         run.ending.advance(now)
         run.balance.advance(now)
-        run.payloads.advance()
+        if run.payloads.known:
+            run.payloads.advance()
 
     def refusal(self, event: ev.RolloutArrived) -> Refusal | None:
         """Return what would be said to a rollout that is of no use; None: apply it.
@@ -142,13 +144,14 @@ class Run:
     @property
     def next_deadline(self) -> datetime | None:
         """When to apply Ticked; None: nothing is due. Read it again after every event."""
+        run = self._components
         due = (
-            self._components.sessions.next_end,
-            self._components.tasks.next_deadline,
-            self._components.evaluation.next_deadline,
-            self._components.ending.next_deadline,
-            self._components.pacing.next_deadline,
-            self._components.loading.next_deadline,
+            run.sessions.next_end,
+            run.tasks.next_deadline,
+            run.evaluation.next_deadline if run.evaluation.active else None,
+            run.ending.next_deadline,
+            run.pacing.next_deadline,
+            run.loading.next_deadline,
         )
         return min((time for time in due if time is not None), default=None)
 

@@ -15,7 +15,13 @@ from astraflow.core.ids import PolicyId
 
 
 class Dtype(StrEnum):
-    """An element type; multi-byte elements are little-endian."""
+    """An element type; multi-byte elements are little-endian.
+
+    Attributes:
+        itemsize: In bytes.
+        numpy: For those that numpy lacks (bf16, fp8), the type of their bits.
+        bits: The unsigned integer type of the same size: how weights are compared, bit by bit.
+    """
 
     BOOL = "bool"
     I8 = "i8"
@@ -33,19 +39,9 @@ class Dtype(StrEnum):
     F8_E4M3 = "f8_e4m3"
     F8_E5M2 = "f8_e5m2"
 
-    @property
-    def itemsize(self) -> int:
-        return _NUMPY[self].itemsize
-
-    @property
-    def bits(self) -> np.dtype[np.unsignedinteger]:
-        """The unsigned integer type of the same size: how weights are compared, bit by bit."""
-        return _BITS[self]
-
-    @property
-    def numpy(self) -> np.dtype[np.generic]:
-        """The numpy type; for those that numpy lacks (bf16, fp8), the type of their bits."""
-        return _NUMPY[self]
+    itemsize: int
+    numpy: np.dtype[np.generic]
+    bits: np.dtype[np.unsignedinteger]
 
     @classmethod
     def of(cls, dtype: DTypeLike) -> "Dtype":
@@ -72,13 +68,13 @@ _NAMES = {
     Dtype.F8_E5M2: "u1",
 }
 
-_NUMPY: dict[Dtype, np.dtype[np.generic]] = {
-    dtype: np.dtype(name) for dtype, name in _NAMES.items()
-}
-_BITS = {dtype: np.dtype(f"<u{found.itemsize}") for dtype, found in _NUMPY.items()}
+for _dtype, _name in _NAMES.items():
+    _dtype.numpy = np.dtype(_name)
+    _dtype.itemsize = _dtype.numpy.itemsize
+    _dtype.bits = np.dtype(f"<u{_dtype.itemsize}")
 
 _BITS_ALONE = (Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
-_BY_NUMPY = {found: dtype for dtype, found in _NUMPY.items() if dtype not in _BITS_ALONE}
+_BY_NUMPY = {dtype.numpy: dtype for dtype in Dtype if dtype not in _BITS_ALONE}
 
 ALIGNMENT = 64
 

@@ -46,6 +46,8 @@ RENAMED: Mapping[str, str] = {
     "astraflow.core.versions:VersionLedger._shown": "shown_version",
     "astraflow.core.work.evaluation:Evaluation._active": "active",
     "astraflow.core.work.pacing:Barrier._given_up": "given_up",
+    "astraflow.core.work.pacing:Barrier._waited_since": "waited_since",
+    "astraflow.core.work.training:Training._policy_ids": "policy_ids",
 }
 """Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""
 

@@ -177,8 +177,12 @@ class Balance:
                 wait.trained_s += seconds * wait.trains
         self._time = now
         for policy_id, policy in self.policies.items():
-            wait = self._waits[policy_id]
-            wait.waits, wait.trains = self._doing(policy)
+            wait, leases = self._waits[policy_id], policy.lease_table
+            is_there = leases.streams and policy.end is None and not self.lifecycle.is_paused
+            wait.trains = bool(is_there and leases.leases)
+            # For the pool, not for another policy.
+            is_idle = is_there and not leases.leases
+            wait.waits = bool(is_idle) and self.pacing.blocker_of(policy) is None
             batch_count = policy.progress.consumed_count
             if batch_count != wait.batch_count:
                 wait.batch_count, wait.acked_s = batch_count, wait.trained_s
@@ -219,14 +223,6 @@ class Balance:
             now=now,
             ready_time=ready or now,
         )
-
-    def _doing(self, policy: PolicyState) -> tuple[bool, bool]:
-        """Say whether a policy's trainer waits for the pool, and whether it trains."""
-        if not policy.lease_table.streams or policy.end is not None or self.lifecycle.is_paused:
-            return False, False
-        if policy.lease_table.leases:
-            return False, True
-        return self.pacing.blocker_of(policy) is None, False
 
     def _sample_pool(self, now: datetime) -> None:
         """Take the pool as it is for the time since the last look."""

@@ -168,7 +168,8 @@ class RunEnding:
         self.lifecycle.reopen()
         for policy in self.policies.values():
             policy.progress.step_count = limits[policy.policy_id]
-            if policy.end is not None and self._cause(policy) is None:
+            is_through = self.training.is_through
+            if policy.end is not None and self._cause(policy, is_through=is_through) is None:
                 policy.end = policy.end_time = None
                 self._released.discard(policy.policy_id)
         self.evaluation.reopen()
@@ -178,8 +179,10 @@ class RunEnding:
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:
                 flow.order_stop(StopMode.CANCEL)
+            is_through = self.training.is_through
             for policy in policies:
-                if policy.end is None and (cause := self._cause(policy)) is not None:
+                cause = policy.end or self._cause(policy, is_through=is_through)
+                if policy.end is None and cause is not None:
                     self.training.retire(policy)
                     policy.retire(cause, now)
         ended = [policy for policy in policies if policy.end is not None]
@@ -198,15 +201,15 @@ class RunEnding:
             flow.shown = state
             self.effects.do(RunStateChanged(state=state))
 
-    def _cause(self, policy: PolicyState) -> EndCause | None:
+    def _cause(self, policy: PolicyState, *, is_through: bool) -> EndCause | None:
         """Say why a policy's data is at its end, or None."""
         flow = self.lifecycle
         if flow.failure is not None or flow.stop is StopMode.CANCEL:
             return EndCause.STOPPED
         if policy.progress.steps_left == 0:
             return EndCause.STEP_LIMIT
-        is_trained = policy.policy_id in self.settings.workflow.policy_ids
-        if not is_trained or (self.training.is_through and not policy.samples.open_count):
+        is_trained = policy.policy_id in self.training.policy_ids
+        if not is_trained or (is_through and not policy.samples.open_count):
             return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
         return None
 

@@ -53,17 +53,15 @@ class Books:
         self.move(source, RolloutPlace.DROPPED, count)
         self._drops[reason, by] += count
 
-    def note(self, *, reissued: int = 0, duplicates: int = 0, replayed: int = 0) -> None:
+    def note(self, *, reissued: int = 0, duplicates: int = 0) -> None:
         """Count what moves no sample.
 
         Args:
             reissued: Issues after the first.
             duplicates: Items that repeated what had been accepted.
-            replayed: Uses of trained samples after the first.
         """
         self._reissued += reissued
         self._duplicates += duplicates
-        self._replayed += replayed
 
     def count(self, place: RolloutPlace) -> int:
         return self._places[place]
@@ -108,8 +106,9 @@ class Books:
         self._note(samples, target)
 
     def lease(self, lease: Lease) -> None:
-        self.move(RolloutPlace.FRESH, RolloutPlace.LEASED, len(lease.samples))
-        self._note(lease.samples, RolloutPlace.LEASED, batch_id=lease.batch_id)
+        samples = lease.samples
+        self.move(RolloutPlace.FRESH, RolloutPlace.LEASED, len(samples))
+        self._note(samples, RolloutPlace.LEASED, batch_id=lease.batch_id)
 
     def drop_all(
         self, samples: Iterable[Sample], source: RolloutPlace, reason: Reason, *, by: str = ""
@@ -118,13 +117,13 @@ class Books:
         self._drop(source, [sample.entry for sample in samples], reason, by)
 
     def train(self, lease: Lease, *, step: int) -> None:
-        self.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
-        self.note(replayed=len(lease.replayed_samples))
-        for row in lease.rows:
-            row.use_count += 1
-        samples = lease.samples + lease.replayed_samples
+        fresh, replayed = lease.samples, lease.replayed_samples
+        self.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(fresh))
+        self._replayed += len(replayed)
         by_version: dict[int, list[Sample]] = {}
-        for sample in samples:
+        for sample in fresh + replayed:
+            for row in sample.rows:
+                row.use_count += 1
             by_version.setdefault(sample.min_version, []).append(sample)
         for version, same in by_version.items():
             self._note(
@@ -138,7 +137,7 @@ class Books:
     def untrain(self, batch: TrainedBatch) -> None:
         """Count the samples of a batch as leased again; what is too old to be used is dropped."""
         self.move(RolloutPlace.TRAINED, RolloutPlace.LEASED, batch.sample_count)
-        self.note(replayed=-batch.replayed_count)
+        self._replayed -= batch.replayed_count
         if batch.lease is None:
             self.drop(RolloutPlace.LEASED, Reason.STALE, batch.sample_count)
             return

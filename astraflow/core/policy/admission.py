@@ -47,7 +47,9 @@ class PolicyProgress:
     @property
     def train_version(self) -> int:
         """Number of the weights that the next batch trains on; 0 before the first publication."""
-        return self._counted(self._version_after(len(self._lease_table.leases)))
+        return self.versions.weights_number(
+            max(0, self._version_after(len(self._lease_table.leases)))
+        )
 
     @property
     def next_version(self) -> int:
@@ -75,13 +77,15 @@ class PolicyProgress:
     def oldest_to_restore(self) -> int:
         """Number of the oldest weights that are new enough once lost weights are restored."""
         # A version more would come of weights that are restored.
-        return self._counted(self.versions.next_version) - self._settings.max_staleness
+        newest = self.versions.weights_number(self.versions.next_version)
+        return newest - self._settings.max_staleness
 
     def min_version(self, *, batches_ahead: int) -> int:
         """Return the oldest version to sample from for a batch with others before it."""
         leased_count = len(self._lease_table.leases)
-        trained = self._counted(self._version_after(leased_count, batches_ahead=batches_ahead))
-        return self.versions.oldest_with(max(0, trained - self._settings.max_staleness))
+        version = max(0, self._version_after(leased_count, batches_ahead=batches_ahead))
+        oldest = self.versions.weights_number(version) - self._settings.max_staleness
+        return self.versions.oldest_with(max(0, oldest))
 
     @property
     def can_order(self) -> bool:
@@ -112,9 +116,6 @@ class PolicyProgress:
         self.step = step
         self.consumed_count -= count
         self._is_restoring = newest is not None and newest.step > step
-
-    def _counted(self, version: int) -> int:
-        return self.versions.weights_number(max(0, version))
 
     def _version_after(self, leased_batch_count: int, *, batches_ahead: int = 0) -> int:
         """Return the version that a batch trains on which is leased after others.

@@ -347,7 +347,7 @@ class Lineage:
             TrainedBatch(
                 batch_id=lease.batch_id,
                 step=step,
-                sample_count=len(lease.samples),
+                sample_count=sum([len(group.samples) for group in lease.groups]),
                 replayed_count=len(lease.replayed_samples),
                 arrivals=tuple(group.arrival for group in lease.groups),
                 lease=lease,

@@ -171,10 +171,13 @@ class Sessions:
             time, member_id, number, member = self._ends[0]
             if self._members.get(member_id) is not member:
                 heappop(self._ends)
-            elif (end := self.end_of(member)) > time:
-                heapreplace(self._ends, (end, member_id, number, member))
-            else:
+                continue
+            end = member.keep_alive_time + self.ttl
+            if member.drain_time and member.drain_time < end:
+                end = member.drain_time
+            if end <= time:
                 return time
+            heapreplace(self._ends, (end, member_id, number, member))
         return None
 
     def ended(self, now: datetime) -> LiveRaas | LiveTrainer | None:

@@ -16,7 +16,7 @@ from heapq import nlargest
 from itertools import chain, islice
 from typing import Final
 
-from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.ids import MemberId
 from astraflow.core.pool.live_members import LiveRaas, LiveTrainer, place_of
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
@@ -67,19 +67,15 @@ class _Ranking:
         holders = (self._relay(each, SourceState.LIVE) for each in self._others(self._holders()))
         above = (self._relay(each, SourceState.PULLING) for each in self._others(self._ancestors()))
         near = list(islice(chain(holders, above), _LISTED_RELAYS))
-        origin = self._origin()
-        honest = [each for each in origin if not self._is_avoided(each.endpoint)]
+        origin, record = self._origin(), self.sessions.source_record
+        honest = [each for each in origin if not record.is_avoided(each.endpoint, self.caller)]
         far = [*honest, *self._far(_LISTED_RELAYS - len(near))]
         far.sort(key=lambda each: -each.goodput_bytes_per_s)
         listed = [*near, *far]
-        record = self.sessions.source_record
         listed.sort(key=lambda each: record.has_stalled(each.endpoint, self.caller))
         last = [each for each in origin if each not in honest]
-        return (*listed, *last, *(s for s in self.info.sources if not self._is_avoided(s.address)))
-
-    @property
-    def _policy_id(self) -> PolicyId:
-        return self.info.policy_id
+        stores = (s for s in self.info.sources if not record.is_avoided(s.address, self.caller))
+        return (*listed, *last, *stores)
 
     def _holders(self) -> Iterator[LiveRaas]:
         """Yield the relays of the region that hold it, beginning with another for every caller."""
@@ -92,7 +88,7 @@ class _Ranking:
     def _far(self, count: int) -> list[SourceInfo]:
         """Return the relays of other regions that hold it, the fastest measured ones."""
         version, record = self.info.version, self.sessions.source_record
-        regions = self.sessions.version_index.regions(self._policy_id, version)
+        regions = self.sessions.version_index.regions(self.info.policy_id, version)
         far = [region for region in regions if region != self.region]
         if not far or not count:
             return []
@@ -126,7 +122,7 @@ class _Ranking:
 
         Who has stalled comes last of them, and those who are no relays behind them.
         """
-        base, version = member.live.get(self._policy_id), self.info.version
+        base, version = member.live.get(self.info.policy_id), self.info.version
         relays = self._group(base, member.region, but_failed=version)
         stalled = self.sessions.source_record.stalled
         if stalled:
@@ -153,31 +149,34 @@ class _Ranking:
         is_relay: bool = True,
     ) -> Sequence[LiveRaas]:
         return self.sessions.version_index.group(
-            self._policy_id, version, region, is_relay=is_relay, but_failed=but_failed
+            self.info.policy_id, version, region, is_relay=is_relay, but_failed=but_failed
         )
 
     def _others(self, members: Iterable[LiveRaas]) -> Iterator[LiveRaas]:
         """Leave out the caller, and whom it should not ask."""
+        record, info = self.sessions.source_record, self.info
         for each in members:
             if (
                 each.member_id != self.caller
-                and self.info.version not in each.evicted.get(self._policy_id, ())
-                and not self._is_avoided(each.relay_endpoint)
+                and info.version not in each.evicted.get(info.policy_id, ())
+                and not record.is_avoided(each.relay_endpoint, self.caller)
             ):
                 yield each
 
     def _relay(self, member: LiveRaas, state: SourceState) -> SourceInfo:
+        record = self.sessions.source_record
         return SourceInfo(
             kind=SourceKind.RELAY,
             state=state,
             endpoint=member.relay_endpoint,
             member_id=member.member_id,
             region=member.region,
-            goodput_bytes_per_s=self._goodput(member.relay_endpoint),
+            goodput_bytes_per_s=record.goodput_bytes_per_s(member.relay_endpoint, self.region),
         )
 
     def _origin(self) -> list[SourceInfo]:
-        trainer = self.sessions.trainer_of(self._policy_id)
+        record = self.sessions.source_record
+        trainer = self.sessions.trainer_of(self.info.policy_id)
         if trainer is None:
             return []
         return [
@@ -189,13 +188,7 @@ class _Ranking:
                 region=trainer.region,
                 shard_rank=served.rank,
                 shard_count=len(trainer.weight_endpoints),
-                goodput_bytes_per_s=self._goodput(served.endpoint),
+                goodput_bytes_per_s=record.goodput_bytes_per_s(served.endpoint, self.region),
             )
             for served in trainer.weight_endpoints
         ]
-
-    def _goodput(self, address: str) -> float:
-        return self.sessions.source_record.goodput_bytes_per_s(address, self.region)
-
-    def _is_avoided(self, address: str) -> bool:
-        return self.sessions.source_record.is_avoided(address, self.caller)

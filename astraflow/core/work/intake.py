@@ -376,7 +376,7 @@ class Intake:
                 if bounds is None or trajectory.policy_id not in task.versions:
                     why = f"the workflow does not sample {policy_id}"
                     return _refused(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
-                if span.version > self.policies[policy_id].versions.newest_version:
+                if span.version >= self.policies[policy_id].versions.next_version:
                     why = f"{policy_id} has no version {span.version}"
                     return _refused(rollout.rollout_id, Reason.VERSION_UNKNOWN, why)
                 if bounds.max is not None and span.version not in bounds:

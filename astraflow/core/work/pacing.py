@@ -59,11 +59,12 @@ class Barrier:
 
     Attributes:
         given_up: Policies that nobody waits for any more.
+        waited_since: Policies that others wait for, until they are given up.
     """
 
     def __init__(self, relation: VersionRelation) -> None:
         self._relation = relation
-        self._waited_since: dict[PolicyId, datetime] = {}
+        self.waited_since: dict[PolicyId, datetime] = {}
         self.given_up: set[PolicyId] = set()
 
     def blocker(
@@ -95,28 +96,28 @@ class Barrier:
         """
         known = {standing.policy_id: standing for standing in standings}
         self.given_up = {p for p in self.given_up if p in known and not known[p].has_trainer}
-        before = self._waited_since
+        before = self.waited_since
         behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}
-        self._waited_since = {
+        self.waited_since = {
             other.policy_id: other.departure_time or before.get(other.policy_id, now)
             for other in known.values()
             if other.policy_id not in self.given_up and not other.has_trainer
             if other.policy_id in behind or other.policy_id in missed
         }
-        late = tuple(p for p in self._waited_since if self._deadline(p) <= now)
+        late = tuple(p for p in self.waited_since if self._deadline(p) <= now)
         self.given_up.update(late)
         for policy_id in late:
-            del self._waited_since[policy_id]
+            del self.waited_since[policy_id]
         return late
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the next policy is given up, unless its trainer comes back."""
-        return min(map(self._deadline, self._waited_since), default=None)
+        return min(map(self._deadline, self.waited_since), default=None)
 
     def deadline_of(self, policy_id: PolicyId) -> datetime | None:
         """Return when a policy is given up; None: nobody waits, or its trainer lives."""
-        return self._deadline(policy_id) if policy_id in self._waited_since else None
+        return self._deadline(policy_id) if policy_id in self.waited_since else None
 
     def _partners(
         self, policy: PolicyStanding, others: Iterable[PolicyStanding]
@@ -138,7 +139,7 @@ class Barrier:
 
     def _deadline(self, policy_id: PolicyId) -> datetime:
         is_free = self._relation.max_lead is None
-        return self._waited_since[policy_id] + (timedelta() if is_free else self._relation.timeout)
+        return self.waited_since[policy_id] + (timedelta() if is_free else self._relation.timeout)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -164,7 +165,9 @@ class PolicyPacing:
     @property
     def next_deadline(self) -> datetime | None:
         """When the next policy without a trainer is given up."""
-        return None if self.lifecycle.is_final else self._barrier.next_deadline
+        barrier = self._barrier
+        is_idle = not barrier.waited_since or self.lifecycle.is_final
+        return None if is_idle else barrier.next_deadline
 
     def deadline_of(self, policy_id: PolicyId) -> datetime | None:
         """Return when a policy is given up; None: nobody waits, or its trainer lives."""
@@ -238,8 +241,8 @@ class PolicyPacing:
         for policy in self.policies.values():
             if policy.progress.is_requested:
                 self._order(policy)
-            limit = policy.versions.newest_version
-            if policy.versions.shown_version < limit:
+            if policy.versions.shown_version + 1 < policy.versions.next_version:
+                limit = policy.versions.newest_version
                 if policy.end is None:
                     limit = self._barrier.shown_version(self._standing(policy), self._standings())
                 shown += policy.versions.show(limit)

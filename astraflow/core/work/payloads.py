@@ -49,7 +49,7 @@ class PayloadLedger:
     def advance(self) -> None:
         """Release what is of no use any more, if it is time to look."""
         is_over = self.lifecycle.is_final
-        if len(self.known) < self._due and not (self.known and is_over):
+        if len(self.known) < self._due and not is_over:
             return
         used = set[str]() if is_over else self._used()
         gone = self.known - used

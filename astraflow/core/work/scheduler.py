@@ -8,6 +8,7 @@ engine reads their prompt once.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from math import floor, inf
 from typing import Final
 
@@ -260,7 +261,8 @@ class Scheduler:
     @property
     def has_credit(self) -> bool:
         """Whether anybody has credit for a group, or for some of it where nobody ever has more."""
-        index, count = self.sessions.capacity_index, self.settings.rollouts.unit
+        index = self.sessions.capacity_index
+        count = index.unit
         if index.has_credit(count):
             return True
         if not index.has_credit(1):
@@ -302,6 +304,7 @@ class Scheduler:
             return None
         minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
 
+        @cache
         def is_fit(member: LiveRaas) -> bool:
             return (
                 not member.is_draining
@@ -325,7 +328,7 @@ class Scheduler:
             capacity_of=training_capacity,
         )
         request = PlacementRequest(
-            count=min(count, self.settings.rollouts.unit),
+            count=min(count, sessions.capacity_index.unit),
             token_count=self.measured.expected_tokens(size_of(prompt)),
             fastest_token_s=self.measured.fastest_token_s,
             slack_s=slack_s,

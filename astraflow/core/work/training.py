@@ -41,10 +41,10 @@ class Training:
     _again: list[TrainGroup] = field(init=False, default_factory=list[TrainGroup])
     _group_count: int = field(init=False, default=0)
     _failed_in_a_row: int = field(init=False, default=0)
-    _policy_ids: tuple[PolicyId, ...] = field(init=False)
+    policy_ids: tuple[PolicyId, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._policy_ids = self.settings.workflow.policy_ids
+        self.policy_ids = self.settings.workflow.policy_ids
 
     @property
     def is_through(self) -> bool:
@@ -207,15 +207,16 @@ class Training:
         versions: dict[PolicyId, VersionRange],
         now: datetime,
     ) -> None:
-        indexes = tuple(group.unissued[: min(place.free, self.settings.rollouts.unit)])
+        most = min(place.free, self.sessions.capacity_index.unit)
+        indexes = tuple(group.unissued[:most])
         repeats = self.tasks.send(group, place.member, indexes=indexes, versions=versions, now=now)
-        for policy_id in group.policies:
+        for policy_id in group.policies if repeats else ():
             self.policies[policy_id].samples.books.note(reissued=repeats)
 
     def _versions(
         self, policies: Iterable[PolicyState], *, is_open: bool
     ) -> dict[PolicyId, VersionRange]:
-        ranges = dict.fromkeys(self._policy_ids, VersionRange())
+        ranges = dict.fromkeys(self.policy_ids, VersionRange())
         for policy in policies:
             oldest = self.pacing.min_version(policy, is_open=is_open)
             ranges[policy.policy_id] = VersionRange(min=oldest)
