@@ -1,16 +1,20 @@
 """A recipe by SkyPilot: its own API server, whose infrastructure is a Slurm cluster behind ssh."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from .conftest import started
+from astraflow.config.run_dir import read_json_lines
+
+from .conftest import astraflow, running, started
 from .places import SSH, SSHD, ask, free_ports, has_slurm, has_sshd, slurm_cluster
 
 pytestmark = [
@@ -20,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("sky") is None, reason="pip install 'skypilot[slurm]' uv"),
     pytest.mark.skipif(not (has_slurm() and has_sshd()), reason="scripts/install_clusters.sh"),
     # Every cluster gets a Python environment of its own from a package index.
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3600),
 ]
 
 # SkyPilot gets uv by curl, and an interpreter by that.
@@ -113,11 +117,53 @@ def jobs(slurm):
 SETS = ("policies.solver.trainer.step_count=40000", "raas.count=1", "evals={}", ON_SKYPILOT)
 
 
-def test_clusters_train_and_ctrl_c_leaves_none(tmp_path, cache, slurm):
+@contextmanager
+def resumed(run, *sets, cache):
+    more = [part for each in sets for part in ("--set", each)]
+    words = ("run", "--resume", str(run.run_dir.root), *more)
+    with running(*words, run_dir=run.run_dir, cache=cache) as again:
+        yield again
+
+
+def step_count(run):
+    return max(row["step"] for row in read_json_lines(run.run_dir.metrics))
+
+
+def test_a_run_goes_on_after_ctrl_c_and_after_its_launcher_was_killed(tmp_path, cache, slurm):
     with started("sort.yaml", *SETS, runs=tmp_path, cache=cache) as run:
         run.wait_for_steps(2)
         assert len(jobs(slurm)) == 2
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output
     assert all(account["balanced"] for account in run.books)
+    assert not jobs(slurm)
+    stopped_at = step_count(run)
+    with resumed(run, cache=cache) as run:
+        run.wait_for_steps(stopped_at + 2)
+        left = jobs(slurm)
+        assert len(left) == 2
+        run.process.kill()
+        run.wait()
+    count = step_count(run) + 20
+    with resumed(run, f"policies.solver.trainer.step_count={count}", cache=cache) as run:
+        run.wait_for_log("trainer-solver", f"step={count} ")
+        assert not left & jobs(slurm)
+        assert run.wait() == 0, run.output
+    assert "clusters that were left of this run go down" in " ".join(run.output.split())
+    assert not jobs(slurm)
+    steps = [row["step"] for row in read_json_lines(run.run_dir.metrics)]
+    assert set(steps) == set(range(1, count + 1))
+    # Draining it was at rest.
+    assert {steps.count(step) for step in range(1, stopped_at + 1)} == {1}
+    assert all(account["balanced"] for account in run.books)
+    ledger = astraflow("ledger", str(run.run_dir.root), "--json", cache=cache)
+    assert json.loads(ledger.stdout)["holds"], ledger.stdout + ledger.stderr
+
+
+def test_ctrl_c_leaves_nothing_of_clusters_that_are_not_up_yet(tmp_path, cache, slurm):
+    with started("sort.yaml", *SETS, runs=tmp_path, cache=cache) as run:
+        while not jobs(slurm):
+            assert run.is_alive, run.wait()
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output
     assert not jobs(slurm)

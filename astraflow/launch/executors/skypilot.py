@@ -74,6 +74,10 @@ class SkyPilotProcess(WatchedProcess):
             if self.exit_code is None:
                 self._log(f"{self.cluster} was not launched: {error}")
             self._finish(LOST)
+        else:
+            if self.exit_code is not None:
+                # It was ended before SkyPilot had heard of it.
+                await self._executor.down(self.cluster)
 
     def _log(self, line: str) -> None:
         with self.command.log.open("a") as log:
@@ -246,9 +250,18 @@ class SkyPilotExecutor(PollingExecutor[SkyPilotOptions, SkyPilotProcess]):
     async def poll(self) -> None:
         await asyncio.gather(*(process.update() for process in list(self.live.values())))
 
+    async def _launches(self) -> Mapping[str, str]:
+        """Return the requests for clusters of this run that are not over, by the cluster's name."""
+        requests = [each for each in await self.sdk.api_status() if each.name == "sky.launch"]
+        names = {each.cluster_name or "": each.request_id for each in requests}
+        return {name: each for name, each in names.items() if name.startswith(self._prefix)}
+
     async def down(self, cluster: str) -> None:
-        """Tear a cluster down; people hear of one that may cost on."""
+        """Tear a cluster down, or stop its launch; people hear of one that may cost on."""
         try:
+            # What a request has not made yet SkyPilot does not know.
+            if request := (await self._launches()).get(cluster):
+                await self.sdk.api_cancel([request], silent=True, stream_logs=None)
             await self.sdk.down(cluster, stream_logs=None)
         except self.sky.exceptions.ClusterDoesNotExist:
             return
@@ -259,8 +272,9 @@ class SkyPilotExecutor(PollingExecutor[SkyPilotOptions, SkyPilotProcess]):
         if not self.has_run_id:
             return
         await asyncio.to_thread(lambda: self.sdk)
+        launches = await self._launches()
         known = [each.name for each in await self.sdk.status(stream_logs=None)]
-        mine = {name for name in known if name.startswith(self._prefix)}
+        mine = {name for name in known if name.startswith(self._prefix)} | launches.keys()
         if left := sorted(mine - self._launched):
             self.place.note(f"clusters that were left of this run go down: {', '.join(left)}")
         await asyncio.gather(*map(self.down, mine))
