@@ -76,11 +76,11 @@ class EffectExecutor:
     def carry_out(self, effect: Effect, now: datetime) -> None:
         if is_tracing():
             effect = self.traces.stamp(effect, now)
-        self.directory.see(effect, now)
-        self.counters.see(effect, self.directory.history)
         match effect:
             # The most frequent one first: each line is a question.
             case RecordRollout() | RecordBatch() | RecordVersion():
+                self.directory.see(effect, now)
+                self.counters.see(effect, self.directory.history)
                 self.recorder.record(effect, now)
             case SendTask() | SendCancellation() | SendDirective():
                 self.outboxes.post(effect)
@@ -91,6 +91,8 @@ class EffectExecutor:
             case ClearOutbox():
                 self.outboxes.clear(effect.member_id)
             case CloseSession():
+                self.directory.see(effect, now)
+                self.counters.see(effect, self.directory.history)
                 self._close_session(effect)
             case DrawPrompts() | DrawAgain() | DrawEvalPrompts():
                 self.prompt_requests.put(effect)
@@ -103,6 +105,7 @@ class EffectExecutor:
             case AnnounceVersion():
                 self.watches.announce(effect.info)
             case EvalChanged():
+                self.counters.see(effect, self.directory.history)
                 self.watches.evals.touch()
                 self.recorder.record(effect, now)
             case RunSaved():
@@ -110,7 +113,7 @@ class EffectExecutor:
                 self.watches.saves.touch()
             case RunStateChanged():
                 log.info("run state", state=effect.state)
-                self.watches.touch_state()
+                self.watches.state.touch()
             case ReleasePayloads():
                 if self.payloads is not None:
                     self.payloads.release(effect.names)

@@ -270,7 +270,7 @@ class Hub:
         if not isinstance(event, RolloutArrived):
             self.executor.traces.see(event, decided.answer)
             self.directory.note(event, decided.answer, decided.time)
-        self.executor.watches.touch()
+        self.executor.watches.change.touch()
 
     async def read_prompts(self) -> None:
         """Draw prompts as the run asks for them, for ever."""

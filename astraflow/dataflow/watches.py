@@ -73,27 +73,20 @@ class Watches:
     Attributes:
         evals: All evaluations.
         saves: Checkpoints of the run.
+        state: Of the run: its watchers look at once.
+        change: Anything: the watchers of the run look when their time comes.
     """
 
     def __init__(self) -> None:
         self._boards: dict[PolicyId, VersionBoard] = defaultdict(VersionBoard)
         self.evals = Topic()
         self.saves = Topic()
-        self._state = Topic()
-        self._change = Topic()
+        self.state = Topic()
+        self.change = Topic()
 
     def announce(self, info: VersionInfo) -> None:
         """Wake the watchers of a policy's versions."""
         self._boards[info.policy_id].announce(info)
-
-    def touch_state(self) -> None:
-        """Wake the watchers of the run at once."""
-        self._state.touch()
-        self._change.touch()
-
-    def touch(self) -> None:
-        """Note that something changed; the watchers of the run look when their time comes."""
-        self._change.touch()
 
     async def versions(
         self, policy_id: PolicyId, known: tuple[VersionInfo, ...], *, after: int | None
@@ -151,13 +144,13 @@ class Watches:
         A new state is shown at once; other changes wait until `interval` has passed.
         """
         while True:
-            state, change = self._state.revision, self._change.revision
+            state, change = self.state.revision, self.change.revision
             status = look()
             yield status
             if status.state.is_final:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval.total_seconds()):
-                    await self._state.passed(state)
-            if self._state.revision == state:
-                await self._change.passed(change)
+                    await self.state.passed(state)
+            if self.state.revision == state:
+                await self.change.passed(change)

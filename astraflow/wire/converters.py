@@ -52,6 +52,10 @@ class FieldRule:
     decode: Callable[[Any], Any] | None = None
 
 
+_PASSES: dict[Check, str] = {required: "{}"}
+"""What holds for a value that passes a check, as an expression of it."""
+
+
 def least(bound: int) -> Check:
     """Return the check of a number that must not be below a bound."""
 
@@ -60,6 +64,7 @@ def least(bound: int) -> Check:
             raise invalid(field, f"{value} is below {bound}")
         return value
 
+    _PASSES[check] = f"{{}} >= {bound}"
     return check
 
 
@@ -71,6 +76,7 @@ def sized(nbytes: int, *, or_none: bool = False) -> Check:
             raise invalid(field, f"needs {nbytes} bytes{', or none' if or_none else ''}")
         return value
 
+    _PASSES[check] = f"len({{}}) in {(0, nbytes) if or_none else (nbytes,)}"
     return check
 
 
@@ -230,9 +236,10 @@ class _Pair:
         else:
             read, writes = self._single(field, own, hint, first)
         if rule.check is not None:
-            checked = f"{self._name(rule.check)}({read}, {first.name!r})"
-            # What is there needs no call.
-            read = f"({read} or {checked})" if rule.check is required else checked
+            # What is sound needs no call, which raises.
+            passes = _PASSES.get(rule.check, "").format(f"(c := {read})")
+            checked = f"{self._name(rule.check)}({'c' if passes else read}, {first.name!r})"
+            read = f"(c if {passes} else {checked})" if passes else checked
         if is_optional and len(found) == 1:
             there = f"m.HasField({first.name!r})" if first.has_presence else field
             read = f"({read} if {there} else None)"

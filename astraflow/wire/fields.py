@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from math import prod
@@ -24,11 +24,30 @@ TABLES: dict[type[StrEnum], "EnumTable[Any]"] = {}
 """The tables that there are, by the core enum."""
 
 
+class _Members(dict[int, Any]):
+    """The member of each number of the wire; another number is refused."""
+
+    what: str = ""
+
+    def __missing__(self, number: int) -> Any:
+        why, where = f"{number} is no {self.what}", {"field": self.what}
+        raise AstraflowError(Reason.INVALID_FIELD, why, metadata=where)
+
+
 class EnumTable(Generic[Member]):
     """Maps the members of a core enum to the numbers of a wire enum by their names.
 
     `Dtype.BF16` goes with `DTYPE_BF16` for the prefix `DTYPE`.
+
+    Attributes:
+        numbers: The wire's number of each member.
+        members: The member of each number of the wire.
+        encode: Returns the number of a member.
+        decode: Returns the member of a number; INVALID_FIELD for one without.
     """
+
+    encode: Callable[[Member], Any]
+    decode: Callable[[int], Member]
 
     def __init__(
         self, core: type[Member], wire: Any, prefix: str, *, unspecified: Member | None = None
@@ -39,43 +58,22 @@ class EnumTable(Generic[Member]):
             KeyError: When one side has a name that the other lacks.
         """
         values: Mapping[str, int] = dict(wire.items())
-        self._what = prefix.lower()
-        self._numbers = {
+        self.numbers: Mapping[Member, int] = {
             member: values[f"{prefix}_{member.name}"]
             for member in core
             if member is not unspecified
         }
-        self._members = {number: member for member, number in self._numbers.items()}
-        unknown = set(values.values()) - self._members.keys() - {0}
+        self.members = _Members({number: member for member, number in self.numbers.items()})
+        self.members.what = prefix.lower()
+        unknown = set(values.values()) - self.members.keys() - {0}
         if unknown:
             raise KeyError(f"{core.__name__} lacks numbers {sorted(unknown)} of {prefix}")
         if unspecified is not None:
-            self._numbers[unspecified] = 0
-            self._members[0] = unspecified
+            self.numbers = {**self.numbers, unspecified: 0}
+            self.members[0] = unspecified
+        # Without a call of ours: they are asked for every field of every message.
+        self.encode, self.decode = self.numbers.__getitem__, self.members.__getitem__
         TABLES[core] = self
-
-    @property
-    def numbers(self) -> Mapping[Member, int]:
-        """The wire's number of each member."""
-        return self._numbers
-
-    @property
-    def members(self) -> Mapping[int, Member]:
-        """The member of each number of the wire."""
-        return self._members
-
-    def encode(self, member: Member) -> Any:
-        return self._numbers[member]
-
-    def decode(self, number: int) -> Member:
-        try:
-            return self._members[number]
-        except KeyError:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"{number} is no {self._what}",
-                metadata={"field": self._what},
-            ) from None
 
 
 def enum_table(core: Any, wire: EnumDescriptor) -> EnumTable[Any]:
@@ -237,8 +235,10 @@ def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarr
 
     bf16 and fp8 come as unsigned integers: their bits.
     """
-    shape = tuple(message.shape)
-    return _flat(message, DTYPES.decode(message.dtype), shape, field).reshape(shape)
+    shape, data, dtype = tuple(message.shape), message.data, DTYPES.decode(message.dtype)
+    if len(data) != prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
+        raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
+    return _elements(data, dtype.numpy, field).reshape(shape)
 
 
 def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.ndarray:
@@ -250,14 +250,6 @@ def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.nd
     if len(data) != shape[0] * itemsize:
         raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
     return _elements(data, numpy, field)
-
-
-def _flat(message: tensor_pb2.Tensor, dtype: Dtype, shape: Sequence[int], field: str) -> np.ndarray:
-    """Return the elements of a tensor as one read-only row over its bytes."""
-    data = message.data
-    if len(data) != prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
-        raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
-    return _elements(data, dtype.numpy, field)
 
 
 def _elements(data: bytes, dtype: np.dtype[np.generic], field: str) -> np.ndarray:

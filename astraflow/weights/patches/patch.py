@@ -54,9 +54,12 @@ class Patch:
 
     Attributes:
         chunks: Those that are here, by index.
+        info: Once its index is known; before, to read it is an AttributeError.
         failure: Why nothing of it can be had; None: nothing is wrong.
         is_over: Whether who encodes it adds no more.
     """
+
+    info: PatchInfo
 
     def __init__(
         self, index: PatchIndex | None = None, chunks: dict[int, Chunk] | None = None
@@ -65,6 +68,8 @@ class Patch:
         self.failure: AstraflowError | None = None
         self.is_over = False
         self._index = index
+        if index is not None:
+            self.info = index.patch
         self._left_out: dict[int, ChunkHeader] = {}
         self._lock = Lock()
         self._readers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
@@ -103,10 +108,6 @@ class Patch:
         return self._index
 
     @property
-    def info(self) -> PatchInfo:
-        return (self._index or self.index).patch
-
-    @property
     def root(self) -> bytes:
         return self.info.root_digest
 
@@ -140,6 +141,7 @@ class Patch:
         self._notify()
 
     def finish(self, index: PatchIndex) -> None:
+        self.info = index.patch
         self._index = index
         self._notify()
 
