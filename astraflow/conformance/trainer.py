@@ -18,9 +18,12 @@ from astraflow.conformance.stage import DIGITS, Law, ScriptEnded, Stage
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import CheckedSource, check_source
-from astraflow.core.errors import Reason
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.packing import laid_out
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import SESSION_KEY
+from astraflow.wire.rollout import decode_batch_part
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
@@ -141,6 +144,11 @@ CHECKS: Final = (
         expected="opens a stream again that was cut, takes the batch whole as it comes again, and"
         " settles it once",
         source="dataflow/v1/trainer_service.proto, StreamBatches",
+    ),
+    ContractCheck(
+        name="batches.sources",
+        expected="gets the same rows whether its parts have sources or columns",
+        source="dataflow/v1/trainer_service.proto, StreamBatchesRequest.sources",
     ),
     BACKPRESSURE,
     *EVERY_MEMBERS,
@@ -263,17 +271,60 @@ async def _check_lost_ack(stage: Stage) -> None:
             raise Broken(f"{wanted.batch_id} was settled as {' after '.join(names)}")
 
 
+class OtherForm(Fault):
+    """Asks for the other form of what was lost when a stream was cut, on the stream after it.
+
+    The trainer sees nothing of that, but for a stream that is cut again.
+    """
+
+    def __init__(self, cut: CutResponse) -> None:
+        self.part: Any = None
+        self._cut = cut
+        self._call: Call | None = None
+
+    def request(self, call: Call, message: Any) -> Sequence[Any]:
+        if call.name == "StreamBatches" and self._cut.lost and self._call is None:
+            self._call = call
+            message.sources = not message.sources
+        return [message]
+
+    def response(self, call: Call, message: Any) -> Sequence[Any]:
+        if call is not self._call:
+            return [message]
+        wanted = self._cut.lost.part
+        if (message.part.batch_id, message.part.index) == (wanted.batch_id, wanted.index):
+            self.part = message.part
+            raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
+        return []
+
+
 async def _check_cut_stream(stage: Stage) -> None:
+    fault = CutResponse("StreamBatches", lambda message: message.HasField("part"))
+    other = OtherForm(fault)
     with stage.check("batches.redelivered"):
-        fault = CutResponse("StreamBatches", lambda message: message.HasField("part"))
-        stage.tap.faults.append(fault)
-        cut = await stage.until(lambda: fault.lost, "the part of another batch")
-        batch_id = cut.part.batch_id
-        await stage.until(
-            lambda: _header(_after(stage.tap.of("StreamBatches"), fault.call), batch_id),
+        stage.tap.faults += [fault, other]
+        lost = await stage.until(lambda: fault.lost, "the part of another batch")
+        batch_id = lost.part.batch_id
+        header = await stage.until(
+            lambda: _header(stage.tap, fault.call, batch_id),
             "a new StreamBatches, on which the batch comes again",
         )
         await stage.until(lambda: _ack(stage.tap, batch_id), f"the ack of {batch_id}")
+    with stage.check("batches.sources"):
+        require_same_rows(lost.part, other.part, header.header.policy_ids)
+
+
+def require_same_rows(one: Any, other: Any, policy_ids: Sequence[PolicyId]) -> None:
+    """Require that of two forms of a part one has sources, and that both come to equal columns."""
+    if bool(one.sources) is bool(other.sources):
+        raise Broken(f"parts of {one.batch_id} are alike, asked for with sources and without")
+    with_sources, plain = sorted(map(decode_batch_part, (one, other)), key=lambda p: not p.sources)
+    made = laid_out(with_sources, policy_ids)
+    for name in sorted(made.columns.keys() | plain.columns.keys()):
+        found = [each.columns[name] for each in (made, plain) if name in each.columns]
+        said = {(each.axis, each.values.dtype, each.values.tobytes()) for each in found}
+        if len(found) < len((made, plain)) or len(said) > 1:
+            raise Broken(f"column {name} of {one.batch_id} is another one, made of its sources")
 
 
 def _after(calls: list[Call], one: Call | None) -> Call | None:
@@ -281,8 +332,11 @@ def _after(calls: list[Call], one: Call | None) -> Call | None:
     return following[0] if following else None
 
 
-def _header(call: Call | None, batch_id: str) -> Any:
-    events = call.responses if call else []
+def _header(tap: Tap, after: Call | None, batch_id: str) -> Any:
+    """Return what opened a batch on a stream after one."""
+    calls = tap.of("StreamBatches")
+    later = calls[calls.index(after) + 1 :] if after in calls else []
+    events = (event for call in later for event in call.responses)
     return next((event for event in events if event.header.batch_id == batch_id), None)
 
 

@@ -85,7 +85,7 @@ async def test_a_final_run_ends_its_watch_without_waiting():
     async for status in watches.status(look, interval=timedelta(hours=1)):
         seen.append(status.state)
         states[0] = RunState.DONE
-        watches.touch_state()
+        watches.state.touch()
     assert seen == [RunState.RUNNING, RunState.DONE]
 
 
@@ -104,5 +104,5 @@ async def test_other_changes_are_shown_after_the_interval():
 
     watch = watches.status(look, interval=timedelta())
     await anext(watch)
-    watches.touch()
+    watches.change.touch()
     await anext(watch)

@@ -1,0 +1,44 @@
+"""Both forms of a part come to the same rows, or the check of it says what differs."""
+
+from dataclasses import replace
+
+import pytest
+
+from astraflow.conformance.checks import Broken
+from astraflow.conformance.trainer import require_same_rows
+from astraflow.core.packing import Share, laid_out
+from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
+from astraflow.core.samples import AcceptedRollout, sample_of
+from astraflow.wire.rollout import fill_batch_part
+from astraflow_proto.rollout.v1 import batch_pb2
+from made_up import made_up_trajectory
+
+
+def encoded(part):
+    message = batch_pb2.BatchPart()
+    fill_batch_part(message, part)
+    return message
+
+
+def test_a_column_that_differs_from_its_sources_is_told():
+    rollout = Rollout(
+        rollout_id="r",
+        task_id="t",
+        group_id="g",
+        sample_index=0,
+        outcome=Outcome.SCORED,
+        reward=1.0,
+        trajectories=(made_up_trajectory("t", "solver", (VersionSpan(version=0, length=3),)),),
+    )
+    entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
+    rows = sample_of(entry, "solver").rows
+    (part,) = Share("b", rows, max_tokens=0, group_indexes={"g": 0})
+    plain, sourced = encoded(laid_out(part, ["solver"])), encoded(part)
+
+    require_same_rows(plain, sourced, ["solver"])
+    (source,) = part.sources
+    other = encoded(replace(part, sources=(replace(source, advantage=2.0),)))
+    with pytest.raises(Broken, match="advantages"):
+        require_same_rows(other, plain, ["solver"])
+    with pytest.raises(Broken, match="alike"):
+        require_same_rows(plain, plain, ["solver"])
