@@ -7,6 +7,7 @@ or none.
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import NamedTuple
 
 _COMES_WITH = {
@@ -18,6 +19,10 @@ _COMES_WITH = {
 """The package of an extra that brings a module, where their names differ."""
 _APART = ("track",)
 """Extras of packages of which one is enough."""
+
+
+_SERVERS = {"vllm": "vllm==0.32.0", "sglang": "sglang[all]==0.5.23"}
+"""Releases whose interfaces are known, for GPUs; docs/engines.md has those for CPUs."""
 
 
 class _Requirement(NamedTuple):
@@ -39,6 +44,21 @@ def install(*extras: str) -> str:
     if not wanted:
         return f"pip install '.[{','.join(extras)}]' in the checkout"
     return _command([each for each in wanted if not each.is_installed] or wanted)
+
+
+def install_server(kind: str, python: Path | None = None) -> str:
+    """Return the command that installs vllm or sglang.
+
+    Args:
+        kind: Which.
+        python: Of the environment that gets it; None: a new one, which is named to us, too.
+    """
+    if python is not None:
+        return f"{python} -m pip install '{_SERVERS[kind]}'"
+    return (
+        f"python3 -m venv {kind} && {kind}/bin/pip install '{_SERVERS[kind]}' && "
+        f"export ASTRAFLOW_{kind.upper()}_PYTHON=$PWD/{kind}/bin/python"
+    )
 
 
 def cure_of(module: str) -> str | None:

@@ -87,7 +87,7 @@ class Tracing(Strict):
 
     exporter: str = "off"
     """off; file or console: JSON lines; or the name of an installed OpenTelemetry exporter, such as
-    otlp, which reads its own OTEL_ variables. Needs `astraflow[otel]`."""
+    otlp, which reads its own OTEL_ variables. Needs the extra `otel`."""
     path: Path | None = None
     """Folder of the exporter `file`; unset: traces, in the run's folder."""
     share: float = Field(default=1.0, gt=0, le=1)

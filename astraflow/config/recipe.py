@@ -10,23 +10,25 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from astraflow.config.lora import Lora
-from astraflow.config.policies import (
+from astraflow.config.losses import (
     Advantages,
     AgentAdvantages,
-    Broadcast,
-    Buffer,
     Correction,
     CriticConfig,
-    Keep,
     Kl,
     Loss,
-    ModelConfig,
     Optimizer,
     Overlong,
+    Sapo,
+)
+from astraflow.config.policies import (
+    Broadcast,
+    Buffer,
+    Keep,
+    ModelConfig,
     PolicyConfig,
     ReplayConfig,
     Sampling,
-    Sapo,
     SaveConfig,
     Sync,
     Tiny,

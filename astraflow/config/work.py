@@ -17,7 +17,7 @@ class DataSet(Strict):
     """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
     paths start at the recipe's folder."""
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
-    """org/name on the Hugging Face hub, in place of a path; needs `astraflow[datasets]`."""
+    """org/name on the Hugging Face hub, in place of a path; needs the extra `datasets`."""
     split: str = "train"
     """Of hub."""
     config: str | None = None
@@ -82,7 +82,7 @@ class PayloadsConfig(Strict):
 
     url: str = Field(pattern=r"^[a-z0-9]+://.")
     """Of a folder that hub, nodes and trainers reach, such as s3://bucket/payloads or
-    file:///shared/payloads; each run has a folder of its own in it. Needs `astraflow[store]`."""
+    file:///shared/payloads; each run has a folder of its own in it. Needs the extra `store`."""
     above_nbytes: int = Field(default=64 << 10, ge=0)
     """A trajectory whose arrays take so many bytes goes there: 9 for each token, and what routed
     experts and columns of a workflow take."""

@@ -37,7 +37,7 @@ async def open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
 
     Raises:
         AstraflowError: JOURNAL_FAILED when it is damaged, held by another hub or cannot be
-            written; CAPABILITY_MISSING without `astraflow[postgres]`.
+            written; CAPABILITY_MISSING without the extra `postgres`.
     """
     settings = recipe.hub.journal
     match settings.kind:
@@ -125,7 +125,7 @@ def snapshot_of(recipe: Recipe, run_dir: RunDir) -> Snapshot:
     """Return the snapshot that belongs to a run's journal.
 
     Raises:
-        AstraflowError: CAPABILITY_MISSING without `astraflow[postgres]`.
+        AstraflowError: CAPABILITY_MISSING without the extra `postgres`.
     """
     settings = recipe.hub.journal
     if settings.kind != "postgres":

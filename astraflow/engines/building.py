@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from astraflow.config.extras import install_server
 from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -112,6 +113,7 @@ def server_python(settings: EngineSettings) -> Path:
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"raas.engine.kind {settings.kind} needs the interpreter of an environment that has"
-            f" it, and {what}: set raas.engine.python or {variable}, or attach by raas.engine.url",
+            f" it, and {what}: set raas.engine.python or {variable}, or attach by raas.engine.url;"
+            f" to make one: {install_server(settings.kind)}",
         )
     return named

@@ -17,7 +17,7 @@ import psutil
 
 from astraflow import __version__
 from astraflow.codec import kernels
-from astraflow.config.extras import install
+from astraflow.config.extras import install, install_server
 from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
@@ -73,7 +73,7 @@ def _versions() -> Iterator[DoctorCheck]:
     yield DoctorCheck(area="versions", name="astraflow", works=True, found=__version__)
     for name in _NEEDED:
         found = _release(name)
-        advice = "" if found else "pip install astraflow again: this package belongs to it"
+        advice = "" if found else "install astraflow again: this package belongs to it"
         yield DoctorCheck(
             area="versions",
             name=name,
@@ -242,5 +242,5 @@ def _engines() -> Iterator[DoctorCheck]:
             name=kind,
             works=works,
             found=f"{variable} is {named or 'not set'}",
-            advice="" if works else f"set {variable} to the interpreter that has it: engines.md",
+            advice="" if works else f"set {variable}, or: {install_server(kind)}",
         )

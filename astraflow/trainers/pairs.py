@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astraflow.config.policies import Pairs
+from astraflow.config.losses import Pairs
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import LossTokens, TrainRows

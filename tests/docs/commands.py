@@ -172,7 +172,8 @@ def _pip(words: Sequence[str], shown: Mapping[str, str]) -> Iterator[str]:
         yield from (f"there is no extra {each}" for each in missing)
         if not (extras or word.startswith("-") or word[0] in ".$" or "/" in word):
             try:
-                Requirement(word)
+                if word != "install" and Requirement(word).name == "astraflow":
+                    yield "an index may have another project of that name"
             except InvalidRequirement as error:
                 yield str(error)
 

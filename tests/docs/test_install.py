@@ -10,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from astraflow.config.extras import install_server
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMAGES = sorted((ROOT / "scripts" / "docker").glob("*.Dockerfile"))
@@ -59,3 +61,13 @@ def test_an_image_copies_and_installs_what_there_is(path):
 def test_images_are_linted():
     done = subprocess.run(["hadolint", *IMAGES], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_servers_have_one_release_wherever_they_are_installed(page):
+    image = (ROOT / "scripts" / "docker" / "cuda.Dockerfile").read_text()
+    for kind in ("vllm", "sglang"):
+        [release] = re.findall(rf"ARG {kind.upper()}_VERSION=(\S+)", image)
+        assert install_server(kind).count(f"=={release}'") == 1
+        shown = "".join([page("install.md"), page("engines.md"), (ROOT / "README.md").read_text()])
+        assert {*re.findall(rf"{kind}(?:\[all\])?==([\d.]+)", shown)} <= {release}
+        assert not re.search(rf"pip install {kind}(?!=)", shown)

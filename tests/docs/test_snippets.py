@@ -135,6 +135,13 @@ def bash(path):
     return [each for each in fences(path) if each.language == "bash"]
 
 
+@pytest.mark.parametrize("path", [*PAGES, *sorted(RECIPES.rglob("*.yaml"))], ids=name_of)
+def test_nobody_is_told_to_install_another_projects_package(path):
+    told = re.findall(r"pip install ([^`\n]+)", path.read_text(encoding="utf-8"))
+    named = [each for each in told if re.search(r"(?<![\w/-])astraflow(?! \w|-[\d*])", each)]
+    assert named == [], "write '.[extra]' or the path of a wheel; docs/install.md says why"
+
+
 # The same tests that a reader would copy, with a run each.
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ async def server(settings):
 
 async def test_the_program_of_the_page_trains_and_samples(server, settings):
     [shown] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    program = shown.replace("http://localhost:8000", server).replace("Qwen/Qwen3-8B", NAME)
+    program = shown.replace("localhost:8000", server.removeprefix("http://"))
+    program = program.replace("Qwen/Qwen3-8B", NAME).replace("rank=32", "rank=4")
     printed = await python("-c", f"{program}\nprint(training.get_info().model_id)\n")
     saved = settings.directory / printed.strip() / "snapshots"
     assert len([*saved.iterdir()]) == 2

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from astraflow.config.extras import install_server
 from astraflow.core.errors import AstraflowError, Reason
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -108,13 +109,15 @@ def require_interfaces(kind: str, python: Path) -> None:
         raise _unfit(f"{python} is no interpreter that works: {error}") from error
     folder = found["folder"]
     if folder is None:
-        raise _unfit(f"the environment of {python} has no package {kind}; install it there")
+        raise _unfit(
+            f"the environment of {python} has no package {kind}: {install_server(kind, python)}"
+        )
     release = f"{kind} {found['release'] or 'of an unknown release'}"
     missing = list(missing_interfaces(Path(folder), INTERFACES[kind]))
     if missing:
         raise _unfit(
             f"{release} in {folder} does not have {', '.join(missing)}, which new weights come by;"
-            " install a release that docs/engines.md names"
+            f" take a release that is known: {install_server(kind, python)}"
         )
     log.info("the server has the interfaces that are used", release=release)
 

@@ -85,7 +85,9 @@ def test_a_wrong_release_is_named_and_not_started(tmp_path: Path, model, kind):
 
 def test_an_environment_without_the_server_and_one_that_is_none_are_named(tmp_path: Path):
     python = environment_of(tmp_path, "vllm", "1.0")
-    with pytest.raises(AstraflowError, match="has no package sglang"):
+    with pytest.raises(
+        AstraflowError, match=rf"has no package sglang: {python} -m pip install 'sg"
+    ):
         require_interfaces("sglang", python)
     (tmp_path / "broken").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "broken").chmod(0o755)
