@@ -527,3 +527,15 @@ class TestCommit:
 
         assert pulled.update.base_version == info.version
         assert training.is_live(tools.live(puller.full_update()))
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["none", "the-same"])
+async def test_steps_of_one_root_are_gone_over_in_one_pull(training, serve, puller, tools, step):
+    await serve()
+    await pull(puller, training, training.publish())
+    for _ in range(3):
+        training.tensors = {name: bits + step for name, bits in training.tensors.items()}
+        info = training.publish(share=0)
+    pulled = await pull(puller, training, info)
+    assert pulled.update.version == puller.version == info.version
+    assert training.is_live(tools.live(puller.full_update()))

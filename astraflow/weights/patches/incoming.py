@@ -7,6 +7,7 @@ decoded counts only once the state that all of it makes is verified; see `state.
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from itertools import groupby, islice
 from time import perf_counter
@@ -62,7 +63,7 @@ class IncomingVersion:
         self.verify_s = 0.0
         self._known = known
         self.planned: tuple[Patch, ...] = ()
-        self._patches: dict[bytes, Patch] = {}
+        self._patches: dict[PatchInfo, Patch] = {}
         self.chunks: VerifiedChunks = leftover or {}
 
     def keep_decoded(self, filled: Mapping[bytes, Collection[int]]) -> None:
@@ -184,12 +185,18 @@ class IncomingVersion:
             self._require_registered(index)
         self._require_way([index.patch for index in indexes])
         before, self._patches = self._patches, {}
+        # Chunks of patches that are not in the plan would never be used up.
+        here, self.chunks = self.chunks, {}
         for index in indexes:
             root = index.patch.root_digest
-            self._patches[root] = before.pop(root, None) or Patch(index, self.chunks.get(root))
-        self.planned = tuple(self._patches[index.patch.root_digest] for index in indexes)
-        # Chunks of patches that are not in the plan would never be used up.
-        self.chunks = {root: patch.chunks for root, patch in self._patches.items()}
+            chunks = here.get(root)
+            if chunks is not None and root in self.chunks:
+                # Steps that change the same have one root; each is decoded over its own base.
+                chunks = {number: copy(chunk) for number, chunk in chunks.items()}
+            patch = before.pop(index.patch, None) or Patch(index, chunks)
+            self._patches[index.patch] = patch
+            self.chunks.setdefault(root, patch.chunks)
+        self.planned = tuple(self._patches.values())
         another = "what led there comes another way now; ask for it again"
         for patch in before.values():
             if not patch.is_complete:
