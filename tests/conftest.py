@@ -477,3 +477,44 @@ def postgres():
             yield url
     except FileNotFoundError as error:
         pytest.skip(str(error))
+
+
+# What families call the same; each takes the keys that it knows.
+TINY_FAMILY = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("ffn_dim", "intermediate_size", "n_inner", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "attention_heads", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts"), 8),
+    "vocab_size": 64,
+    "num_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+    "attention_types": [[["global", "local"], 1]],
+}
+
+
+@pytest.fixture(scope="session")
+def make_family():
+    """Make a small model of a family of transformers; the same one each time."""
+    import torch  # noqa: PLC0415 - most tests need none
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+
+    def make(name: str, **given: object) -> torch.nn.Module:
+        known = AutoConfig.for_model(name)
+        fields = {key: value for key, value in TINY_FAMILY.items() if hasattr(known, key)}
+        if name == "falcon":
+            del fields["head_dim"]
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(name, **fields, **given)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+    return make

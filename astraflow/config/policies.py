@@ -14,6 +14,7 @@ from astraflow.core.tasks import SamplingParams
 RouterReplay = Literal["told", "required", "never"]
 
 SharePrefixes = Literal["auto", "always", "never"]
+Packing = Literal["auto", "always", "never"]
 
 
 class WarmUp(Strict):
@@ -300,6 +301,10 @@ class TrainerConfig(Strict):
     """Compute once what rows of a batch begin with in common, such as the prompt of a group, where
     the model can and it pays. auto: on the CPU; on a GPU attention under a mask is not bit for bit
     the same from run to run. always: on a GPU too. never: every row is computed by itself."""
+    packing: Packing = "auto"
+    """Lay the rows of a pass end to end, without padding; attention ends where a row does. auto: on
+    a GPU, for models that take it. always: on the CPU too, and other models are refused. never:
+    rows of like length are padded to one."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
     """What is published. Master weights are always f32."""
     checkpoint_every: int | None = Field(default=None, ge=1)

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final, cast
@@ -34,8 +35,7 @@ from astraflow.trainers.lora import (
 )
 from astraflow.trainers.model_files import write_model
 from astraflow.trainers.optimizer import read_state
-from astraflow.trainers.passes import ModelPass, passes_of
-from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.passes import PassPlanner
 from astraflow.trainers.tensors import backward, to_tensor
 
 # No alpha is on the wire.
@@ -223,7 +223,8 @@ class Learner:
             return float(total.detach())
 
         with naming_exhaustion(max_tokens=self._settings.max_tokens_per_pass), self._adding():
-            total = sum(learn(PassTokens.of(batch.rows, one)) for one in self._plan(batch.rows))
+            plan = self._planner.plan(batch.rows, np.ones(batch.rows.row_count, np.bool_))
+            total = sum(learn(PassTokens.of(batch.rows, one)) for one in plan)
         return batch.divided(found), total
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -291,15 +292,10 @@ class Learner:
             self._adam.load_state_dict({"state": state["state"], "param_groups": own})
             self._step_count = state["step_count"]
 
-    def _plan(self, rows: TrainRows) -> Sequence[ModelPass]:
-        # As the trainer does: on a GPU the attention kernel that takes a mask costs more.
-        shares = self._model.device.type == "cpu" and self._model.takes_branches
-        return passes_of(
-            rows,
-            np.ones(rows.row_count, np.bool_),
-            max_tokens=self._settings.max_tokens_per_pass,
-            attention_tokens=self._model.attention_tokens if shares else None,
-        )
+    @cached_property
+    def _planner(self) -> PassPlanner:
+        tokens = self._settings.max_tokens_per_pass
+        return PassPlanner([self._model], max_tokens=tokens, share_prefixes="auto", packing="auto")
 
     @contextmanager
     def _adding(self) -> Generator[None]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,21 @@ from torch import Tensor, nn
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.modules import SCORE, empty_causal_model, read_causal_model, use_onednn
 from astraflow.engines.routers import RouteReplay
+from astraflow.trainers import packed_rows
+from astraflow.trainers.packed_rows import PackedRows
+from astraflow.trainers.tensors import to_tensor
 
 if TYPE_CHECKING:
     from astraflow.trainers.context_parallel import RowGroup
 
 Made = TypeVar("Made")
 
-# Rows that begin alike differ by this share, at most, of what a wrong mask would change: far above
+# Rows laid out together differ by this share, at most, of what a wrong mask would change: far above
 # rounding, also in bf16, and far below what a model that ignores its mask shows.
 _ROUNDING = 0.1
+# Two rows that a model is asked with, and how many tokens they begin with in common.
+_ASKED: Final = ((3, 4, 5, 6, 7), (3, 4, 5, 9, 8))
+_SHARED: Final = 3
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -49,6 +55,10 @@ class Branches:
         """bool[n, 1, L, L], which token (row) sees which (column)."""
         index = torch.arange(self.ends.shape[1], device=self.ends.device)
         return ((index[:, None] >= index) & (index[:, None] < self.ends[:, None, :]))[:, None]
+
+
+Layout = Branches | PackedRows | None
+"""How rows lie in a pass: branch off one another, follow one another, or each alone and padded."""
 
 
 class CausalModel:
@@ -107,18 +117,18 @@ class CausalModel:
         """Token ids that it knows."""
         return int(cast("Any", self.module).get_input_embeddings().num_embeddings)
 
-    def logits(self, tokens: Tensor, chosen: Tensor, *, branches: Branches | None = None) -> Tensor:
+    def logits(self, tokens: Tensor, chosen: Tensor, *, layout: Layout = None) -> Tensor:
         """Return logits after chosen positions.
 
         Args:
             tokens: i64[n, L], padded on the right with any token.
             chosen: i64[k], flat indices into `tokens`.
-            branches: None: each row is one sequence. Else see `takes_branches`.
+            layout: Of rows; for a model that `takes_branches`, or of which nothing is `unpacked`.
 
         Returns:
             [k, vocabulary] in the model's dtype.
         """
-        logits = self._run(tokens, chosen, branches)
+        logits = self._run(tokens, chosen, layout)
         if self._hidden is None:
             return logits.flatten(0, 1).index_select(0, chosen)
         self._hidden = None
@@ -169,7 +179,7 @@ class CausalModel:
         from astraflow.engines.embedded.model import read_architecture  # noqa: PLC0415 - loads the engine
 
         config: Any = getattr(self.module, "config", None)
-        if config is None or getattr(config, "_attn_implementation", None) != "sdpa":
+        if getattr(config, "_attn_implementation", None) not in ("sdpa", packed_rows.NAME):
             return "the model's attention takes no mask of its own"
         try:
             architecture = read_architecture(config)
@@ -177,39 +187,75 @@ class CausalModel:
             return str(error)
         if architecture.window is not None:
             return "layers attend to a sliding window"
+        row, other = _ASKED
+        positions = torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=self.device)
+        right, wrong = (
+            Branches(positions=positions, ends=torch.tensor([ends], device=self.device))
+            for ends in ([7, 7, 7, 5, 5, 7, 7], [7] * 7)
+        )
+        return self._mixed((*row, *other[_SHARED:]), [3, 4, 5, 6], right, wrong)
+
+    @cached_property
+    def unpacked(self) -> str:
+        """Why rows cannot follow each other as one, in which each sees itself alone; or nothing.
+
+        They can where only attention mixes tokens, and takes another function. On a few tokens the
+        model then says the same as of each row alone. Weights that are shared out over ranks are
+        asked by all of them together.
+        """
+        config: Any = getattr(self.module, "config", None)
+        given = getattr(config, "_attn_implementation", None)
+        if given == packed_rows.NAME:
+            return ""
+        if given != "sdpa":
+            return f"the model's attention is {given}, not sdpa"
+        packed_rows.adopt(self.module)
+        if config._attn_implementation != packed_rows.NAME:  # noqa: SLF001 - it is where it says it
+            return "the model's attention is its own"
+        row, other = _ASKED
+        right, wrong = (PackedRows.of(np.array(lengths), self.device) for lengths in ([5, 5], [10]))
+        why = self._mixed((*row, *other), range(10), right, wrong)
+        if why:
+            cast("Any", self.module).set_attn_implementation(given)
+        return why
+
+    def _mixed(
+        self, tokens: Sequence[int], places: Sequence[int], right: Layout, wrong: Layout
+    ) -> str:
+        """Return why the model does not say of two rows laid out what it says of each alone.
+
+        Args:
+            tokens: Of both.
+            places: Of the last tokens of each, as many of both, which they do not share.
+            right: How they lie.
+            wrong: Under which the second row sees the first one's end.
+        """
         try:
-            rounding, wrong = self._branching_gaps()
+            rounding, fault = self._gaps(tokens, places, right, wrong)
         except Exception as error:  # noqa: BLE001 - whatever a model raises that takes no masks
             return str(error).partition("\n")[0]
         # Also false where one of them is NaN.
-        return "" if rounding < _ROUNDING * wrong else "the model does not heed the mask"
+        return "" if rounding < _ROUNDING * fault else "the model does not heed the mask"
 
     @torch.no_grad()
-    def _branching_gaps(self) -> tuple[float, float]:
-        """Return how far two rows that begin alike are from themselves alone: right, and wrong.
+    def _gaps(
+        self, tokens: Sequence[int], places: Sequence[int], *layouts: Layout
+    ) -> tuple[float, ...]:
+        """Return how far rows laid out in each way are from themselves alone, before the head.
 
-        Wrong is with a mask under which the second row sees the first one's end.
+        That of a critic says nothing at first.
         """
         self.replay(None)
         size = self.vocabulary_size
-        row, other = ([each % size for each in ids] for ids in ((3, 4, 5, 6, 7), (3, 4, 5, 9, 8)))
 
-        def tensor(values: list[int]) -> Tensor:
-            return torch.tensor([values], device=self.device)
+        def states(ids: Sequence[int], at: Sequence[int], layout: Layout) -> Tensor:
+            given, chosen = (to_tensor(np.array(each), self.device) for each in ([ids], at))
+            return self.at_head(given % size, chosen, Tensor.float, layout=layout)
 
-        places = tensor([*range(5)])[0]
-        alone = [self.logits(tensor(each), places).float()[3:] for each in (row, other)]
-        tokens, positions = tensor([*row, *other[3:]]), tensor([0, 1, 2, 3, 4, 3, 4])
-        at = tensor([3, 4, 5, 6])[0]
-        right, wrong = (
-            self.logits(
-                tokens, at, branches=Branches(positions=positions, ends=tensor(ends))
-            ).float()
-            for ends in ([7, 7, 7, 5, 5, 7, 7], [7] * 7)
-        )
-        wanted = torch.cat(alone)
-        rounding, fault = ((each - wanted).square().sum().sqrt() for each in (right, wrong))
-        return float(rounding), float(fault)
+        last = range(5 - len(places) // 2, 5)
+        wanted = torch.cat([states(each, last, None) for each in _ASKED])
+        gaps = [states(tokens, places, each) - wanted for each in layouts]
+        return tuple(float(each.square().sum().sqrt()) for each in gaps)
 
     def replay(self, experts: np.ndarray | None) -> None:
         """Let the next passes go through these experts, with their gradients; None: their own.
@@ -245,7 +291,7 @@ class CausalModel:
         chosen: Tensor,
         read: Callable[[Tensor], Made],
         *,
-        branches: Branches | None = None,
+        layout: Layout = None,
     ) -> Made:
         """Return what is made of the output layer's input at chosen positions.
 
@@ -256,24 +302,25 @@ class CausalModel:
             tokens: i64[n, L], padded on the right with any token.
             chosen: i64[k], flat indices into `tokens`.
             read: Takes [k, H] in the model's dtype.
-            branches: As `logits` takes them.
+            layout: As `logits` takes it.
         """
         self._read = read
         try:
-            self._run(tokens, chosen, branches)
+            self._run(tokens, chosen, layout)
             return self._made
         finally:
             self._read = self._made = self._hidden = None
 
-    def _run(self, tokens: Tensor, chosen: Tensor, branches: Branches | None) -> Tensor:
+    def _run(self, tokens: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
         self._chosen, self._hidden = chosen, None
-        seen: dict[str, Tensor] = {}
-        if branches is not None:
-            seen = {"position_ids": branches.positions, "attention_mask": branches.mask}
+        seen: dict[str, Tensor] = {} if layout is None else {"position_ids": layout.positions}
+        if isinstance(layout, Branches):
+            seen["attention_mask"] = layout.mask
         for each in self.row_groups:
             seen |= each.model_inputs(tokens)
         try:
-            return cast("Any", self.module)(input_ids=tokens, use_cache=False, **seen).logits
+            with layout.masking() if isinstance(layout, PackedRows) else nullcontext():
+                return cast("Any", self.module)(input_ids=tokens, use_cache=False, **seen).logits
         finally:
             self._chosen = None
             if not torch.is_grad_enabled() and hasattr(self.module, "reshard"):

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from astraflow.config.policies import Packing
 from astraflow.config.recipe import CriticConfig
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.likelihood import PassTokens
+from astraflow.trainers.likelihood import PassTokens, layout_of_pass
 from astraflow.trainers.optimizer import WeightOptimizer
-from astraflow.trainers.passes import evened, passes_of
+from astraflow.trainers.passes import PassPlanner
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
@@ -85,7 +86,13 @@ class CriticLearner:
     """
 
     def __init__(
-        self, model: CausalModel, settings: CriticConfig, *, max_tokens: int, peers: Peers = ALONE
+        self,
+        model: CausalModel,
+        settings: CriticConfig,
+        *,
+        max_tokens: int,
+        packing: Packing = "never",
+        peers: Peers = ALONE,
     ) -> None:
         """Start untrained.
 
@@ -93,12 +100,13 @@ class CriticLearner:
             model: With one output, see `valued`.
             settings: Of the recipe.
             max_tokens: Of one pass.
+            packing: Of its rows.
             peers: The ranks that share every batch; all make the same calls.
         """
         self._model = model
         self._settings = settings
-        self._max_tokens = max_tokens
         self._peers = peers
+        self._planner = PassPlanner([model], max_tokens=max_tokens, packing=packing, peers=peers)
         self._optimizer = WeightOptimizer(model.module, settings.optimizer)
 
     @property
@@ -187,16 +195,14 @@ class CriticLearner:
 
     def _values(self, tokens: PassTokens) -> Tensor:
         device = self._model.device
-        chosen = to_tensor(tokens.chosen, device)
-        return self._model.logits(to_tensor(tokens.tokens, device), chosen).float()[:, 0]
+        ids, chosen = to_tensor(tokens.tokens, device), to_tensor(tokens.chosen, device)
+        layout = layout_of_pass(tokens, device)
+        return self._model.logits(ids, chosen, layout=layout).float()[:, 0]
 
     def _passes(self, rows: TrainRows, part: np.ndarray | None = None) -> list[PassTokens]:
         chosen = np.isin(np.arange(rows.row_count), rows.loss.rows)
         chosen = chosen if part is None else chosen & part
-        plan = passes_of(rows, chosen, max_tokens=self._max_tokens)
-        return [
-            PassTokens.of(rows, one) for one in evened(plan, self._peers.all_reduce_max(len(plan)))
-        ]
+        return [PassTokens.of(rows, one) for one in self._planner.plan(rows, chosen)]
 
 
 def _fit(values: np.ndarray, returns: np.ndarray) -> Mapping[str, float]:

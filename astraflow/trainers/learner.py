@@ -27,7 +27,7 @@ from astraflow.trainers.losses import (
 )
 from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state
 from astraflow.trainers.pairs import compare, log_ratios, scored_at_the_end
-from astraflow.trainers.passes import ModelPass, evened, minibatches_of, passes_of
+from astraflow.trainers.passes import ModelPass, PassPlanner, minibatches_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.router_balance import RouterBalance
 from astraflow.trainers.rows import LossTokens, TrainRows
@@ -155,7 +155,13 @@ class PolicyLearner:
         coefficient = settings.loss.router_balance_coefficient
         self._balance = RouterBalance(model.module, coefficient)
         self._step_count = 0
-        self._attention_tokens = self._worth_of_trees()
+        self._planner = PassPlanner(
+            [model] if reference is None else [model, reference],
+            max_tokens=settings.max_tokens_per_pass,
+            share_prefixes=settings.share_prefixes,
+            packing=settings.packing,
+            peers=peers,
+        )
 
     @property
     def step_count(self) -> int:
@@ -236,7 +242,7 @@ class PolicyLearner:
         self, model: CausalModel, rows: TrainRows, chosen_rows: np.ndarray
     ) -> Likelihoods:
         seen = Likelihoods.empty(len(rows.loss))
-        for one in self._plan(rows, chosen_rows):
+        for one in self._planner.plan(rows, chosen_rows):
             tokens = PassTokens.of(rows, one)
             seen.put(tokens.loss_indices, *log_softmax_of(model, tokens))
         return seen
@@ -325,7 +331,7 @@ class PolicyLearner:
         seen, indices = Likelihoods.empty(len(rows.loss)), np.flatnonzero(chosen[rows.loss.rows])
         count = self._peers.all_reduce_sum(len(indices))
         with self._optimizer.gathering():
-            plan = self._plan(rows, chosen)
+            plan = self._planner.plan(rows, chosen)
             loss = sum((self._learn(batch, one, seen, divisor, count) for one in plan), 0.0)
         if is_first:
             self._before_change()
@@ -440,24 +446,6 @@ class PolicyLearner:
         """Return which share of the whole batch's rows is trained on."""
         total = self._peers.all_reduce_sum
         return total(int(is_trained.sum())) / max(1, total(len(is_trained)))
-
-    def _worth_of_trees(self) -> float | None:
-        """Return `attention_tokens` of `passes_of`; None: rows are computed one by one."""
-        models = [self._model] if self._reference is None else [self._model, self._reference]
-        choice = self._settings.share_prefixes
-        if choice == "never" or (choice == "auto" and self._model.device.type != "cpu"):
-            return None
-        return self._model.attention_tokens if all(each.takes_branches for each in models) else None
-
-    def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[ModelPass]:
-        plan = passes_of(
-            rows,
-            chosen_rows,
-            max_tokens=self._settings.max_tokens_per_pass,
-            # A shared token may have gone through other experts in each of its rows.
-            attention_tokens=self._attention_tokens if rows.routed_experts is None else None,
-        )
-        return evened(plan, self._peers.all_reduce_max(len(plan)))
 
     def _learn(
         self,

@@ -10,8 +10,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from astraflow.trainers.causal_model import Branches, CausalModel
+from astraflow.trainers.causal_model import Branches, CausalModel, Layout
 from astraflow.trainers.fused_head import Head, Tiling, fused_logprobs
+from astraflow.trainers.packed_rows import PackedRows
 from astraflow.trainers.passes import ModelPass
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import to_tensor
@@ -42,6 +43,7 @@ class PassTokens:
         positions: i64[n, L], of each token in its row, and
         ends: i64[n, L], as in `Branches`; None: no row branches off another.
         slots: i64[t], flat indices of what is no padding.
+        row_lengths: i64[m], of rows that follow each other in one; None: rows are padded.
     """
 
     tokens: np.ndarray
@@ -53,6 +55,7 @@ class PassTokens:
     positions: np.ndarray | None = None
     ends: np.ndarray | None = None
     slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    row_lengths: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: TrainRows, one: ModelPass) -> "PassTokens":
@@ -81,6 +84,7 @@ class PassTokens:
             positions=slots.positions if one.has_branches else None,
             ends=slots.ends if one.has_branches else None,
             slots=np.unique(np.concatenate(slots.paths)),
+            row_lengths=rows.lengths[one.rows] if one.is_packed else None,
         )
 
     def where(self, here: np.ndarray) -> "PassTokens":
@@ -132,9 +136,10 @@ class _Slots:
     @classmethod
     def of(cls, rows: TrainRows, one: ModelPass) -> "_Slots":
         """Lay the rows of a pass out, each from where it leaves the one before it."""
-        shape = (one.tree_count, one.length)
+        shape = (one.sequence_count, one.length)
         positions = np.zeros(shape, np.int64)
-        first_rows = one.rows[one.shared_counts == 0]
+        # What is packed has no padding to stand in for.
+        first_rows = one.rows[one.shared_counts == 0][: shape[0]]
         sources = np.repeat(rows.offsets[first_rows][:, None], one.length, axis=1)
         flat_ends = np.arange(1, positions.size + 1)
         paths: list[np.ndarray] = []
@@ -142,7 +147,7 @@ class _Slots:
         path: np.ndarray = np.zeros(0, np.int64)
         for row, shared in zip(map(int, one.rows), map(int, one.shared_counts), strict=True):
             flat_ends[path[shared:]] = slot
-            if not shared:
+            if not (shared or one.is_packed):
                 tree += 1
                 slot = tree * one.length
             count = int(rows.offsets[row + 1] - rows.offsets[row]) - shared
@@ -153,7 +158,7 @@ class _Slots:
             paths.append(path)
             slot += count
         flat_ends[path] = slot
-        starts = np.arange(one.tree_count)[:, None] * one.length
+        starts = np.arange(shape[0])[:, None] * one.length
         return cls(
             sources=sources,
             positions=positions,
@@ -218,7 +223,7 @@ def _log_softmax(
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
     temperatures = None if one.temperatures is None else to_tensor(one.temperatures, device)
-    branches = _branches(one, device)
+    layout = layout_of_pass(one, device)
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
     model.replay(one.routed_experts)
     if layer is not None:
@@ -237,8 +242,8 @@ def _log_softmax(
             )
             return fused_logprobs(hidden, head)
 
-        return model.at_head(tokens, chosen, read, branches=branches)
-    found = model.logits(tokens, chosen, branches=branches)
+        return model.at_head(tokens, chosen, read, layout=layout)
+    found = model.logits(tokens, chosen, layout=layout)
     logits = _drawn_from(found, temperatures, banned)
     norms = logits.logsumexp(-1)
     logprobs = logits.gather(1, targets[:, None])[:, 0] - norms
@@ -252,11 +257,14 @@ def _scores(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]:
     device = model.device
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     model.replay(None)
-    found = model.logits(tokens, chosen, branches=_branches(one, device)).float()[:, 0]
+    found = model.logits(tokens, chosen, layout=layout_of_pass(one, device)).float()[:, 0]
     return found, torch.zeros_like(found)
 
 
-def _branches(one: PassTokens, device: torch.device) -> Branches | None:
+def layout_of_pass(one: PassTokens, device: torch.device) -> Layout:
+    """Return how the rows of a pass lie."""
+    if one.row_lengths is not None:
+        return PackedRows.of(one.row_lengths, device)
     if one.positions is None or one.ends is None:
         return None
     positions, ends = to_tensor(one.positions, device), to_tensor(one.ends, device)

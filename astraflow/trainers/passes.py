@@ -1,9 +1,12 @@
 """Passes: which rows go through the model together.
 
-Rows of like length are padded on the right to one length. A causal model never looks to
+Packed, all rows of a pass are one, end to end, and attention ends where a row does: no token is
+padding. It takes a kernel for rows of any lengths, which GPUs have, and a model in which nothing
+but attention mixes tokens (`packed_rows`).
+
+Elsewhere rows of like length are padded on the right to one length. A causal model never looks to
 the right, so padding changes nothing before it, no mask is needed, and the fastest causal
-attention kernel serves. One packed row under a block-diagonal mask would be quadratic in the
-tokens of the whole pass.
+attention kernel serves.
 
 Rows that begin with the same tokens (the rollouts of a group share their prompt, the turns of an
 episode what was said before) can go as a tree: what they share is computed once, forward and
@@ -14,12 +17,21 @@ pass as rows are.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 
+from astraflow.config.policies import Packing, SharePrefixes
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows, scatter
+
+if TYPE_CHECKING:
+    from astraflow.trainers.causal_model import CausalModel
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # What a further pass costs, in padded tokens. Measured on one core: 25 us per token and 4 ms per
 # pass with 0.24 M parameters; it fades as models grow.
@@ -36,24 +48,27 @@ class ModelPass:
 
     Attributes:
         rows: i64[m], indices of rows; those of a tree follow each other, small trees come first.
-        length: To which each tree is padded; a row alone is a tree of one.
+        length: To which each tree is padded; a row alone is a tree of one. Packed: of all rows.
         shared_counts: i64[m], first tokens that a row has from the one before it, in its tree;
             0: a tree begins.
+        is_packed: Whether rows follow each other as one, without padding.
     """
 
     rows: np.ndarray
     length: int
     shared_counts: np.ndarray
+    is_packed: bool = False
 
     @classmethod
-    def of(cls, rows: np.ndarray, length: int) -> "ModelPass":
+    def of(cls, rows: np.ndarray, length: int, *, is_packed: bool = False) -> "ModelPass":
         """Return a pass of rows that share nothing."""
-        return cls(rows=rows, length=length, shared_counts=np.zeros(len(rows), np.int64))
+        shares = np.zeros(len(rows), np.int64)
+        return cls(rows=rows, length=length, shared_counts=shares, is_packed=is_packed)
 
     @property
-    def tree_count(self) -> int:
-        """Rows alone and trees: n."""
-        return int(np.count_nonzero(self.shared_counts == 0))
+    def sequence_count(self) -> int:
+        """What the model has for rows, n: trees and rows alone; one of all that is packed."""
+        return 1 if self.is_packed else int(np.count_nonzero(self.shared_counts == 0))
 
     @property
     def has_branches(self) -> bool:
@@ -63,7 +78,7 @@ class ModelPass:
     @property
     def padded_token_count(self) -> int:
         """Tokens computed, padding included."""
-        return self.tree_count * self.length
+        return self.sequence_count * self.length
 
 
 def plan_passes(
@@ -104,12 +119,43 @@ def plan_passes(
     )
 
 
+def pack(lengths: np.ndarray, *, max_tokens: int) -> tuple[ModelPass, ...]:
+    """Share rows out over passes without padding: first fit, longest rows first.
+
+    A row longer than `max_tokens` makes a pass of its own.
+
+    Args:
+        lengths: i64[N], tokens of each row, at least 1.
+        max_tokens: Of one pass.
+
+    Returns:
+        The same plan for the same lengths, fullest passes last.
+
+    Example:
+        >>> [one.rows.tolist() for one in pack(np.array([5, 60, 30, 40]), max_tokens=100)]
+        [[2, 0], [1, 3]]
+    """
+    passes: list[list[int]] = []
+    room = np.zeros(len(lengths), np.int64)
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        fitting = room[: len(passes)] >= lengths[row]
+        at = int(fitting.argmax()) if fitting.any() else len(passes)
+        if at == len(passes):
+            passes.append([])
+            room[at] = max_tokens
+        passes[at].append(row)
+        room[at] -= lengths[row]
+    chosen = [np.array(each, np.int64) for each in reversed(passes)]
+    return tuple(ModelPass.of(each, int(lengths[each].sum()), is_packed=True) for each in chosen)
+
+
 def passes_of(
     rows: TrainRows,
     chosen_rows: np.ndarray,
     *,
     max_tokens: int,
     attention_tokens: float | None = None,
+    is_packed: bool = False,
 ) -> tuple[ModelPass, ...]:
     """Share the chosen rows of a batch out over passes, whatever order they arrived in.
 
@@ -121,6 +167,7 @@ def passes_of(
         max_tokens: Of one pass, padding included.
         attention_tokens: So many tokens that a token attends to cost as much as all else that is
             computed for it; None: rows share nothing.
+        is_packed: Whether rows that share nothing are packed.
     """
     indices = np.flatnonzero(chosen_rows)
     indices = indices[np.argsort(rows.fingerprints[indices], kind="stable")]
@@ -128,13 +175,74 @@ def passes_of(
     if attention_tokens is not None:
         trees = _trees_of(rows, indices, max_tokens=max_tokens, attention_tokens=attention_tokens)
     if trees is None:
-        plan = plan_passes(rows.lengths[indices], max_tokens=max_tokens)
-        return tuple(ModelPass.of(indices[one.rows], one.length) for one in plan)
+        plan = (pack if is_packed else plan_passes)(rows.lengths[indices], max_tokens=max_tokens)
+        return tuple(replace(one, rows=indices[one.rows]) for one in plan)
     sizes = np.array([tree.length for tree in trees])
     return tuple(
         _joined([trees[int(each)] for each in one.rows], one.length)
         for one in plan_passes(sizes, max_tokens=max_tokens)
     )
+
+
+class PassPlanner:
+    """Shares the rows of batches out over passes, in the way that models compute them best."""
+
+    def __init__(
+        self,
+        models: Sequence["CausalModel"],
+        *,
+        max_tokens: int,
+        share_prefixes: SharePrefixes = "never",
+        packing: Packing = "never",
+        peers: Peers = ALONE,
+    ) -> None:
+        """Ask the models what they can; each has to.
+
+        Args:
+            models: That have the passes.
+            max_tokens: Of one pass.
+            share_prefixes: Whether rows go as trees.
+            packing: Whether rows that do not are packed.
+            peers: The ranks that share every batch, and make as many passes.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING when rows are always to be packed, and a model does
+                not take them.
+        """
+        device = models[0].device.type
+        shares = share_prefixes == "always" or (share_prefixes == "auto" and device == "cpu")
+        shares = shares and all(each.takes_branches for each in models)
+        self._max_tokens = max_tokens
+        self._attention_tokens = models[0].attention_tokens if shares else None
+        is_wanted = packing == "always" or (packing == "auto" and device == "cuda")
+        self._is_packed = is_wanted and _are_packed(models, must=packing == "always")
+        self._peers = peers
+
+    def plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> tuple[ModelPass, ...]:
+        """Return the passes of chosen rows, bool[N], as many on every rank."""
+        plan = passes_of(
+            rows,
+            chosen_rows,
+            max_tokens=self._max_tokens,
+            # A shared token may have gone through other experts in each of its rows.
+            attention_tokens=self._attention_tokens if rows.routed_experts is None else None,
+            is_packed=self._is_packed,
+        )
+        return evened(plan, self._peers.all_reduce_max(len(plan)))
+
+
+def _are_packed(models: Sequence["CausalModel"], *, must: bool) -> bool:
+    for each in models:
+        if why := each.unpacked:
+            if must:
+                raise AstraflowError(
+                    Reason.CAPABILITY_MISSING,
+                    "trainer.packing: always does not go with "
+                    f"{type(each.module).__name__}: {why}; take auto",
+                )
+            log.info("rows are padded, not packed", why=why)
+            return False
+    return True
 
 
 def minibatches_of(

@@ -277,5 +277,10 @@ class TorchEngine:
         if settings.critic is None:
             return None
         model = self._shared_out(valued(self._read(self._model_dir).module))
-        tokens = settings.max_tokens_per_pass
-        return CriticLearner(model, settings.critic, max_tokens=tokens, peers=self._peers)
+        return CriticLearner(
+            model,
+            settings.critic,
+            max_tokens=settings.max_tokens_per_pass,
+            packing=settings.packing,
+            peers=self._peers,
+        )

@@ -74,7 +74,7 @@ def test_rows_that_begin_alike_are_a_tree(make_row, to_part):
     rows = rows_of(make_row, to_part, [[5, 6, 7, 8], [9, 9, 9], [5, 6, 7, 4, 4], [5, 6, 3]])
     [one] = planned(rows)
     assert (one.rows.tolist(), one.shared_counts.tolist()) == ([1, 3, 2, 0], [0, 0, 2, 3])
-    assert (one.tree_count, one.length, one.padded_token_count) == (2, 7, 14)
+    assert (one.sequence_count, one.length, one.padded_token_count) == (2, 7, 14)
     tokens = PassTokens.of(rows, one)
     assert tokens.tokens.tolist() == [[9, 9, 9, 9, 9, 9, 9], [5, 6, 3, 7, 4, 4, 8]]
     assert tokens.positions.tolist() == [[0, 1, 2, 0, 0, 0, 0], [0, 1, 2, 2, 3, 4, 3]]
@@ -119,7 +119,9 @@ def test_every_row_has_its_own_tokens_in_its_tree(
         tokens = PassTokens.of(rows, one)
         flat, width = tokens.tokens.ravel(), one.length
         depths = (
-            tokens.positions if one.has_branches else np.tile(np.arange(width), (one.tree_count, 1))
+            tokens.positions
+            if one.has_branches
+            else np.tile(np.arange(width), (one.sequence_count, 1))
         )
         ends = tokens.ends if one.has_branches else np.full_like(depths, width)
         for at, target, index in zip(

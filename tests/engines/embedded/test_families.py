@@ -3,34 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 
-# What families call the same; each takes the keys that it knows.
-TINY = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("ffn_dim", "intermediate_size", "n_inner", "ffn_hidden_size"), 48),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "attention_heads", "n_head", "n_heads"), 4),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 64),
-    **dict.fromkeys(("num_experts", "num_local_experts"), 8),
-    "vocab_size": 64,
-    "num_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rotary_dim": 4,
-    "moe_intermediate_size": 24,
-    "num_experts_per_tok": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.3,
-    "attention_types": [[["global", "local"], 1]],
-}
 SERVED = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3"),
     *("gpt2", "gpt_neox", "gptj", "gpt_neo", "opt", "falcon", "olmo", "olmo2", "olmo3"),
@@ -46,21 +24,10 @@ REFUSED = {
 }
 
 
-def made(name: str, folder) -> torch.nn.Module:
-    known = AutoConfig.for_model(name)
-    fields = {key: value for key, value in TINY.items() if hasattr(known, key)}
-    if name == "falcon":
-        del fields["head_dim"]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **fields)
-    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    module.save_pretrained(folder)
-    return module
-
-
 @pytest.mark.parametrize("name", SERVED)
-async def test_a_family_is_sampled_from_as_transformers_computes_it(tmp_path, name):
-    module = made(name, tmp_path)
+async def test_a_family_is_sampled_from_as_transformers_computes_it(tmp_path, name, make_family):
+    module = make_family(name)
+    module.save_pretrained(tmp_path)
     engine = EmbeddedEngine.from_directory(tmp_path, EngineSettings(device="cpu"), "p")
     try:
         await engine.load_directory(version=0)
@@ -77,17 +44,17 @@ async def test_a_family_is_sampled_from_as_transformers_computes_it(tmp_path, na
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_family_that_cannot_be_computed_is_refused_by_name(tmp_path, name):
-    made(name, tmp_path)
+def test_a_family_that_cannot_be_computed_is_refused_by_name(tmp_path, name, make_family):
+    make_family(name).save_pretrained(tmp_path)
     with pytest.raises(AstraflowError, match=REFUSED[name]) as caught:
         EmbeddedEngine.from_directory(tmp_path, EngineSettings(device="cpu"), "p")
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
-async def test_tensors_of_another_model_are_refused_by_name(tmp_path):
-    made("gpt_neox", tmp_path)
+async def test_tensors_of_another_model_are_refused_by_name(tmp_path, make_family):
+    make_family("gpt_neox").save_pretrained(tmp_path)
     engine = EmbeddedEngine.from_directory(tmp_path, EngineSettings(device="cpu"), "p")
-    module = made("gpt_neox", tmp_path)
+    module = make_family("gpt_neox")
     state = module.state_dict()
     state["strange.weight"] = torch.zeros(2)
     module.save_pretrained(tmp_path, state_dict=state)
