@@ -1,14 +1,16 @@
-"""What a step takes when tokens that rows begin with in common are computed once.
+"""What a step takes when tokens that rows begin with in common are computed once, or rows packed.
 
     python benchmarks/prefix_sharing.py --json prefix_sharing.json
     python benchmarks/prefix_sharing.py --model path/to/model --batches 8x8x30+5 8x8x150+20
+    python benchmarks/prefix_sharing.py --batches 16x1x20+10-400
 
 A batch of GxNxP+C has G groups of N rows: a prompt of P tokens that they share, and C tokens of
-their own, on which the loss applies; `--preamble` tokens begin all prompts alike, as examples or a
-system prompt do. Both ways take turns in one process; told is the least time of each, by the clock
-and of the processor, and how far the gradients are apart. Without `--model` the model is a Llama of
-the shape of SmolLM2-135M, with random weights. The third column is the way of rows alone with
-f32 products left to MKL, where `astraflow.engines.modules` gives them to oneDNN.
+their own, on which the loss applies (A-B: of each row from A to B, by chance); `--preamble` tokens
+begin all prompts alike, as examples or a system prompt do. The ways take turns in one process; told
+is the least time of each, by the clock and of the processor, and how far their gradients are from
+those of rows alone. Without `--model` the model is a Llama of the shape of SmolLM2-135M, with
+random weights. The last way is that of rows alone with f32 products left to MKL, where
+`astraflow.engines.modules` gives them to oneDNN.
 """
 
 import argparse
@@ -29,7 +31,12 @@ from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.tensors import seed_everything
 
-WAYS = ("shared", "alone", "alone, MKL")
+WAYS = {
+    "shared": {"share_prefixes": "always", "packing": "never"},
+    "packed": {"share_prefixes": "never", "packing": "always"},
+    "alone": {"share_prefixes": "never", "packing": "never"},
+    "alone, MKL": {"share_prefixes": "never", "packing": "never"},
+}
 
 
 def random_model() -> CausalModel:
@@ -53,25 +60,25 @@ def random_model() -> CausalModel:
 
 def batch_of(shape: str, preamble: int, vocabulary: int) -> TrainRows:
     """Return the rows of GxNxP+C."""
-    groups, count, prompt, own = map(int, re.split(r"[x+]", shape))
+    groups, count, prompt, least, *most = map(int, re.split(r"[x+-]", shape))
     chance = np.random.default_rng(0)
     start = chance.integers(3, vocabulary, preamble)
     rows: list[np.ndarray] = []
-    for _ in range(groups):
+    owns = chance.integers(least, (most or [least])[0] + 1, groups * count)
+    for group in owns.reshape(groups, count):
         shared = np.concatenate([start, chance.integers(3, vocabulary, prompt)])
-        rows += [
-            np.concatenate([shared, chance.integers(3, vocabulary, own)]) for _ in range(count)
-        ]
-    length, row_count = preamble + prompt + own, groups * count
-    offsets = np.arange(row_count + 1) * length
-    positions = (offsets[:-1, None] + np.arange(length - own, length)).ravel()
-    size = len(positions)
+        rows += [np.concatenate([shared, chance.integers(3, vocabulary, own)]) for own in group]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    positions = np.concatenate(
+        [np.arange(end - own, end) for end, own in zip(offsets[1:], owns, strict=True)]
+    )
+    size, row_count = len(positions), len(rows)
     return TrainRows(
         tokens=np.concatenate(rows).astype(np.int32),
         offsets=offsets,
         loss=LossTokens(
             positions=positions,
-            rows=np.repeat(np.arange(row_count), own),
+            rows=np.repeat(np.arange(row_count), owns),
             sampler_logprobs=np.full(size, -np.log(vocabulary), np.float32),
             advantages=chance.normal(size=size).astype(np.float32),
             weights=np.ones(size, np.float32),
@@ -89,7 +96,7 @@ class GradientsOnly(PolicyLearner):
     def gradient(self, rows: TrainRows) -> dict[str, torch.Tensor]:
         """Return it by the names of the weights, and forget it."""
         self._model.module.zero_grad()
-        seen_plan = self._plan(rows, np.ones(rows.row_count, np.bool_))
+        seen_plan = self._planner.plan(rows, np.ones(rows.row_count, np.bool_))
         self.token_count = sum(one.padded_token_count for one in seen_plan)
         step, self._optimizer.step = self._optimizer.step, lambda _step: 0.0
         try:
@@ -102,10 +109,8 @@ class GradientsOnly(PolicyLearner):
 def measure(model: CausalModel, rows: TrainRows, given: argparse.Namespace) -> dict[str, Any]:
     """Let the ways take turns; return the least time of each."""
     learners = {
-        way: GradientsOnly(
-            model, TrainerConfig(share_prefixes="always" if way == "shared" else "never")
-        )
-        for way in WAYS
+        way: GradientsOnly(model, TrainerConfig.model_validate(settings))
+        for way, settings in WAYS.items()
     }
     found: dict[str, Any] = {way: {"wall_s": [], "cpu_s": []} for way in WAYS}
     gradients: dict[str, dict[str, torch.Tensor]] = {}
@@ -125,9 +130,14 @@ def measure(model: CausalModel, rows: TrainRows, given: argparse.Namespace) -> d
             found[way][name] = round(min(found[way][name]), 3)
     return {
         **found,
-        "cpu_ratio": round(found["alone"]["cpu_s"] / found["shared"]["cpu_s"], 2),
-        "wall_ratio": round(found["alone"]["wall_s"] / found["shared"]["wall_s"], 2),
-        "gradients_apart": apart(gradients["shared"], gradients["alone"]),
+        "ratios": {
+            way: {
+                "alone_cpu": round(found["alone"]["cpu_s"] / found[way]["cpu_s"], 2),
+                "alone_wall": round(found["alone"]["wall_s"] / found[way]["wall_s"], 2),
+                "gradients_apart": apart(gradients[way], gradients["alone"]),
+            }
+            for way in ("shared", "packed")
+        },
     }
 
 
@@ -157,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for way in WAYS:
             tokens, cpu, wall = (one[way][name] for name in ("token_count", "cpu_s", "wall_s"))
             print(f"  {way:12} {tokens:8} tokens {cpu:8.2f} s of the processor {wall:8.2f} s")
-        print(
-            f"  alone / shared {one['cpu_ratio']:.2f}, gradients {one['gradients_apart']:.1e} apart"
-        )
+        for way, each in one["ratios"].items():
+            ratio, gap = each["alone_cpu"], each["gradients_apart"]
+            print(f"  alone / {way} {ratio:.2f}, gradients {gap:.1e} apart")
     if given.json is not None:
         about = {"torch": torch.__version__, "threads": given.threads, "preamble": given.preamble}
         given.json.write_text(json.dumps({**about, "batches": results}, indent=2) + "\n")

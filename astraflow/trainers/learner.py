@@ -14,7 +14,7 @@ from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.critic import CriticLearner, Estimates
-from astraflow.trainers.likelihood import PassTokens, log_softmax_of
+from astraflow.trainers.likelihood import Likelihoods, PassTokens, log_softmax_of
 from astraflow.trainers.losses import (
     ClipRange,
     LossInputs,
@@ -38,31 +38,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Rows that the log speaks of when a batch has none that moves the weights.
 _LOOKED_AT_ROWS = 16
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Likelihoods:
-    """What a model says of the loss tokens of a batch, in their order.
-
-    Attributes:
-        logprobs: f32[K].
-        entropies: f32[K], nats.
-        imbalance: Of its routers, where a loss is made of that.
-    """
-
-    logprobs: np.ndarray
-    entropies: np.ndarray
-    imbalance: float = 0.0
-
-    @classmethod
-    def empty(cls, count: int) -> "Likelihoods":
-        """Make room for K tokens."""
-        return cls(logprobs=np.zeros(count, np.float32), entropies=np.zeros(count, np.float32))
-
-    def put(self, indices: np.ndarray, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Keep what one pass found."""
-        self.logprobs[indices] = logprobs.detach().cpu().numpy()
-        self.entropies[indices] = entropies.detach().cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -167,6 +167,31 @@ class _Slots:
         )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Likelihoods:
+    """What a model says of the loss tokens of a batch, in their order.
+
+    Attributes:
+        logprobs: f32[K].
+        entropies: f32[K], nats.
+        imbalance: Of its routers, where a loss is made of that.
+    """
+
+    logprobs: np.ndarray
+    entropies: np.ndarray
+    imbalance: float = 0.0
+
+    @classmethod
+    def empty(cls, count: int) -> "Likelihoods":
+        """Make room for K tokens."""
+        return cls(logprobs=np.zeros(count, np.float32), entropies=np.zeros(count, np.float32))
+
+    def put(self, indices: np.ndarray, logprobs: Tensor, entropies: Tensor) -> None:
+        """Keep what one pass found."""
+        self.logprobs[indices] = logprobs.detach().cpu().numpy()
+        self.entropies[indices] = entropies.detach().cpu().numpy()
+
+
 def log_softmax_of(
     model: CausalModel,
     one: PassTokens,

@@ -7,9 +7,9 @@
 with a GPU's defaults: tokens per second, model FLOP utilisation (6 operations per weight and token,
 embeddings left out, and half of the square of attention, against the bf16 rate of the data sheet),
 the most memory at once, and what `StepMemory` says of it. `deterministic`: the same with kernels of
-fixed bits. `publish`: `device_publish.py`, bytes compared per second against a copy in
-the device's memory, and what steps beside it take longer. A part that cannot run says why, and the
-others go on.
+fixed bits. `packing`: the same on rows of ragged lengths, packed and padded, in one run. `publish`:
+`device_publish.py`, bytes compared per second against a copy in the device's memory, and what steps
+beside it take longer. A part that cannot run says why, and the others go on.
 """
 
 import argparse
@@ -106,15 +106,29 @@ def _name(device: str) -> str:
     return torch.cuda.get_device_name() if is_there else "cpu"
 
 
-def measure_trainer(device: str, *, deterministic: bool = False) -> dict[str, Any]:
-    """Return tokens per second of steps, and their memory."""
+def measure_trainer(
+    device: str, *, deterministic: bool = False, ragged: bool = False, packing: str = "auto"
+) -> dict[str, Any]:
+    """Return tokens per second of steps, and their memory.
+
+    Args:
+        device: By name.
+        deterministic: Whether kernels are of fixed bits.
+        ragged: Whether rows are of any length, up to twice that of others.
+        packing: Of the recipe.
+    """
     row_count, length, pass_tokens, step_count = _WORK[device]
+    lengths = np.full(row_count, length)
+    if ragged:
+        lengths = np.linspace(length // 16, 2 * length - length // 16, row_count).astype(np.int64)
     shape = _SHAPES[device]
     settings = TrainerConfig.model_validate(
         {
             "device": device,
             "max_tokens_per_pass": pass_tokens,
             "mismatch_every": None,
+            "share_prefixes": "never",
+            "packing": packing,
             "deterministic": deterministic,
             "thread_count": torch.get_num_threads(),
         }
@@ -123,16 +137,19 @@ def measure_trainer(device: str, *, deterministic: bool = False) -> dict[str, An
         _write_model(Path(folder), shape)
         engine = TorchEngine(settings, model_dir=Path(folder))
         engine.prepare()
-    batches = [_batch(row_count, length, shape["vocab_size"], seed=seed) for seed in range(2)]
+    batches = [_batch(lengths, shape["vocab_size"], seed=seed) for seed in range(2)]
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     metrics = engine.train_step(batches[0])
     started = _now(device)
     for step in range(step_count):
         metrics = engine.train_step(batches[step % 2])
     seconds = (_now(device) - started) / step_count
-    tokens = row_count * length
+    tokens = int(lengths.sum())
     fsdp = resolved(settings.fsdp, torch.device(device))
-    expected = StepMemory.of(ModelShape.of(shape), fsdp, tokens=pass_tokens)
-    flops = tokens * _flops_per_token(ModelShape.of(shape), length)
+    model = ModelShape.of(shape)
+    expected = StepMemory.of(model, fsdp, tokens=pass_tokens)
+    flops = sum(each * _flops_per_token(model, each) for each in lengths.tolist())
     rate = next((each for name, each in _RATES.items() if name in _name(device)), None)
     return {
         "tokens_per_s": round(tokens / seconds),
@@ -147,6 +164,14 @@ def measure_trainer(device: str, *, deterministic: bool = False) -> dict[str, An
 def measure_deterministic(device: str) -> dict[str, Any]:
     """Return the same with kernels of fixed bits."""
     return measure_trainer(device, deterministic=True)
+
+
+def measure_packing(device: str) -> dict[str, Any]:
+    """Return what steps on rows of ragged lengths take, packed and padded to one."""
+    ways = {"packed": "always", "padded": "never"}
+    found = {name: measure_trainer(device, ragged=True, packing=way) for name, way in ways.items()}
+    ratio = found["padded"]["step_s"] / found["packed"]["step_s"]
+    return {**found, "padded_over_packed": round(ratio, 3)}
 
 
 def measure_publish(device: str) -> dict[str, Any]:
@@ -176,21 +201,21 @@ def _write_model(folder: Path, shape: dict[str, Any]) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
-def _batch(row_count: int, length: int, vocabulary: int, *, seed: int) -> Any:
+def _batch(lengths: np.ndarray, vocabulary: int, *, seed: int) -> Any:
     rng = np.random.default_rng(seed)
-    count = row_count * length
-    mask = np.tile(np.arange(length) >= length // 4, row_count)
+    count = int(lengths.sum())
+    mask = np.concatenate([np.arange(each) >= each // 4 for each in lengths])
     columns = {
         "tokens": rng.integers(3, vocabulary, count).astype(np.int32),
         "loss_mask": mask,
         "logprobs": np.where(mask, -np.log(vocabulary), 0).astype(np.float32),
         "advantages": np.where(mask, rng.normal(size=count), 0).astype(np.float32),
     }
-    names = [f"{seed}-{row}" for row in range(row_count)]
+    names = [f"{seed}-{row}" for row in range(len(lengths))]
     part = BatchPart(
         batch_id=BatchId("made"),
         index=0,
-        row_offsets=np.arange(row_count + 1) * length,
+        row_offsets=np.concatenate([[0], np.cumsum(lengths)]),
         trajectory_ids=tuple(map(TrajectoryId, names)),
         rollout_ids=tuple(map(RolloutId, names)),
         columns={
@@ -221,6 +246,7 @@ def _peak_gib(device: str) -> float | str:
 PARTS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "trainer": measure_trainer,
     "deterministic": measure_deterministic,
+    "packing": measure_packing,
     "publish": measure_publish,
 }
 

@@ -15,4 +15,5 @@ def test_every_part_runs_on_the_cpu(tmp_path):
     result = json.loads(found.read_text())
     assert not [name for name, part in result.items() if "failed" in part], result
     assert result["trainer"]["tokens_per_s"] > 0
+    assert result["packing"]["padded_over_packed"] > 0
     assert result["publish"]["host_gb_per_s"] > 0

@@ -2,6 +2,7 @@
 
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +14,7 @@ from astraflow.trainers import fused_head
 from astraflow.trainers.blocks import prepare_blocks, resolved
 from astraflow.trainers.memory import ModelShape, StepMemory
 from astraflow.trainers.optimizer import WeightOptimizer
+from astraflow.trainers.packed_rows import PackedRows
 
 GIB = 1 << 30
 QWEN3 = {
@@ -67,7 +69,7 @@ class Allocated(TorchDispatchMode):
         return found
 
 
-def measured(model, fsdp, tokens):
+def measured(model, fsdp, tokens, layout):
     """Return the peak of two steps, the second of which has gradients and moments beside it."""
     prepare_blocks(model.module, fsdp)
     optimizer = WeightOptimizer(model.module, Optimizer())
@@ -89,7 +91,8 @@ def measured(model, fsdp, tokens):
     with Allocated(model.module.parameters()) as allocated:
         for step in (1, 2):
             ids = torch.zeros(4, tokens // 4, dtype=torch.long)
-            model.at_head(ids, torch.arange(tokens), read).sum().backward()
+            ids = ids if layout is None else ids.reshape(1, tokens)
+            model.at_head(ids, torch.arange(tokens), read, layout=layout).sum().backward()
             optimizer.step(step)
     return allocated.peak_nbytes
 
@@ -99,13 +102,16 @@ GPU = torch.device("cuda")
 
 @pytest.mark.parametrize("compute", ["f32", "bf16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_arithmetic_is_what_torch_allocates(make_model, compute, checkpointing):
+@pytest.mark.parametrize("lengths", [None, [900, 500, 500, 100, 48]], ids=["padded", "packed"])
+def test_arithmetic_is_what_torch_allocates(make_model, compute, checkpointing, lengths):
     fsdp = Fsdp(compute=compute, checkpointing=checkpointing)
     fields = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
     model = make_model(vocab_size=512, num_attention_heads=4, num_key_value_heads=2, **fields)
     expected = StepMemory.of(ModelShape.of(model.module.config.to_dict()), fsdp, tokens=2048)
     head = expected.head - 3 * 2048 * 128 * 4
-    found = measured(model, fsdp, 2048)
+    assert not model.unpacked
+    layout = None if lengths is None else PackedRows.of(np.array(lengths), torch.device("cpu"))
+    found = measured(model, fsdp, 2048, layout)
     # The tiles here are smaller than those of a GPU.
     assert 0.85 * (expected.total - head) < found < 1.05 * (expected.total - head)
 

@@ -39,12 +39,14 @@ PLAIN = {
     "ranks": RANKS,
 }
 LAST = 3
+DPO = {"surrogate": "dpo", "pairs": {"margin": 0.1}}
 CRITIC = {"critic": {"optimizer": {"learning_rate": 3e-3}}}
 VARIANTS = {
     "m2po": {"loss": {"m2_threshold": 0.04}, "fsdp": {"checkpointing": True}},
     "whitened": {
         "loss": {"whiten": True, "mean": "rows", "kl": {"coefficient": 0.1}},
         "fsdp": {"replicas": 2},
+        "packing": "always",
     },
     "minibatches": {
         "minibatches": 3,
@@ -56,16 +58,25 @@ VARIANTS = {
         "loss": {"entropy_coefficient": 0.01},
     },
     "bf16": {"fsdp": {"compute": "bf16", "offload": True}},
-    "dpo": {"loss": {"surrogate": "dpo", "pairs": {"margin": 0.1}}, "epochs": 2},
-    "bradley_terry": {"loss": {"surrogate": "bradley_terry"}, "fsdp": {"checkpointing": True}},
+    "dpo": {"loss": DPO, "epochs": 2},
+    "bradley_terry": {
+        "loss": {"surrogate": "bradley_terry"},
+        "fsdp": {"checkpointing": True},
+        "packing": "always",
+    },
 }
 # How many ranks, of which some share rows. The losses of the first need whole rows.
 CONTEXTS = {
     "context": (2, {"loss": {"ratio": "sequence", "mean": "rows"}}, {"context_parallel": 2}),
     "context of shards": (4, {}, {"context_parallel": 2, "checkpointing": True}),
     "tensor": (2, {"loss": {"kl": {"coefficient": 0.1}}, "minibatches": 2}, {"tensor_parallel": 2}),
-    "tensor and lora": (2, {}, {"tensor_parallel": 2}),
-    "tensor of shards": (4, {}, {"tensor_parallel": 2, "checkpointing": True}),
+    "tensor and lora": (2, {"packing": "always"}, {"tensor_parallel": 2}),
+    "dpo of contexts": (2, {"loss": DPO}, {"context_parallel": 2}),
+    "dpo of tensors": (2, {"loss": DPO, "packing": "always"}, {"tensor_parallel": 2}),
+    "tensor of shards": (
+        *(4, {"packing": "always"}),
+        {"tensor_parallel": 2, "checkpointing": True},
+    ),
     "tensor of replicas": (4, {}, {"tensor_parallel": 2, "replicas": 2}),
     "tensor of contexts": (4, {}, {"tensor_parallel": 2, "context_parallel": 2}),
 }
@@ -237,7 +248,7 @@ def test_ranks_have_the_critic_of_one(ran):
     assert alone[-1]["critic/value_mean"] != 0
 
 
-@pytest.mark.parametrize("name", ["m2po", "whitened", "minibatches", "muon"])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "bf16"])
 def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
     alone = ran.alone(name, STEPS - LAST)
     assert furthest(ran.found[name], alone) < 1e-4
@@ -271,7 +282,8 @@ def require_like_one(ran, name, folder, ranks):
     """Have the losses of one process, the same weights everywhere, and publish and save these."""
     alone, found = ran.alone(name, STEPS - LAST), ranks[0][name]
     assert furthest(found, alone) < 1e-4
-    assert furthest(found, alone, "train/entropy") < 1e-4
+    if "dpo" not in name:
+        assert furthest(found, alone, "train/entropy") < 1e-4
     largest = max(step["train/grad_norm"] for step in alone)
     assert furthest(found, alone, "train/grad_norm") < 1e-3 * largest
     assert same_everywhere(ranks, name)
