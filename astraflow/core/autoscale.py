@@ -108,7 +108,11 @@ def target_of(balance: PoolBalance, present: int) -> tuple[int, str]:
     need = _need(balance)
     if balance.wait_fraction < WAIT_LOW and need is not None:
         finding += f", and what was consumed keeps {need:.1f} accelerators busy"
-        return _shrunk(balance, present, need), finding
+        padded = max(1, _ceil(need * SHRINK_PAD))
+        if padded < present and balance.right_count is not None:
+            # It is known well: just that is left.
+            padded = max(1, _ceil(need))
+        return min(present, padded), finding
     return present, f"{finding}: enough, and not too much"
 
 
@@ -133,17 +137,6 @@ def _grown(balance: PoolBalance, present: int, finding: str) -> tuple[int, str]:
             "trainer waits for, or raise max_staleness"
         )
     return max(present, grown), f"{finding}: {live:.1f} accelerators are too few"
-
-
-def _shrunk(balance: PoolBalance, present: int, need: float) -> int:
-    """Return what is left when a tenth more than what is needed is less than what there is.
-
-    Just that is left, if it is known well.
-    """
-    padded = max(1, _ceil(need * SHRINK_PAD))
-    if padded >= present or balance.right_count is None:
-        return min(present, padded)
-    return max(1, _ceil(need))
 
 
 def _need(balance: PoolBalance) -> float | None:
@@ -386,10 +379,8 @@ class Scaler:
         if self._deadlines:
             return ScalePlan()
         missing = max(0, advice.target_member_count - advice.member_count)
-        names = tuple(self._next_name() for _ in range(missing))
+        numbers = range(self._count + 1, self._count + missing + 1)
+        self._count += missing
+        names = tuple(f"{self._prefix}-{number}" for number in numbers)
         self._deadlines |= dict.fromkeys(names, now + self._start_timeout)
         return ScalePlan(start=names, drain=tuple(sorted(advice.retired)))
-
-    def _next_name(self) -> str:
-        self._count += 1
-        return f"{self._prefix}-{self._count}"

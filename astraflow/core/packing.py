@@ -101,11 +101,13 @@ class Share:
         """
         trajectories = [row.trajectory for row in rows]
         self.has_payloads = any(each.payload is not None for each in trajectories)
+        self._lengths = [each.token_count for each in trajectories]
         if not self.has_payloads:
-            self._runs = runs_of(trajectories, max_tokens)
+            self._runs = runs_of(trajectories, self._lengths, max_tokens)
         else:
             # The reader lays them out as it has asked for.
-            sizes = [_REFERENCE_TOKENS if t.payload else t.token_count for t in trajectories]
+            pairs = zip(trajectories, self._lengths, strict=True)
+            sizes = [_REFERENCE_TOKENS if each.payload else length for each, length in pairs]
             self._runs = split(sizes, _TOKENS_PER_PART)
         self._batch_id = batch_id
         self._rows = rows
@@ -131,7 +133,7 @@ class Share:
         return BatchPart(
             batch_id=self._batch_id,
             index=index,
-            row_offsets=_offsets([row.trajectory.token_count for row in rows]),
+            row_offsets=_offsets(self._lengths[run]),
             trajectory_ids=tuple([row.trajectory.trajectory_id for row in rows]),
             rollout_ids=tuple([row.rollout.rollout_id for row in rows]),
             columns=_row_columns(rows, self._use_counts[run], self._group_indexes),
@@ -157,6 +159,8 @@ def recut(parts: Sequence[BatchPart], max_tokens: int) -> list[BatchPart]:
         max_tokens: As the stream was asked for; 0: as many as travel well.
     """
     sources = [source for part in parts for source in part.sources]
+    trajectories = [source.trajectory for source in sources]
+    lengths = [each.token_count for each in trajectories]
     rows = {name: _joined([part.values(name) for part in parts]) for name in parts[0].columns}
     trajectory_ids = [each for part in parts for each in part.trajectory_ids]
     rollout_ids = [each for part in parts for each in part.rollout_ids]
@@ -164,7 +168,7 @@ def recut(parts: Sequence[BatchPart], max_tokens: int) -> list[BatchPart]:
         BatchPart(
             batch_id=parts[0].batch_id,
             index=index,
-            row_offsets=_offsets([source.trajectory.token_count for source in sources[run]]),
+            row_offsets=_offsets(lengths[run]),
             trajectory_ids=tuple(trajectory_ids[run]),
             rollout_ids=tuple(rollout_ids[run]),
             columns={
@@ -173,7 +177,7 @@ def recut(parts: Sequence[BatchPart], max_tokens: int) -> list[BatchPart]:
             },
             sources=tuple(sources[run]),
         )
-        for index, run in enumerate(runs_of([each.trajectory for each in sources], max_tokens))
+        for index, run in enumerate(runs_of(trajectories, lengths, max_tokens))
     ]
 
 
@@ -183,14 +187,16 @@ def laid_out(part: BatchPart, policy_ids: Sequence[PolicyId]) -> BatchPart:
     return replace(part, columns={**own, **_columns_of(part.sources, policy_ids, own)}, sources=())
 
 
-def runs_of(trajectories: Sequence[Trajectory], max_tokens: int) -> list[slice]:
+def runs_of(
+    trajectories: Sequence[Trajectory], lengths: Sequence[int], max_tokens: int
+) -> list[slice]:
     """Cut rows into parts of at most so many tokens, and no more than travel; 0: that travel well.
 
     What is in the payload store counts as it is described.
     """
     travels = _MAX_PART_NBYTES // max(map(_token_nbytes, trajectories), default=_TOKEN_NBYTES)
     bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
-    return split([each.token_count for each in trajectories], bound)
+    return split(lengths, bound)
 
 
 def _offsets(lengths: Sequence[int]) -> np.ndarray:
@@ -204,8 +210,20 @@ def _columns_of(
     trajectories = [source.trajectory for source in sources]
     lengths = [each.token_count for each in trajectories]
     columns = _token_columns(sources, lengths, policy_ids)
-    columns |= _route_column(trajectories, lengths)
-    columns |= _reward_column(trajectories, lengths)
+    # There may be rows whose engine does not tell their routes.
+    found = [each.columns.get(ROUTED_EXPERTS) for each in trajectories]
+    routes = filled_routes(lengths, [each and each.values for each in found])
+    if routes is not None:
+        columns[ROUTED_EXPERTS] = Column(axis=ColumnAxis.TOKEN, values=routes)
+    # Most rows of a part may have no rewards of turns.
+    found = [each.columns.get(TURN_REWARDS) for each in trajectories]
+    if any(found):
+        rewards = [
+            np.zeros(length, np.float32) if each is None else each.values.astype(np.float32)
+            for each, length in zip(found, lengths, strict=True)
+        ]
+        values = np.concatenate(rewards)
+        columns[TURN_REWARDS] = Column(axis=ColumnAxis.TOKEN, values=values)
     columns |= _shared_columns(trajectories, taken={**taken, **columns})
     weights = [each.loss_weight for each in sources if each.loss_weight is not None]
     if weights:
@@ -293,25 +311,6 @@ def _token_nbytes(trajectory: Trajectory) -> int:
         return _TOKEN_NBYTES + sum(each.dtype.itemsize * prod(each.shape) for each in described)
     own = (c.values for c in trajectory.columns.values() if c.axis is ColumnAxis.TOKEN)
     return _TOKEN_NBYTES + sum(values.itemsize * prod(values.shape[1:]) for values in own)
-
-
-def _route_column(trajectories: Sequence[Trajectory], lengths: Sequence[int]) -> dict[str, Column]:
-    """Return the routes of all rows; there may be some whose engine does not tell them."""
-    found = [each.columns.get(ROUTED_EXPERTS) for each in trajectories]
-    routes = filled_routes(lengths, [each and each.values for each in found])
-    return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
-
-
-def _reward_column(trajectories: Sequence[Trajectory], lengths: Sequence[int]) -> dict[str, Column]:
-    """Return the rewards of turns of all rows; most rows of a part may have none."""
-    found = [each.columns.get(TURN_REWARDS) for each in trajectories]
-    if not any(found):
-        return {}
-    arrays = [
-        np.zeros(length, np.float32) if each is None else each.values.astype(np.float32)
-        for each, length in zip(found, lengths, strict=True)
-    ]
-    return {TURN_REWARDS: Column(axis=ColumnAxis.TOKEN, values=np.concatenate(arrays))}
 
 
 def _shared_columns(

@@ -51,7 +51,9 @@ def _tick(run: Components, _: ev.Ticked, now: datetime) -> None:
 def _restart(run: Components, event: ev.HubRestarted, now: datetime) -> None:
     if event.step_counts:
         run.ending.reopen(event.step_counts)
-    run.membership.renew_all(now)
+    for member in run.sessions:
+        # Nobody could say anything meanwhile.
+        member.keep_alive(now)
     run.prompts.draw_again()
     run.evaluation.draw_again()
     run.ending.begin_again(now)

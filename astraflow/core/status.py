@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import inf, nan
 
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import BatchId, GroupId, MemberId, PolicyId, PromptId, RolloutId, RunId
@@ -253,30 +254,20 @@ class RolloutQuery:
             (self.rollout_id, rollout.rollout_id),
             (self.member_id, record.member_id),
         )
-        return (
-            all(wanted in (None, has) for wanted, has in ids)
-            and (not self.outcomes or rollout.outcome in self.outcomes)
-            and self._is_placed(record)
-            and self._is_rewarded(rollout.reward)
-        )
-
-    def _is_placed(self, record: RolloutRecord) -> bool:
-        if not (self.policy_id or self.batch_id or self.places):
-            return True
-        return any(
+        if not all(wanted in (None, has) for wanted, has in ids):
+            return False
+        if self.outcomes and rollout.outcome not in self.outcomes:
+            return False
+        least = -inf if self.min_reward is None else self.min_reward
+        most = inf if self.max_reward is None else self.max_reward
+        reward = nan if rollout.reward is None else rollout.reward
+        if (least, most) != (-inf, inf) and not least <= reward <= most:
+            return False
+        return not (self.policy_id or self.batch_id or self.places) or any(
             self.policy_id in (None, placement.policy_id)
             and self.batch_id in (None, placement.batch_id)
             and (not self.places or placement.place in self.places)
             for placement in record.placements
-        )
-
-    def _is_rewarded(self, reward: float | None) -> bool:
-        if self.min_reward is None and self.max_reward is None:
-            return True
-        return (
-            reward is not None
-            and (self.min_reward is None or reward >= self.min_reward)
-            and (self.max_reward is None or reward <= self.max_reward)
         )
 
 

@@ -228,9 +228,9 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
     name, task, group, index, outcome, reward, reward_parts, digest, trajectories = parts[:9]
     metrics, start_time, finish_time, traceparent = parts[9:]
     return Rollout(
-        rollout_id=RolloutId(required(name, "rollout_id")),
-        task_id=TaskId(required(task, "task_id")),
-        group_id=GroupId(required(group, "group_id")),
+        rollout_id=RolloutId(name or required(name, "rollout_id")),
+        task_id=TaskId(task or required(task, "task_id")),
+        group_id=GroupId(group or required(group, "group_id")),
         sample_index=index or 0,
         outcome=OUTCOMES.decode(outcome or 0),
         reward=reward,
@@ -249,13 +249,23 @@ def _trajectory(data: bytes, parts: Any) -> Trajectory:
     finish, parent, branch, segment, reward, engine = parts[9:]
     is_here = tokens is not None
     return Trajectory(
-        trajectory_id=TrajectoryId(required(name, "trajectory_id")),
-        policy_id=PolicyId(required(policy, "policy_id")),
+        trajectory_id=TrajectoryId(name or required(name, "trajectory_id")),
+        policy_id=PolicyId(policy or required(policy, "policy_id")),
         agent=agent or "",
         tokens=np.frombuffer(data, _I32, count, tokens) if is_here else _ELSEWHERE,
         sampled_mask=np.frombuffer(data, _BOOL, count, mask) if is_here else _ELSEWHERE,
         logprobs=np.frombuffer(data, _F32, count, logprobs) if is_here else _ELSEWHERE,
-        version_spans=tuple([_version_span(*each) for each in spans]),
+        version_spans=tuple(
+            [
+                VersionSpan(
+                    version=version,
+                    length=length,
+                    kv=KV_POLICIES.decode(kv),
+                    policy_id=PolicyId(policy) if policy else None,
+                )
+                for version, length, kv, policy in spans
+            ]
+        ),
         sampling=read_sampling(sampling or b""),
         finish_reason=FINISH_REASONS.decode(finish or 0),
         parent_trajectory_id=TrajectoryId(parent) if parent else None,
@@ -274,15 +284,6 @@ def _payload(name: str, digest: bytes, nbytes: int, token_count: int) -> Payload
         name=_payload_name(name, "name"),
         nbytes=at_least(nbytes, 1, "nbytes"),
         token_count=token_count,
-    )
-
-
-def _version_span(version: int, length: int, kv: int, policy: str | None) -> VersionSpan:
-    return VersionSpan(
-        version=version,
-        length=length,
-        kv=KV_POLICIES.decode(kv),
-        policy_id=PolicyId(policy) if policy else None,
     )
 
 

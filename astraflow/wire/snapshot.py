@@ -44,6 +44,7 @@ RENAMED: Mapping[str, str] = {
     "astraflow.core.pool.live_members:CapacityIndex._changed": "changed",
     "astraflow.core.versions:VersionLedger._next": "next_version",
     "astraflow.core.versions:VersionLedger._shown": "shown_version",
+    "astraflow.core.work.eval_work:EvalWork._prompts": "prompts",
     "astraflow.core.work.evaluation:Evaluation._active": "active",
     "astraflow.core.work.pacing:Barrier._given_up": "given_up",
     "astraflow.core.work.pacing:Barrier._waited_since": "waited_since",

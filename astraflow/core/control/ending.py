@@ -99,6 +99,9 @@ class RunEnding:
 
     @property
     def run_state(self) -> RunState:
+        return self._state(is_through=self.training.is_through)
+
+    def _state(self, *, is_through: bool) -> RunState:
         flow = self.lifecycle
         if flow.failure is not None:
             return RunState.FAILED
@@ -109,7 +112,7 @@ class RunEnding:
             return RunState.STOPPING
         if flow.is_paused:
             return RunState.PAUSED
-        if self.training.is_through:
+        if is_through:
             return RunState.SOURCE_EXHAUSTED
         trainers = [self.sessions.trainer_of(policy.policy_id) for policy in live]
         is_waiting = None in trainers or not self.sessions.pool
@@ -176,10 +179,10 @@ class RunEnding:
 
     def advance(self, now: datetime) -> None:
         flow, policies = self.lifecycle, self.policies.values()
+        is_through = self.training.is_through
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:
                 flow.order_stop(StopMode.CANCEL)
-            is_through = self.training.is_through
             for policy in policies:
                 cause = policy.end or self._cause(policy, is_through=is_through)
                 if policy.end is None and cause is not None:
@@ -196,7 +199,7 @@ class RunEnding:
             if is_late or not len(self.sessions):
                 flow.is_closed = True
                 self.effects.do(CloseHub())
-        state = self.run_state
+        state = self._state(is_through=is_through)
         if state is not flow.shown:
             flow.shown = state
             self.effects.do(RunStateChanged(state=state))
@@ -206,7 +209,8 @@ class RunEnding:
         flow = self.lifecycle
         if flow.failure is not None or flow.stop is StopMode.CANCEL:
             return EndCause.STOPPED
-        if policy.progress.steps_left == 0:
+        progress = policy.progress
+        if progress.step_count is not None and progress.consumed_count >= progress.step_count:
             return EndCause.STEP_LIMIT
         is_trained = policy.policy_id in self.training.policy_ids
         if not is_trained or (is_through and not policy.samples.open_count):

@@ -76,11 +76,8 @@ class Membership:
         """Renew a session."""
         member = self.sessions.get(member_id)
         member.keep_alive(now, load)
-        return Renewal(
-            ttl=self.sessions.ttl,
-            directive=self._directive(member, now),
-            server_time=now,
-        )
+        directive = self._directive(member, now)
+        return Renewal(ttl=self.sessions.ttl, directive=directive, server_time=now)
 
     def is_there(self, member_id: MemberId, now: datetime) -> bool:
         """Whether a member has a session and nobody takes it for silent."""
@@ -127,11 +124,6 @@ class Membership:
             overstayed = member.drain_time is not None and member.drain_time <= now
             message = "its grace to drain is over" if overstayed else "it went silent"
             self.close(member, now, is_lost=not overstayed, message=message)
-
-    def renew_all(self, now: datetime) -> None:
-        """Give every session its whole time again: nobody could say anything meanwhile."""
-        for member in self.sessions:
-            member.keep_alive(now)
 
     def report(self, member: LiveRaas, report: VersionReport) -> None:
         """Note where a version stands on a RaaS."""
@@ -253,7 +245,14 @@ class Joining:
         member = live
         if not isinstance(member, LiveRaas):
             member = self._opened(event, now, LiveRaas, policies={})
-        self._describe(member, request, now)
+        member.keep_alive(now)
+        member.describe(request)
+        for served in request.policies:
+            policy = self.policies[served.policy_id]
+            policy.identity = policy.identity.merged(served.identity)
+            version = served.version
+            if version is not None and 0 <= version <= policy.versions.newest_version:
+                member.go_live(served.policy_id, version)
         held = self._resend(member, request.resume)
         workflows = tuple(w for w in self.settings.workflows if member.serves(w.policy_ids))
         return PoolMembership(
@@ -286,7 +285,11 @@ class Joining:
         member.keep_alive(now)
         policy.identity = policy.identity.merged(request.identity)
         self.effects.do(ClearOutbox(member_id=member.member_id))
-        self._announce_newest(member)
+        listed = policy.versions.listed
+        if listed and member.weight_endpoints:
+            # Who pulls is told that the newest version has another source.
+            info = version_with_sources(self.sessions, listed[-1])
+            self.effects.do(AnnounceVersion(info=info))
         return TrainerRegistration(
             session=self._session(
                 member, event.secrets, batch_ids=tuple(policy.lease_table.leases)
@@ -415,16 +418,6 @@ class Joining:
         self.sessions.open(member)
         return member
 
-    def _describe(self, member: LiveRaas, request: JoinPool, now: datetime) -> None:
-        member.keep_alive(now)
-        member.describe(request)
-        for served in request.policies:
-            policy = self.policies[served.policy_id]
-            policy.identity = policy.identity.merged(served.identity)
-            version = served.version
-            if version is not None and 0 <= version <= policy.versions.newest_version:
-                member.go_live(served.policy_id, version)
-
     def _resend(self, member: LiveRaas, resume: SessionResume | None) -> tuple[TaskId, ...]:
         """Send again what the RaaS holds by the books and does not know of."""
         self.effects.do(ClearOutbox(member_id=member.member_id))
@@ -453,10 +446,3 @@ class Joining:
             held_task_ids=task_ids,
             held_batch_ids=batch_ids,
         )
-
-    def _announce_newest(self, member: LiveTrainer) -> None:
-        """Tell who pulls that the newest version has another source."""
-        listed = self.policies[member.policy_id].versions.listed
-        if listed and member.weight_endpoints:
-            info = version_with_sources(self.sessions, listed[-1])
-            self.effects.do(AnnounceVersion(info=info))

@@ -105,9 +105,15 @@ class Lease:
         """Return what one rank is sent; every rank, and every time, the same rows."""
         rows = self.rows
         lengths = [row.trajectory.token_count for row in rows]
-        policy_ids = self._policy_ids(rows)
+        spans = (span for row in rows for span in row.trajectory.version_spans)
+        others = {span.policy_id: None for span in spans if span.policy_id is not None}
+        others.pop(self.policy_id, None)
         heads = tuple(group.head for group in (*self.groups, *self.replayed))
-        weights = self._loss_weights()
+        weights: list[float] | None = None
+        if any(weight != 1 for weight in self.replayed_weights):
+            weights = [1.0 for group in self.groups for each in group.samples for _ in each.rows]
+            for group, weight in zip(self.replayed, self.replayed_weights, strict=True):
+                weights += [weight for sample in group.samples for _ in sample.rows]
         chosen = share_out(lengths, world_size)[rank]
         parts = Share(
             self.batch_id,
@@ -126,9 +132,14 @@ class Lease:
             part_count=len(parts),
             row_count=len(rows),
             token_count=sum(lengths),
-            loss_token_count=sum(self._loss_count(row) for row in rows),
+            loss_token_count=sum(
+                span.length
+                for row in rows
+                for span in row.trajectory.version_spans
+                if not row.is_masked and span.policy_id in (None, self.policy_id)
+            ),
             groups=heads,
-            policy_ids=policy_ids,
+            policy_ids=(self.policy_id, *others),
             delivery_count=self.deliveries[rank],
             metrics=self.metrics,
         )
@@ -160,24 +171,6 @@ class Lease:
             each for each in self.replayed if each.arrival not in without_replayed
         )
         return emptied_count
-
-    def _loss_weights(self) -> list[float] | None:
-        """Return the factor on the loss of each row; None: 1 for all."""
-        if all(weight == 1 for weight in self.replayed_weights):
-            return None
-        found = [1.0 for sample in self.samples for _ in sample.rows]
-        for group, weight in zip(self.replayed, self.replayed_weights, strict=True):
-            found += [weight for sample in group.samples for _ in sample.rows]
-        return found
-
-    def _policy_ids(self, rows: list[Row]) -> tuple[PolicyId, ...]:
-        spans = (span for row in rows for span in row.trajectory.version_spans)
-        others = {span.policy_id: None for span in spans if span.policy_id is not None}
-        return (self.policy_id, *(other for other in others if other != self.policy_id))
-
-    def _loss_count(self, row: Row) -> int:
-        own = () if row.is_masked else (None, self.policy_id)
-        return sum(s.length for s in row.trajectory.version_spans if s.policy_id in own)
 
 
 class LeaseTable:

@@ -94,9 +94,11 @@ class SampleFlow:
     @property
     def open_limit(self) -> int:
         """How many groups may be open: what is trained on before it is too old."""
-        settings, left = self._settings, self._progress.steps_left
+        settings, progress = self._settings, self._progress
         batches = (settings.max_staleness + 1) * (settings.steps_per_version or 1)
-        return (batches if left is None else min(batches, left)) * self.fresh_per_batch
+        if progress.step_count is not None:
+            batches = max(0, min(batches, progress.step_count - progress.consumed_count))
+        return batches * self.fresh_per_batch
 
     @property
     def has_slot(self) -> bool:

@@ -17,6 +17,7 @@ from astraflow.core.members import (
     TrainerLoad,
 )
 from astraflow.core.pool.capacity import Speed
+from astraflow.core.tasks import TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 
 # Evicted versions of a policy that are remembered.
@@ -195,7 +196,7 @@ class LiveRaas(LiveMember):
     def count(self, assignment: Assignment, count: int) -> None:
         """Count samples of a task against the credit; below 0: give it back."""
         self.outstanding += count
-        if assignment.is_eval:
+        if assignment.group.purpose is TaskPurpose.EVAL:
             self.eval_outstanding += count
         self.enter()
 

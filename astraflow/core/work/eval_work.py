@@ -29,6 +29,7 @@ class EvalWork:
         waits_for: What it will fail of unless that changes; None: nothing.
         is_offered: Whether the rows of its data sets are here.
         open_groups: Those with an unanswered sample.
+        prompts: That no group was begun for, with the number of their data set in the suite.
     """
 
     eval_run_id: EvalRunId
@@ -45,7 +46,7 @@ class EvalWork:
     _finish_time: datetime | None = None
     _failure: Failure | None = None
     _last_failure: Failure | None = None
-    _prompts: deque[tuple[int, Prompt]] = field(default_factory=deque[tuple[int, Prompt]])
+    prompts: deque[tuple[int, Prompt]] = field(default_factory=deque[tuple[int, Prompt]])
     _accumulators: list[EvalAccumulator] = field(init=False)
     _shown_count: int = 0
 
@@ -53,13 +54,9 @@ class EvalWork:
         self._accumulators = [EvalAccumulator(part, 0) for part in self.suite.suite.data_sets]
 
     @property
-    def has_unissued(self) -> bool:
-        return bool(self._prompts or self.again)
-
-    @property
     def is_answered(self) -> bool:
         """Whether everything was asked and answered or given up."""
-        return self.is_offered and not self._prompts and not self.open_groups
+        return self.is_offered and not self.prompts and not self.open_groups
 
     @property
     def rollout_count(self) -> int:
@@ -81,17 +78,15 @@ class EvalWork:
         for index, accumulator in enumerate(self._accumulators):
             rows = prompts.get(accumulator.settings.data_set, ())
             accumulator.prompt_count = len(rows)
-            self._prompts.extend((index, row) for row in rows)
+            self.prompts.extend((index, row) for row in rows)
 
     @property
     def next_size(self) -> int:
         """Repeats of the next prompt; 0: there is none."""
-        if not self._prompts:
-            return 0
-        return self._accumulators[self._prompts[0][0]].settings.repeats
+        return self._accumulators[self.prompts[0][0]].settings.repeats if self.prompts else 0
 
     def begin_group(self, ids: IdGenerator) -> EvalGroup:
-        index, prompt = self._prompts.popleft()
+        index, prompt = self.prompts.popleft()
         settings = self._accumulators[index].settings
         group = EvalGroup(
             group_id=GroupId(ids.next("eval-group")),
@@ -140,7 +135,7 @@ class EvalWork:
 
     def end(self, state: EvalState, now: datetime, failure: Failure | None = None) -> None:
         self.state, self._finish_time, self._failure = state, now, failure
-        self._prompts.clear()
+        self.prompts.clear()
         self.again.clear()
         self.open_groups.clear()
 

@@ -235,7 +235,7 @@ class Evaluation:
             if work.is_answered:
                 work.conclude(now)
                 self._retire(work)
-            elif work.has_unissued and self._is_stuck(work, now):
+            elif (work.prompts or work.again) and self._is_stuck(work, now):
                 self._withdraw(work)
                 work.end(EvalState.FAILED, now, not_served(work.versions))
                 self._retire(work)
@@ -338,16 +338,11 @@ class Evaluation:
             del self._finished[next(iter(self._finished))]
         for member in self.sessions.pool:
             member.pinned.difference_update(work.versions.items())
-        for other in self.active.values():
-            self._repin(other)
-        self.effects.do(EvalChanged(eval_run=run))
-
-    def _repin(self, work: EvalWork) -> None:
-        """Remember who still has tasks of an evaluation: its versions are kept there."""
+        # Who still has tasks of another one keeps its versions.
         for member in self.sessions.pool:
             groups = (assignment.group for assignment in member.assignments.values())
-            if any(
-                isinstance(group, EvalGroup) and group.eval_run_id == work.eval_run_id
-                for group in groups
-            ):
-                member.pinned.update(work.versions.items())
+            held = {group.eval_run_id for group in groups if isinstance(group, EvalGroup)}
+            for other in self.active.values():
+                if other.eval_run_id in held:
+                    member.pinned.update(other.versions.items())
+        self.effects.do(EvalChanged(eval_run=run))

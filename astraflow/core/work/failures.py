@@ -67,11 +67,20 @@ class FailureLog:
     def note(self, failure: Failure, now: datetime) -> None:
         if failure.reason in _OF_THE_POOL:
             return
-        failure = _clipped(failure)
+        if max(len(failure.message), len(failure.cause), len(failure.traceback)) > _MAX_CHARS:
+            # The end of a traceback matters most.
+            failure = replace(
+                failure,
+                message=failure.message[:_MAX_CHARS],
+                cause=failure.cause[:_MAX_CHARS],
+                traceback=failure.traceback[-_MAX_CHARS:],
+            )
         name = failure.cause or f"{failure.reason}: {_NUMBER.sub('#', failure.message)[:120]}"
         known = self._causes.get(name)
         if known is None:
-            self._evict_rarest()
+            if len(self._causes) >= _KEPT_CAUSES:
+                # The rarest one goes, the oldest of equal ones.
+                del self._causes[min(self._causes, key=lambda each: self._causes[each].count)]
             self._causes[name] = FailureCause(
                 cause=name, count=1, last=failure, first_time=now, last_time=now
             )
@@ -124,25 +133,6 @@ class FailureLog:
             cause=worst.cause,
             traceback=worst.last.traceback,
         )
-
-    def _evict_rarest(self) -> None:
-        """Forget the rarest cause where there are too many; the oldest of equal ones."""
-        if len(self._causes) >= _KEPT_CAUSES:
-            del self._causes[min(self._causes, key=lambda name: self._causes[name].count)]
-
-
-def _clipped(failure: Failure) -> Failure:
-    """Return it without what is too long of its texts; the end of a traceback matters most."""
-    texts = (failure.message, failure.cause, failure.traceback)
-    if max(map(len, texts)) <= _MAX_CHARS:
-        return failure
-    message, cause, traceback = texts
-    return replace(
-        failure,
-        message=message[:_MAX_CHARS],
-        cause=cause[:_MAX_CHARS],
-        traceback=traceback[-_MAX_CHARS:],
-    )
 
 
 _KEPT_LETTERS = 1000

@@ -148,7 +148,7 @@ class Intake:
             return None
         holder = self.tasks.assignments.get(group.slots[index].holder or TaskId(""))
         if holder is not None:
-            self.tasks.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
+            self.tasks.withdraw(holder, CancelReason.GROUP_DONE, indexes=(index,))
         self._keep(member, group, rollout, now)
         return ItemAck(item_id=rollout.rollout_id, disposition=Disposition.ACCEPTED)
 

@@ -6,7 +6,7 @@ on, so that nobody has to say when he lets go of a rollout; the looks come after
 payloads that one costs a rollout little.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from astraflow.core.effects import Effects, ReleasePayloads
@@ -60,18 +60,14 @@ class PayloadLedger:
 
     def _used(self) -> set[str]:
         """Return the names of payloads that may be trained on: 0.3 ms for a thousand."""
-        used = set[str]()
-        for samples in self._samples():
-            for sample in samples:
-                for row in sample.rows:
-                    payload = row.trajectory.payload
-                    if payload is not None:
-                        used.add(payload.name)
-        return used
-
-    def _samples(self) -> Iterator[Iterable[Sample]]:
-        for group in self.tasks.groups.values():
-            if isinstance(group, TrainGroup):
-                yield from (samples.values() for samples in group.samples.values())
-        for policy in self.policies.values():
-            yield from (group.samples for group in policy.samples.held_groups)
+        open_groups = [g for g in self.tasks.groups.values() if isinstance(g, TrainGroup)]
+        found: list[Iterable[Sample]] = [
+            *(samples.values() for group in open_groups for samples in group.samples.values()),
+            *(
+                group.samples
+                for policy in self.policies.values()
+                for group in policy.samples.held_groups
+            ),
+        ]
+        payloads = (r.trajectory.payload for samples in found for s in samples for r in s.rows)
+        return {payload.name for payload in payloads if payload is not None}

@@ -119,28 +119,21 @@ class TaskTable:
         member.release(assignment)
         del self._assignments[assignment.task_id]
 
-    def withdraw(self, assignment: Assignment, reason: CancelReason) -> None:
-        """Cancel what is left of a task; its result is still due."""
+    def withdraw(
+        self, assignment: Assignment, reason: CancelReason, *, indexes: tuple[int, ...] = ()
+    ) -> None:
+        """Cancel some samples of a task, none named: what is left of it; its result is due."""
         if assignment.is_withdrawn:
             return
-        assignment.is_withdrawn = True
+        assignment.is_withdrawn = not indexes
         self._effects.do(
             SendCancellation(
-                member_id=assignment.member_id, task_id=assignment.task_id, reason=reason
+                member_id=assignment.member_id,
+                task_id=assignment.task_id,
+                reason=reason,
+                sample_indexes=indexes,
             )
         )
-
-    def withdraw_sample(self, assignment: Assignment, index: int, reason: CancelReason) -> None:
-        """Cancel one sample of a task; the result of the task is still due."""
-        if not assignment.is_withdrawn:
-            self._effects.do(
-                SendCancellation(
-                    member_id=assignment.member_id,
-                    task_id=assignment.task_id,
-                    reason=reason,
-                    sample_indexes=(index,),
-                )
-            )
 
     def withdraw_group(self, group: SampleGroup, reason: CancelReason) -> None:
         """Cancel all tasks of a group, and forget it."""
