@@ -132,14 +132,14 @@ class EvalAccumulator:
             prompt_count=self.prompt_count,
             repeats=self.settings.repeats,
             avg_at_k=_mean([correct / scored for scored, correct in self.prompts]),
-            pass_at_k={k: self._pass_at(k) for k in _powers(self.settings.repeats)},
+            pass_at_k={
+                k: _mean([pass_at_k(scored=n, correct=c, k=k) for n, c in self.prompts if n >= k])
+                for k in _powers(self.settings.repeats)
+            },
             mean_reward=self._reward_sum / count,
             missing_count=self.missing_count,
             metrics={name: total / count for name, total in sorted(self._metric_sums.items())},
         )
-
-    def _pass_at(self, k: int) -> float:
-        return _mean([pass_at_k(scored=n, correct=c, k=k) for n, c in self.prompts if n >= k])
 
 
 def overall(results: Sequence[EvalResult]) -> EvalResult | None:

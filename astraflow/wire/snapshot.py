@@ -40,6 +40,7 @@ RENAMED: Mapping[str, str] = {
     "astraflow.dataflow.roster:Roster": "astraflow.dataflow.members:MemberHistory",
     "astraflow.dataflow.roster:Entry": "astraflow.dataflow.members:MemberRecord",
     "astraflow.core.algorithms.curation:Curator._selectors": "selectors",
+    "astraflow.core.algorithms.curation:Mixing._counts": "counts",
     "astraflow.core.policy.metrics:Window._rewards": "rewards",
     "astraflow.core.pool.live_members:CapacityIndex._changed": "changed",
     "astraflow.core.versions:VersionLedger._next": "next_version",

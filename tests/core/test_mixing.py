@@ -6,7 +6,7 @@ def chosen(mixing, count, there=("easy", "hard")):
     names = []
     for _ in range(count):
         names.append(mixing.choose(there))
-        mixing.count(names[-1])
+        mixing.counts[names[-1]] += 1
     return names
 
 

@@ -26,19 +26,23 @@ from astraflow.core.tasks import Prompt
 
 
 class Mixing:
-    """Chooses data sets by the weights of the phase that a version is in."""
+    """Chooses data sets by the weights of the phase that a version is in.
+
+    Attributes:
+        counts: Prompts of this phase, by data set.
+    """
 
     def __init__(self, phases: Collection[MixPhaseSettings]) -> None:
         self._phases = sorted(phases, key=lambda phase: phase.from_version)
         self._phase = self._phases[0]
-        self._counts = Counter[str]()
+        self.counts = Counter[str]()
 
     def begin_version(self, version: int) -> None:
         """Count anew where the next phase begins."""
         phase = [each for each in self._phases if each.from_version <= max(0, version)][-1]
         if phase is not self._phase:
             self._phase = phase
-            self._counts.clear()
+            self.counts.clear()
 
     def weights(self, there: Collection[str]) -> dict[str, float]:
         """Return the shares of those that are not through, which add up to 1.
@@ -54,16 +58,13 @@ class Mixing:
     def choose(self, there: Collection[str]) -> str:
         """Return the data set of the next prompt, at least one of which is there."""
         shares = self.weights(there)
-        total = 1 + sum(self._counts[name] for name in shares)
-        return max(shares, key=lambda name: shares[name] * total - self._counts[name])
-
-    def count(self, name: str) -> None:
-        self._counts[name] += 1
+        total = 1 + sum(self.counts[name] for name in shares)
+        return max(shares, key=lambda name: shares[name] * total - self.counts[name])
 
     def metrics(self) -> dict[str, float]:
         """Return the share of each data set in this phase, by its name."""
-        total = sum(self._counts.values())
-        return {f"data/mix/{name}": count / total for name, count in self._counts.items()}
+        total = sum(self.counts.values())
+        return {f"data/mix/{name}": count / total for name, count in self.counts.items()}
 
 
 # Lessons that can be taken back.

@@ -126,11 +126,7 @@ class UsefulShare(BatchGuard):
             raise ValueError("min_share must be in [0, 1]")
 
     def unfit(self, groups: Sequence[FreshGroup]) -> Collection[int]:
-        flat = [index for index, group in enumerate(groups) if _is_flat(group)]
+        rewards = [[row.reward for each in group.samples for row in each.rows] for group in groups]
+        flat = [index for index, own in enumerate(rewards) if max(own) - min(own) <= CLOSE]
         allowed = int((1 - self.min_share) * len(groups) + CLOSE)
         return flat[allowed:]
-
-
-def _is_flat(group: FreshGroup) -> bool:
-    rewards = [row.reward for sample in group.samples for row in sample.rows]
-    return max(rewards) - min(rewards) <= CLOSE

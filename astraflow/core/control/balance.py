@@ -244,7 +244,8 @@ class Balance:
             self._live_s += seconds * count
             self._busy_s += seconds * count * self._busy(live)
         self._snapshots.append(self._snapshot(now))
-        self._note_full()
+        if len(self._snapshots) > _SNAPSHOTS // 2:
+            self._note_full(self._snapshots[-1 - _SNAPSHOTS // 2], self._snapshots[-1])
 
     def _present(self) -> int:
         """Return the accelerators of all nodes but those that drain."""
@@ -260,11 +261,8 @@ class Balance:
             return 1.0
         return min(1.0, share / max(self._usable, 1e-3))
 
-    def _note_full(self) -> None:
+    def _note_full(self, first: CounterSnapshot, last: CounterSnapshot) -> None:
         """Measure what one accelerator does while all are at work, and nobody is new."""
-        if len(self._snapshots) <= _SNAPSHOTS // 2:
-            return
-        first, last = self._snapshots[-1 - _SNAPSHOTS // 2], self._snapshots[-1]
         if self._change_time is None or self._change_time > first.time:
             return
         live_s, busy_s = last.live_s - first.live_s, last.busy_s - first.busy_s
@@ -274,8 +272,7 @@ class Balance:
             self._full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
     def _snapshot(self, now: datetime) -> CounterSnapshot:
-        members = self.sessions.pool
-        measured = self.measured
+        members, measured = self.sessions.pool, self.measured
         return CounterSnapshot(
             time=now,
             policies={policy_id: self._sums(p) for policy_id, p in self.policies.items()},

@@ -82,7 +82,7 @@ class PromptQueue:
     @property
     def has_prompt(self) -> bool:
         read = any(data_set.prompts for data_set in self._data_sets.values())
-        return not self._lost and (bool(self._again or self._admitted) or read)
+        return not self._lost and bool(self._again or self._admitted or read)
 
     @property
     def is_through(self) -> bool:
@@ -119,13 +119,13 @@ class PromptQueue:
         if new:
             self._lost_numbers.update(each.number for each in new)
             self._lost += new
-            self._ask_again()
+            self._effects.do(DrawAgain(prompts=tuple(self._lost)))
 
     def offer_again(self, prompts: tuple[Prompt, ...]) -> None:
         """Take prompts that were lost; what came before is passed over."""
         wanted = {(each.data_set, each.epoch, each.prompt_id): each for each in self._lost}
         for prompt in prompts:
-            issued = wanted.pop(_key(prompt), None)
+            issued = wanted.pop((prompt.data_set, prompt.epoch, prompt.prompt_id), None)
             if issued is not None and prompt.prompt_id not in self._dead_letters:
                 insort(self._again, (issued.number, prompt), key=lambda each: each[0])
         self._lost = list(wanted.values())
@@ -143,7 +143,7 @@ class PromptQueue:
             if prompt is None:
                 break
             if self._admits(prompt):
-                self._mixing.count(prompt.data_set)
+                self._mixing.counts[prompt.data_set] += 1
                 self._admitted.append(prompt)
         again = [prompt for _, prompt in self._again[:count]]
         return [*again, *self._admitted[: count - len(again)]]
@@ -195,7 +195,7 @@ class PromptQueue:
             if data_set.is_drawing:
                 self._ask(name)
         if self._lost:
-            self._ask_again()
+            self._effects.do(DrawAgain(prompts=tuple(self._lost)))
 
     def metrics(self) -> Mapping[str, float]:
         if not self.curator.selectors and len(self._data_sets) == 1:
@@ -249,10 +249,3 @@ class PromptQueue:
 
     def _ask(self, name: str) -> None:
         self._effects.do(DrawPrompts(data_set=name, count=2 * self._draw_count))
-
-    def _ask_again(self) -> None:
-        self._effects.do(DrawAgain(prompts=tuple(self._lost)))
-
-
-def _key(prompt: Prompt) -> tuple[str, int, PromptId]:
-    return prompt.data_set, prompt.epoch, prompt.prompt_id
