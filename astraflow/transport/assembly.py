@@ -188,7 +188,14 @@ class FrameInbox:
             case FrameKind.CHUNK:
                 # Who brought the bytes can write to them no more.
                 body.release()
-                self._filled_chunk(frame)
+                key = _key(frame)
+                staged = self._staged.get(key)
+                # Late parts of a failed transfer mean nothing.
+                if staged is not None:
+                    staged.missing -= frame.body_nbytes
+                    if staged.missing == 0:
+                        del self._staged[key]
+                        self._hand_out(frame, staged.header, staged.frozen())
             case FrameKind.PLAN:
                 self._plan_missing -= frame.body_nbytes
                 if not self._plan_missing:
@@ -273,17 +280,6 @@ class FrameInbox:
         if end > len(self._plan_body) or not 0 < frame.body_nbytes <= self._plan_missing:
             raise bad_frame("a plan has other sizes than it said")
         return self._plan_body[frame.body_offset : end]
-
-    def _filled_chunk(self, frame: Frame) -> None:
-        """Note that a part of a chunk is here; late ones of a failed transfer mean nothing."""
-        key = _key(frame)
-        staged = self._staged.get(key)
-        if staged is None:
-            return
-        staged.missing -= frame.body_nbytes
-        if staged.missing == 0:
-            del self._staged[key]
-            self._hand_out(frame, staged.header, staged.frozen())
 
     def _claim(self, frame: Frame) -> ChunkHeader:
         """Count a new chunk against the bounds before memory is given to it."""

@@ -106,7 +106,7 @@ class ArenaPool:
         self._last: _Memory | None = None
 
     def take(self, nbytes: int) -> Arena:
-        if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
+        if self._last is None or self._last.nbytes < nbytes or self._last.user():
             try:
                 self._last = _Memory(nbytes)
             except OSError as error:
@@ -134,10 +134,6 @@ class _Memory:
         self._mapped = mmap.mmap(self.descriptor, self.nbytes)
         self.shared = np.frombuffer(self._mapped, np.uint8)
         self.user: Callable[[], object | None] = lambda: None
-
-    @property
-    def is_used(self) -> bool:
-        return self.user() is not None
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Let the system have the pages that lie within some bytes."""
@@ -271,20 +267,17 @@ class ArenaCarrier(Carrier):
     def _write(self, payload: bytes | memoryview, place: int) -> None:
         """Write by a call: a mapping would fault if the puller took pages away."""
         view = memoryview(payload).cast("B")
-        while view:
-            written = self._write_some(view, place)
-            view, place = view[written:], place + written
-
-    def _write_some(self, view: memoryview, place: int) -> int:
-        with self._writing:
-            try:
-                return os.pwrite(-1 if self._arena is None else self._arena, view, place)
-            except PermissionError as error:
-                raise bad_frame("the chunks are larger than the arena for them") from error
-            except OSError as error:
-                raise AstraflowError(
-                    Reason.LANE_UNAVAILABLE, f"the arena cannot be written: {error.strerror}"
-                ) from error
+        try:
+            while view:
+                with self._writing:
+                    written = os.pwrite(-1 if self._arena is None else self._arena, view, place)
+                view, place = view[written:], place + written
+        except PermissionError as error:
+            raise bad_frame("the chunks are larger than the arena for them") from error
+        except OSError as error:
+            raise AstraflowError(
+                Reason.LANE_UNAVAILABLE, f"the arena cannot be written: {error.strerror}"
+            ) from error
 
 
 def remove_stale(parent: Path) -> None:

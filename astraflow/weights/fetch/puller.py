@@ -35,7 +35,6 @@ from astraflow.weights.fetch.lanes import (
 )
 from astraflow.weights.fetch.sources import Fetch, FetchSettings, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
-from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.routes import payload_nbytes, steps
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.serve.relay import WeightRelay
@@ -240,15 +239,30 @@ class WeightPuller:
     ) -> None:
         """Ask the origin for the next version, if this is the newest and came from there.
 
-        Who pulls from a relay does not: the origin would send everybody a copy.
+        Who pulls from a relay does not: the origin would send everybody a copy. What is taken of a
+        version that nobody has registered yet is twice the largest patch between neighbours that
+        the run knows, all of the layout where it knows none, and 64 MiB in any case.
         """
-        if not isinstance(self._lane, Lanes):
+        frame = self._holding.frame
+        if not isinstance(self._lane, Lanes) or frame is None:
             return
+        layout = frame.layout
+        forward = [
+            sum(patch.payload_nbytes for patch in step)
+            for info in known.values()
+            for step in steps(info.patches)
+            if step[0].base_version == info.version - 1
+        ]
+        most = 2 * max(forward) if forward else layout.nbytes
+        bound = TransferBound(
+            patch_count=1,
+            chunk_count=layout.nbytes // CHUNK_NBYTES + len(layout.tensors),
+            payload_nbytes=min(max(most, CHUNK_NBYTES), UNPLANNED_NBYTES),
+        )
         origin = fetch.origin
         spec = IncomingVersion(
             replace(target, version=target.version + 1), {}, base_version=target.version
         ).spec(goodput_bytes_per_s=origin.link.goodput_bytes_per_s if origin else 0.0)
-        bound = _speculative_bound(known, self._holding.frame)
         spec = replace(spec, max_memory_nbytes=bound.payload_nbytes, bound=bound)
         if origin is None or max(known, default=0) > target.version:
             await self._lane.forget_ready(spec)
@@ -340,29 +354,6 @@ class WeightPuller:
             stage=timedelta(seconds=time.monotonic() - decoded),
         )
         return update
-
-
-def _speculative_bound(
-    known: Mapping[int, VersionInfo], frame: LayoutFrame | None
-) -> TransferBound:
-    """Return what is taken of a version that nobody has registered yet.
-
-    That is twice the largest patch between neighbours that the run knows, and all of the layout
-    where it knows none; 64 MiB in any case.
-    """
-    forward = [
-        sum(patch.payload_nbytes for patch in step)
-        for info in known.values()
-        for step in steps(info.patches)
-        if step[0].base_version == info.version - 1
-    ]
-    layout = None if frame is None else frame.layout
-    most = 2 * max(forward) if forward else (layout.nbytes if layout else UNPLANNED_NBYTES)
-    return TransferBound(
-        patch_count=1,
-        chunk_count=layout.nbytes // CHUNK_NBYTES + len(layout.tensors) if layout else 1,
-        payload_nbytes=min(max(most, CHUNK_NBYTES), UNPLANNED_NBYTES),
-    )
 
 
 async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:

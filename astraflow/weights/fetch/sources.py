@@ -65,19 +65,6 @@ class SourceStats:
     def address(self) -> str:
         return self.source.address
 
-    @property
-    def failed_speculatively(self) -> bool:
-        """Whether it failed by what it sent ahead, without a lie."""
-        return bool(self.failure and self.since_s is not None and not self.bad_chunk_count)
-
-    def is_beside(self, other: SourceInfo) -> bool:
-        """Whether it has the version whole, and is as near as another source."""
-        return (
-            self.source.state is SourceState.LIVE
-            and self.source.kind is other.kind
-            and self.source.region == other.region
-        )
-
     def spend(self, started_s: float, nbytes: int) -> None:
         """Count the time since a transfer began, in which so much came, and measure."""
         duration_s = time.monotonic() - (self.since_s or started_s)
@@ -116,10 +103,6 @@ class FetchSettings:
     origin_timeouts: StallTimeouts = _ORIGIN_TIMEOUTS
     shared_nbytes: int = 8 << 20
     avoided_s: float = 60.0
-
-    def timeouts_of(self, kind: SourceKind) -> StallTimeouts:
-        known = {SourceKind.RELAY: self.relay_timeouts, SourceKind.ORIGIN: self.origin_timeouts}
-        return known.get(kind, _STORE_TIMEOUTS)
 
 
 # What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
@@ -211,8 +194,8 @@ class Fetch:
             before = incoming.chunk_count
             for stats in self._honest():
                 await self._from(stats, incoming, frame)
-                if stats.failed_speculatively:
-                    # What was made ahead may never have become a version: ask for what has.
+                if stats.failure and stats.since_s is not None and not stats.bad_chunk_count:
+                    # What it sent ahead may never have become a version: ask for what has.
                     await self._from(stats, incoming, frame)
                 if stats.failure is None:
                     return
@@ -234,10 +217,13 @@ class Fetch:
 
             def planned(plan: TransferPlan) -> None:
                 if plan.payload_nbytes >= self._settings.shared_nbytes:
+                    # As near as the first, and with all of the version.
+                    first = stats.source.kind, SourceState.LIVE, stats.source.region
                     helpers.extend(
                         group.create_task(self._help(each, shared))
                         for each in self._honest()
-                        if each is not stats and each.is_beside(stats.source)
+                        if each is not stats
+                        and (each.source.kind, each.source.state, each.source.region) == first
                     )
 
             goodput = stats.link.goodput_bytes_per_s
@@ -313,7 +299,8 @@ class Fetch:
                     raise AstraflowError(
                         Reason.PATCH_UNKNOWN, f"{stats.address} would go another way"
                     )
-        if any(shared.incoming.is_missing(*each) for each in wanted):
+        came = shared.incoming.chunks
+        if any(index not in came.get(root, ()) for root, index in wanted):
             raise source_lost(f"{stats.address} ended before the end")
 
     def _take(self, stats: SourceStats, item: TransferPlan | SentChunk, shared: _Shared) -> None:
@@ -332,10 +319,14 @@ class Fetch:
         self, stats: SourceStats, spec: TransferSpec
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield what a source sends; one that stalls is left where there is another."""
-        pulling = self._lane.pull(stats.address, spec, self._token)
+        pulling, settings = self._lane.pull(stats.address, spec, self._token), self._settings
+        timeouts = {
+            SourceKind.RELAY: settings.relay_timeouts,
+            SourceKind.ORIGIN: settings.origin_timeouts,
+        }
         watch = StallWatch(
             stats.address,
-            self._settings.timeouts_of(stats.source.kind),
+            timeouts.get(stats.source.kind, _STORE_TIMEOUTS),
             answer_s=stats.link.answer_s,
             goodput_bytes_per_s=stats.link.goodput_bytes_per_s,
             is_only=self._honest()[-1] is stats,

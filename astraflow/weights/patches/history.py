@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final
 
 import numpy as np
 import zstandard
@@ -24,9 +23,6 @@ from astraflow.weights.patches.layouts import ShardLayout
 
 Sign = Callable[[PatchInfo], PatchInfo]
 """Returns a patch with its signature."""
-
-# The bits of so small a part are kept from when they were compared until they are entered.
-_STAGED_NBYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +59,6 @@ class History:
         self._steps: dict[int, list[_Step]] = {where.offset: [] for where in shard_layout.ranges()}
         # Entered and not yet written into the flat bits, by offset.
         self._late: dict[int, Chunk] = {}
-        # Of a small part: the next version as it was read, by offset.
-        self._staged: dict[int, np.ndarray] = {}
         self._sizes: Counter[int] = Counter()
         self._readers: Counter[int] = Counter()
         self._lock = Lock()
@@ -102,7 +96,7 @@ class History:
     def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
         """Enter the next version: the chunks that lead to it from the newest, made here.
 
-        What is sparse is written when its range is read, or by `flush`, unless it was staged.
+        What is sparse is written when its range is read, or by `flush`.
         """
         self.flush()
         for chunk in chunks:
@@ -111,22 +105,6 @@ class History:
             elif chunk.header.encoding is not Encoding.UNCHANGED:
                 self._replace(version, chunk)
         self.newest = version
-        self._staged.clear()
-
-    def staged(self, target: RangeBits) -> RangeBits:
-        """Return what reads the next version; of a small part it keeps what it reads.
-
-        Then no chunk has to be decoded for it to be entered.
-        """
-        if self.shard_layout.nbytes > _STAGED_NBYTES:
-            return target
-
-        def read(where: ChunkRange) -> np.ndarray:
-            bits = target(where)
-            self._staged[where.offset] = bits.copy()
-            return bits
-
-        return read
 
     def flush(self) -> None:
         """Write what was entered: the work that nobody who waits for a version waits for."""
@@ -194,12 +172,8 @@ class History:
 
     def _enter(self, version: int, chunk: Chunk) -> None:
         step = _Step(version=version, undo=chunk)
-        staged = self._staged.get(chunk.header.offset)
         with self._lock:
-            if staged is None:
-                self._late[chunk.header.offset] = chunk
-            else:
-                self._view(chunk.header.range)[:] = staged
+            self._late[chunk.header.offset] = chunk
             self._steps[chunk.header.offset].append(step)
         self._sizes[version] += step.nbytes
 

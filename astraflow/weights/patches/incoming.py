@@ -122,9 +122,6 @@ class IncomingVersion:
             if number not in patch.chunks
         ]
 
-    def is_missing(self, root: bytes, index: int) -> bool:
-        return index not in self.chunks.get(root, ())
-
     def is_planned_as(self, plan: TransferPlan) -> bool:
         return [self._signed(each).patch for each in plan.patches] == [
             each.info for each in self.planned

@@ -145,14 +145,23 @@ class PatchStore:
                 version, or the base, is no longer kept; PATCH_UNKNOWN when the base is newer, or
                 nothing is coded in a profile that the reader takes.
         """
-        self._require_possible(spec)
-        model_nbytes = self.history.shard_layout.payload_nbytes
+        base, version, newest = spec.base_version, spec.version, self.history.newest
+        if newest is None or not 0 <= version <= newest:
+            raise AstraflowError(
+                Reason.VERSION_UNKNOWN,
+                f"version {version} was never published here; the newest is {newest}",
+                metadata={"version": str(version)},
+            )
+        if base is not None and base >= version:
+            raise AstraflowError(
+                Reason.PATCH_UNKNOWN, f"no patch leads back from {base} to {version}"
+            )
+        patches, model_nbytes = self.patches, self.history.shard_layout.payload_nbytes
 
         def cost(patch: Patch) -> float:
             missing_nbytes = patch.missing_nbytes(spec.had(patch.root))
             return reading_cost(spec, patch.info, missing_nbytes, model_nbytes)
 
-        patches, base, version = self.patches, spec.base_version, spec.version
         for profiles in profile_choices(spec):
             usable = [each for each in patches if each.info.profile in profiles]
             found = cheapest_patches(usable, base, version, cost)
@@ -175,7 +184,17 @@ class PatchStore:
     def chunk(self, info: PatchInfo, index: int) -> Chunk:
         """Return one chunk, made again where it was not kept."""
         patch = self.find(PatchName.of(info))
-        return patch.chunks[index] if patch.is_kept else self._made_again(patch, index)
+        if patch.is_kept:
+            return patch.chunks[index]
+        header, info = patch.headers[index], patch.info
+        if header.encoding is Encoding.UNCHANGED:
+            return Chunk(header=header)
+        where, base = header.range, None
+        if info.base_version is not None:
+            base = self.history.bits_of(info.base_version)(where)
+        bits, tables = self.history.bits_of(info.version)(where), patch.index.shared_tables
+        chunk = encode_chunk(where, bits, base, profile=info.profile, tables=tables)
+        return replace(chunk, header=header)
 
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
@@ -183,22 +202,6 @@ class PatchStore:
         oldest = [i.version if i.base_version is None else i.base_version for i in infos]
         with self.history.reading(oldest):
             yield
-
-    def _made_again(self, patch: Patch, index: int) -> Chunk:
-        header, info = patch.headers[index], patch.info
-        if header.encoding is Encoding.UNCHANGED:
-            return Chunk(header=header)
-        where, base = header.range, None
-        if info.base_version is not None:
-            base = self.history.bits_of(info.base_version)(where)
-        chunk = encode_chunk(
-            where,
-            self.history.bits_of(info.version)(where),
-            base,
-            profile=info.profile,
-            tables=patch.index.shared_tables,
-        )
-        return replace(chunk, header=header)
 
     def note(self, spec: TransferSpec) -> None:
         """Note how far behind a reader is, and its link: others may be so, and it again."""
@@ -209,17 +212,3 @@ class PatchStore:
             if span > 1:
                 self._requested.pop(span, None)
                 self._requested[span] = None
-
-    def _require_possible(self, spec: TransferSpec) -> None:
-        version, base_version = spec.version, spec.base_version
-        newest = -1 if self.history.newest is None else self.history.newest
-        if not 0 <= version <= newest:
-            raise AstraflowError(
-                Reason.VERSION_UNKNOWN,
-                f"version {version} was never published here; the newest is {newest}",
-                metadata={"version": str(version)},
-            )
-        if base_version is not None and base_version >= version:
-            raise AstraflowError(
-                Reason.PATCH_UNKNOWN, f"no patch leads back from {base_version} to {version}"
-            )

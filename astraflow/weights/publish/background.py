@@ -124,12 +124,10 @@ class Scrub(BackgroundWorker):
             self._doubted = max(self._doubted, version)
             self._wake.set()
 
-    @property
-    def _is_doubted(self) -> bool:
-        return self._doubted > self._cleared
-
     def _work(self) -> None:
-        while not (self._is_over or self._is_doubted) and (left_s := self._next - monotonic()) > 0:
+        while (left_s := self._next - monotonic()) > 0:
+            if self._is_over or self._doubted > self._cleared:
+                break
             self._wake.wait(left_s)
             self._wake.clear()
         if self._is_over:
@@ -203,23 +201,17 @@ class ExtraPatches(BackgroundWorker):
 
     def _work(self) -> None:
         self._publisher.flush()
-        self._serve_newest()
+        version, store = self._publisher.version, self._publisher.store
+        deadline = monotonic() + self._time_share * self._interval_s
+        if version is not None:
+            try:
+                first = (*store.requested_spans, *FIRST_SPANS)
+                self._register(version, self._made(version, first, None))
+                self._register(version, self._made(version, range(store.keep), deadline))
+            except AstraflowError as error:
+                log.warning("a version gains no patches", version=version, why=str(error))
         if self._then is not None:
             self._then()
-
-    def _serve_newest(self) -> None:
-        version = self._publisher.version
-        if version is None:
-            return
-        spans = self._publisher.store.requested_spans
-        deadline = monotonic() + self._time_share * self._interval_s
-        try:
-            self._register(version, self._made(version, (*spans, *FIRST_SPANS), None))
-            self._register(
-                version, self._made(version, range(self._publisher.store.keep), deadline)
-            )
-        except AstraflowError as error:
-            log.warning("a version gains no patches", version=version, why=str(error))
 
     def _made(self, version: int, spans: Sequence[int], deadline: float | None) -> Iterator[Patch]:
         """Yield what is worth it, until there is a newer version, or no time."""

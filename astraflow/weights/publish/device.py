@@ -203,7 +203,10 @@ def encode_range_on_device(where: ChunkRange, new: torch.Tensor, old: torch.Tens
 
 
 def _streams(change: DeviceChange, limit_nbytes: int) -> Streams | None:
-    less = _folded(change.before, change.values) - 1
+    # Folded distances; those of 64 bits may look negative.
+    spare = 64 - 8 * change.values.element_size()
+    distance = (_ordered(change.values) - _ordered(change.before)) << spare >> spare
+    less = ((distance << 1) ^ (distance >> 63)) - 1
     steps = _shifted(less, 1)
     marks = steps > 0
     steps = steps[marks]
@@ -236,13 +239,6 @@ def _packed_bits(bits: torch.Tensor) -> torch.Tensor:
     return (octets << torch.arange(8, device=bits.device)).sum(1).to(torch.uint8)
 
 
-def _folded(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return folded distances as i64[n]; those of 64 bits may look negative."""
-    spare = 64 - 8 * old.element_size()
-    distance = (_ordered(new) - _ordered(old)) << spare >> spare
-    return (distance << 1) ^ (distance >> 63)
-
-
 def _ordered(bits: torch.Tensor) -> torch.Tensor:
     """Return where bits stand in the order of `codec.ordering`, modulo 2^N: i64[n]."""
     wide = _signed(bits).long()
@@ -251,7 +247,10 @@ def _ordered(bits: torch.Tensor) -> torch.Tensor:
 
 def _mixed(offsets: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what elements contribute to both sums of the state digest: i64[n] each."""
-    x = offsets * _A + _unsigned(bits) * _B + _KEY
+    size = bits.element_size()
+    # Those of 64 bits may look negative.
+    unsigned = _signed(bits).long() & ((1 << 8 * size) - 1 if size < 8 else -1)
+    x = offsets * _A + unsigned * _B + _KEY
     x = (x ^ _shifted(x, 30)) * _M1
     x = (x ^ _shifted(x, 27)) * _M2
     low = x ^ _shifted(x, 31)
@@ -261,12 +260,6 @@ def _mixed(offsets: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, tor
 
 def _shifted(x: torch.Tensor, count: int) -> torch.Tensor:
     return (x >> count) & ((1 << 64 - count) - 1)
-
-
-def _unsigned(bits: torch.Tensor) -> torch.Tensor:
-    """Return bits as i64[n]; those of 64 bits may look negative."""
-    size = bits.element_size()
-    return _signed(bits).long() & ((1 << 8 * size) - 1 if size < 8 else -1)
 
 
 def _signed(bits: torch.Tensor) -> torch.Tensor:

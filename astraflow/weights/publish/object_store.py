@@ -117,7 +117,10 @@ class ObjectWriter(BackgroundWorker):
         offered = _offered(self._publisher.store.patches, newest)
         try:
             self._start()
-            self._remove_old(offered)
+            gone = self._begun - offered.keys()
+            for version in sorted(gone & self._leaving):
+                self._remove(version)
+            self._leaving = gone - self._leaving
             for version in sorted(offered):
                 self._write(version, offered)
             for version in sorted(self._unannounced & offered.keys()):
@@ -159,13 +162,6 @@ class ObjectWriter(BackgroundWorker):
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)
         self._bucket.write(layout_name(frame.digest), content)
         self._is_started = True
-
-    def _remove_old(self, offered: Mapping[int, Sequence[Patch]]) -> None:
-        gone = self._begun - offered.keys()
-        removed = gone & self._leaving
-        for version in sorted(removed):
-            self._remove(version)
-        self._leaving = gone - removed
 
     def _remove(self, version: int, *, is_shared: bool = False) -> None:
         """Remove what is ours of a version; and its folder, unless other ranks may write there."""

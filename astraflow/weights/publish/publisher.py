@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from astraflow.codec.encode import EncodedPatch, encode_patch
+from astraflow.codec.encode import encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -26,8 +26,6 @@ from astraflow.wire.signatures import PatchSigner
 from astraflow.wire.weights import digest_of
 
 if TYPE_CHECKING:
-    import torch
-
     from astraflow.weights.publish.device import DeviceCopy, DeviceExport
 
 
@@ -243,8 +241,11 @@ class WeightPublisher:
             patches: list[Patch] = []
         else:
             patches = self._forward(version, exported, on_device, stages, patch)
-        if on_device is not None and self._device is None:
-            self._device = self._copied_to(on_device)
+        if on_device is not None and on_device.device is not None and self._device is None:
+            from astraflow.weights.publish.device import DeviceCopy  # noqa: PLC0415 - loads torch
+
+            part, newest = self.history.shard_layout, self.history.newest_bits
+            self._device = DeviceCopy(part, on_device.device, newest)
             stages.end("upload")
         self.store.offer(patches)
         if not self.store.is_reachable(version):
@@ -272,26 +273,6 @@ class WeightPublisher:
             self._device = None
         return export if export.device is not None else None
 
-    def _copied_to(self, export: "DeviceExport") -> "DeviceCopy":
-        from astraflow.weights.publish.device import DeviceCopy  # noqa: PLC0415 - loads torch
-
-        device = cast("torch.device", export.device)
-        return DeviceCopy(self.history.shard_layout, device, self.history.newest_bits)
-
-    def _encoded(
-        self, exported: Exported, on_device: "DeviceExport | None", patch: Patch
-    ) -> EncodedPatch:
-        if on_device is not None and self._device is not None:
-            return self._device.encode(on_device.bits, self._digest, made=patch.add)
-        return encode_patch(
-            self.history.shard_layout,
-            self.history.staged(exported.bits),
-            self.history.newest_bits,
-            self._digest,
-            thread_count=self._thread_count,
-            made=patch.add,
-        )
-
     def _forward(
         self,
         version: int,
@@ -302,7 +283,13 @@ class WeightPublisher:
     ) -> list[Patch]:
         """Return the patch from the version before; none when raw bytes are as good."""
         part, base = self.history.shard_layout, self.history.newest
-        encoded = self._encoded(exported, on_device, patch)
+        if on_device is not None and self._device is not None:
+            encoded = self._device.encode(on_device.bits, self._digest, made=patch.add)
+        else:
+            newest, threads = self.history.newest_bits, self._thread_count
+            encoded = encode_patch(
+                part, exported.bits, newest, self._digest, thread_count=threads, made=patch.add
+            )
         stages.end("encode")
         whole_nbytes = part.payload_nbytes
         nbytes = sum(chunk.header.payload_nbytes for chunk in encoded.chunks)

@@ -149,7 +149,14 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
             bits = np.asarray(_Memory(tensor, spec.dtype.bits))
             return lambda start, stop, _=None: bits[start:stop]
         if (known, spec.dtype) == (Dtype.F32, Dtype.BF16):
-            return _rounding_reader(np.asarray(_Memory(tensor, Dtype.F32.numpy)))
+            values = np.asarray(_Memory(tensor, Dtype.F32.numpy))
+
+            def rounded(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+                bits = np.empty(stop - start, np.uint16) if into is None else into
+                round_bf16(values[start:stop], bits)
+                return bits
+
+            return rounded
     torch = sys.modules["torch"]
     wanted = getattr(torch, TORCH_NAMES[spec.dtype])
     flat = tensor.detach().reshape(-1)
@@ -161,15 +168,6 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
             return into
         part = part.to(device="cpu", dtype=wanted) if is_rounded else part.cpu()
         return part.contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
-
-    return read
-
-
-def _rounding_reader(values: np.ndarray) -> ReadBits:
-    def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
-        bits = np.empty(stop - start, np.uint16) if into is None else into
-        round_bf16(values[start:stop], bits)
-        return bits
 
     return read
 

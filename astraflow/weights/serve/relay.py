@@ -110,7 +110,12 @@ class WeightRelay:
     async def expect(self, spec: TransferSpec) -> None:
         """Return once it is known whether a version can be had here, or SOURCE_UNREACHABLE."""
         if spec.base_version is None:
-            await self._encode_whole(spec.version)
+            async with self._encoding:
+                held, info = self._held, self._whole_info
+                if held and info and held.version == spec.version and self._whole is None:
+                    whole = await asyncio.to_thread(whole_patch, held, info)
+                    if held is self._held:
+                        self._whole = whole
         try:
             async with asyncio.timeout(self._wait_s):
                 while self._is_to_come(spec):
@@ -179,15 +184,6 @@ class WeightRelay:
             steps(known), spec.base_version, spec.version, lambda info: info.payload_nbytes
         )
         return () if found is None else tuple(known[info] for info in found[1])
-
-    async def _encode_whole(self, version: int) -> None:
-        async with self._encoding:
-            held, info = self._held, self._whole_info
-            if held is None or info is None or held.version != version or self._whole is not None:
-                return
-            whole = await asyncio.to_thread(whole_patch, held, info)
-            if held is self._held:
-                self._whole = whole
 
 
 def _is_whole(patch: Patch) -> bool:
