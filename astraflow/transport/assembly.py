@@ -217,11 +217,6 @@ class FrameInbox:
         self._staged.clear()
         self._note()
 
-    async def planned(self) -> None:
-        """Return once the plan is known, or the source has said that it waits for it."""
-        while self._plan is None and not self._is_waiting:
-            await self._wait()
-
     async def items(self) -> AsyncGenerator[SentItem]:
         """Yield the plan, then all its chunks; Waiting where the source says so.
 
@@ -236,7 +231,12 @@ class FrameInbox:
                     yield plan
                 elif plan is not None and self._ready:
                     left -= 1
-                    yield self._next()
+                    sent = self._ready.popleft()
+                    self._ready_nbytes -= len(sent.chunk.payload)
+                    if self._is_pressed and self._ready_nbytes <= _HIGH_NBYTES // 2:
+                        self._is_pressed = False
+                        self._on_pressure(False)
+                    yield sent
                 elif self._is_waiting:
                     self._is_waiting = False
                     yield Waiting()
@@ -246,14 +246,6 @@ class FrameInbox:
             # Whoever keeps the error that it ended with keeps nothing of what came.
             self._ready.clear()
             self._take_payload = None
-
-    def _next(self) -> SentChunk:
-        sent = self._ready.popleft()
-        self._ready_nbytes -= len(sent.chunk.payload)
-        if self._is_pressed and self._ready_nbytes <= _HIGH_NBYTES // 2:
-            self._is_pressed = False
-            self._on_pressure(False)
-        return sent
 
     async def _wait(self) -> None:
         """Return after news; a source that sends bytes gets more time."""

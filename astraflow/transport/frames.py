@@ -111,7 +111,22 @@ def unpack(data: bytes | bytearray | memoryview) -> Frame:
         raise bad_frame("its body belongs before the payload")
     header = None
     if kind == FrameKind.CHUNK:
-        header = _chunk_header((dtype, encoding, compression), places, payload)
+        index, start, nbytes, changed_count = places
+        if min(index, start, nbytes - 1, changed_count) < 0 or payload > CHUNK_NBYTES:
+            raise bad_frame("a size or place in it cannot be")
+        try:
+            header = ChunkHeader(
+                index=index,
+                offset=start,
+                nbytes=nbytes,
+                dtype=DTYPES.decode(dtype),
+                encoding=ENCODINGS.decode(encoding),
+                compression=COMPRESSIONS.decode(compression),
+                payload_nbytes=payload,
+                changed_count=changed_count,
+            )
+        except AstraflowError as error:
+            raise bad_frame(error.message) from error
     return Frame(
         kind=FrameKind(kind),
         body_nbytes=body,
@@ -159,7 +174,7 @@ def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> list[byte
     Body: a proof of the run's transfer secret (32 bytes), a TransferSpec message.
     """
     message = encode_transfer_spec(spec).SerializeToString()
-    return _whole(FrameKind.REQUEST, proof_of(message) + message)
+    return whole_frame(FrameKind.REQUEST, proof_of(message) + message)
 
 
 def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> TransferSpec:
@@ -169,10 +184,6 @@ def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> Tran
             Reason.TOKEN_INVALID, "a request does not prove the secret of the run; join it"
         )
     return decode_transfer_spec(_read(transfer_pb2.TransferSpec, lambda read: read, content))
-
-
-def arena(nbytes: int) -> bytes:
-    return pack(Frame(kind=FrameKind.ARENA, body_nbytes=0, body_offset=nbytes))
 
 
 def plan_parts(plan: TransferPlan, segment_nbytes: int) -> Iterator[tuple[bytes, memoryview]]:
@@ -199,12 +210,8 @@ def read_plan(body: bytes) -> TransferPlan:
     return _read(transfer_pb2.TransferPlan, decode_transfer_plan, body)
 
 
-def waiting_frame() -> list[bytes]:
-    return _whole(FrameKind.WAITING, b"")
-
-
 def failure_frame(error: AstraflowError) -> list[bytes]:
-    return _whole(FrameKind.FAILURE, encode_failure(error.to_failure()).SerializeToString())
+    return whole_frame(FrameKind.FAILURE, encode_failure(error.to_failure()).SerializeToString())
 
 
 class SourceError(AstraflowError):
@@ -218,7 +225,7 @@ def read_failure(body: bytes) -> SourceError:
     )
 
 
-def _whole(kind: FrameKind, body: bytes) -> list[bytes]:
+def whole_frame(kind: FrameKind, body: bytes) -> list[bytes]:
     return [pack(Frame(kind=kind, body_nbytes=len(body), payload_nbytes=len(body))), body]
 
 
@@ -227,24 +234,5 @@ def _read(kind: type[_Message], decode: Callable[[_Message], _Result], body: byt
         return decode(kind.FromString(body))
     except DecodeError as error:
         raise bad_frame(f"its {kind.__name__} cannot be read") from error
-    except AstraflowError as error:
-        raise bad_frame(error.message) from error
-
-
-def _chunk_header(codes: tuple[int, int, int], places: list[int], payload: int) -> ChunkHeader:
-    index, offset, nbytes, changed_count = places
-    if min(index, offset, nbytes - 1, changed_count) < 0 or payload > CHUNK_NBYTES:
-        raise bad_frame("a size or place in it cannot be")
-    try:
-        return ChunkHeader(
-            index=index,
-            offset=offset,
-            nbytes=nbytes,
-            dtype=DTYPES.decode(codes[0]),
-            encoding=ENCODINGS.decode(codes[1]),
-            compression=COMPRESSIONS.decode(codes[2]),
-            payload_nbytes=payload,
-            changed_count=changed_count,
-        )
     except AstraflowError as error:
         raise bad_frame(error.message) from error

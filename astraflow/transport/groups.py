@@ -19,11 +19,12 @@ from typing import Final, Protocol
 
 from astraflow.core.errors import AstraflowError
 from astraflow.transport.frames import (
+    FrameKind,
     chunk_frames,
     failure_frame,
     pack,
     plan_parts,
-    waiting_frame,
+    whole_frame,
 )
 from astraflow.transport.handshake import Channel
 from astraflow.transport.sockets import (
@@ -243,7 +244,7 @@ class ConnectionGroup:
             async with aclosing(transfer.items()) as items:
                 async for item in items:
                     if isinstance(item, Waiting):
-                        await self._put_first([*waiting_frame()])
+                        await self._put_first([*whole_frame(FrameKind.WAITING, b"")])
                         continue
                     nbytes = transfer.plan.payload_nbytes
                     if isinstance(item, TransferPlan):

@@ -56,8 +56,6 @@ _PLAIN_S: Final = 600.0
 # A source on this host writes all of a transfer into shared memory, however much of it is read.
 _LARGE_NBYTES: Final = 64 << 20
 
-# Who listens where a source has its TCP lane as a rule, and does not answer, is another.
-_DIRECT_PLAN_S: Final = 5.0
 # A firewall that drops what is for other ports costs so much, once.
 _DIRECT_TIMEOUT_S: Final = 1.5
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
@@ -285,23 +283,21 @@ class Lanes:
         if LaneKind.TCP not in self._lanes or source.is_known:
             return None
         source.is_known = True
+        host, port = split_address(endpoint)
+        if await is_this_machine(host):
+            # Other lanes are better there.
+            return None
         try:
-            host, port = split_address(endpoint)
-            if await is_this_machine(host):
-                # Other lanes are better there.
-                return None
             session = self._session(LaneKind.TCP, await tcp_dial(host, direct_port(port)))
             await session.open(
                 transfer_token, count=FAR_CONNECTION_COUNT, timeout_s=_DIRECT_TIMEOUT_S
             )
-            session.ask(spec, transfer_token)
-            await session.planned(_DIRECT_PLAN_S)
-        except TimeoutError:
-            return None
         except AstraflowError as error:
+            # Whoever else may listen there is not the source.
             if _is_broken(error) or error.reason is Reason.CHUNK_INVALID:
                 return None
             raise
+        session.ask(spec, transfer_token)
         source.sessions.append(session)
         return session
 

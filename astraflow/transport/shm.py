@@ -25,7 +25,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.assembly import Lend, TakePayload
-from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack, source_lost
+from astraflow.transport.frames import Frame, FrameKind, bad_frame, chunk_frame, pack, source_lost
 from astraflow.transport.groups import Carrier, Connection, Part, Transfers
 from astraflow.transport.sockets import SocketConnection, connect, readable
 from astraflow.transport.stream_host import StreamHost
@@ -157,7 +157,8 @@ def shm_dial(address: str, bound: TransferBound | None, pool: ArenaPool) -> tupl
     def lend(plan: TransferPlan) -> TakePayload:
         lent = pool.take(arena_nbytes(plan))
         try:
-            socket.send_fds(connected[0], [arena(lent.nbytes)], [lent.descriptor])
+            header = Frame(kind=FrameKind.ARENA, body_nbytes=0, body_offset=lent.nbytes)
+            socket.send_fds(connected[0], [pack(header)], [lent.descriptor])
         except OSError as error:
             raise source_lost(f"the source is gone: {error}") from error
         return lent.payload

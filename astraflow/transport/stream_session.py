@@ -103,16 +103,6 @@ class StreamSession:
         first = self._connections[0]
         first.send(request(spec, partial(first.channel.prove, secret)))
 
-    async def planned(self, timeout_s: float) -> None:
-        """Return once the plan has come, or the source waits for it itself; raises TimeoutError."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                if self.inbox is not None:
-                    await self.inbox.planned()
-        except (AstraflowError, TimeoutError):
-            await self.close()
-            raise
-
     async def items(self) -> AsyncGenerator[SentItem]:
         inbox = self.inbox
         if inbox is None:

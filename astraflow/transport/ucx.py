@@ -1,7 +1,7 @@
 """The UCX lane: framed chunks over UCX, for fabrics that it knows and plain TCP beside them.
 
 UCX has an event loop and thread of its own: its context is one per process, and of one loop.
-`ucxx`, an extra, where it is installed, else its predecessor `ucp`.
+`ucxx` is an extra.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import importlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from threading import Thread
 from typing import Any, Final, TypeVar
 
@@ -27,7 +27,6 @@ from astraflow.transport.stream_session import Dial, PullerConnection
 
 Result = TypeVar("Result")
 
-_MODULES: Final = ("ucxx", "ucp")
 _TRUNCATED: Final = "Truncated"
 _PIPELINE_COUNT: Final = 4
 _BRIEF_NBYTES: Final = 128
@@ -51,12 +50,11 @@ class UcxThread:
 
 @cache
 def ucx_thread() -> UcxThread:
-    for name in _MODULES:
-        try:
-            return UcxThread(importlib.import_module(name))
-        except ImportError:
-            continue
-    raise AstraflowError(Reason.LANE_UNAVAILABLE, f"UCX is not installed: {install('ucx')}")
+    try:
+        return UcxThread(importlib.import_module("ucxx"))
+    except ImportError:
+        why = f"UCX is not installed: {install('ucx')}"
+        raise AstraflowError(Reason.LANE_UNAVAILABLE, why) from None
 
 
 class UcxConnection(asyncio.Transport):
@@ -146,7 +144,7 @@ class UcxConnection(asyncio.Transport):
 
 
 async def _translated(work: "asyncio.Future[Any]") -> None:
-    """Wait for what UCX does; the classes of its errors differ between the two modules."""
+    """Wait for what UCX does; its errors have classes of their own."""
     try:
         await work
     except Exception as error:
@@ -163,7 +161,7 @@ def ucx_dial(address: str) -> Dial:
     async def dial(connection: PullerConnection) -> None:
         try:
             endpoint = await thread.start(thread.ucx.create_endpoint(host, port))
-        except Exception as error:  # its classes differ between the two modules
+        except Exception as error:  # of classes of its own
             raise ConnectionError(f"no UCX endpoint at {address}") from error
         UcxConnection(endpoint).read_for(connection)
 
@@ -173,13 +171,8 @@ def ucx_dial(address: str) -> Dial:
 class UcxHost(StreamHost):
     """Serves transfers over UCX endpoints."""
 
-    def __init__(
-        self,
-        transfers: Transfers,
-        *,
-        carrier: Callable[[], Carrier] = lambda: Carrier(CHUNK_NBYTES),
-        seals: bool = False,
-    ) -> None:
+    def __init__(self, transfers: Transfers, *, seals: bool = False) -> None:
+        carrier = partial(Carrier, CHUNK_NBYTES)
         super().__init__(LaneKind.UCX, transfers, carrier=carrier, seals=seals)
         self._listener: Any = None
 

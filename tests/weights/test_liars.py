@@ -239,7 +239,8 @@ class Liar:
 
     async def serve(self, transfers):
         if self.lane is LaneKind.UCX:
-            self.host = UcxHost(transfers, carrier=lambda: LyingCarrier(self.lies))
+            self.host = UcxHost(transfers)
+            self.host._carrier = lambda: LyingCarrier(self.lies)
             return await self.host.start("127.0.0.1")
         if self.lane is LaneKind.SHM:
             self.host = ShmHost(transfers)

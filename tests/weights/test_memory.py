@@ -41,7 +41,8 @@ for version in [publisher.version]:
         patch = make()
         if patch is not None:
             publisher.store.offer([patch])
-print(json.dumps({"peak": published, "beside": peak() - before, "kept": publisher.store.nbytes,
+kept = publisher.history._sizes.total()
+print(json.dumps({"peak": published, "beside": peak() - before, "kept": kept,
     "model": layout.nbytes}))
 """
 

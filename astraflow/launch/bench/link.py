@@ -276,7 +276,7 @@ def _hosted() -> list[LaneKind]:
 
 
 def _has_ucx() -> bool:
-    return any(find_spec(name) for name in ("ucxx", "ucp"))
+    return find_spec("ucxx") is not None
 
 
 def _table(rates: Sequence[LaneRate]) -> Table:

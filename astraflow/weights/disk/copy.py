@@ -327,7 +327,10 @@ class DiskCopy:
         """Write a version into the held state; what led to it is recorded beside."""
         held = self._snapshots.commit(staged)
         if self._incoming is not None:
-            versions = _versions(self._incoming, known)
+            # Version by version, each with the patches that lead to it.
+            planned = (patch.info for patch in self._incoming.planned)
+            infos = groupby(planned, lambda info: info.version)
+            versions = [replace(known[at], patches=(*step,), sources=()) for at, step in infos]
             self._incoming = None
             if versions:
                 self._do(partial(self._writer.enter, versions, base_version))
@@ -370,11 +373,3 @@ class DiskCopy:
     def _count(self, nbytes: int) -> None:
         with self._counting:
             self._waiting_nbytes += nbytes
-
-
-def _versions(
-    incoming: IncomingVersion, known: Mapping[int, VersionInfo]
-) -> tuple[VersionInfo, ...]:
-    """Return what is pulled, version by version, each with the patches that lead to it."""
-    patches = groupby((each.info for each in incoming.planned), key=lambda each: each.version)
-    return tuple(replace(known[at], patches=tuple(step), sources=()) for at, step in patches)

@@ -72,15 +72,6 @@ class SourceStats:
         if nbytes >= _MEASURED_NBYTES and duration_s > 0:
             self.link.goodput_bytes_per_s = nbytes / duration_s
 
-    def report(self) -> SourceReport:
-        return SourceReport(
-            address=self.address,
-            nbytes=self.nbytes,
-            duration=timedelta(seconds=self.duration_s),
-            failure=None if self.failure is None else self.failure.to_failure(),
-            bad_chunk_count=self.bad_chunk_count,
-        )
-
 
 _RELAY_TIMEOUTS: Final = StallTimeouts()
 _ORIGIN_TIMEOUTS: Final = StallTimeouts(silent_s=5.0, first_s=5.0)
@@ -164,7 +155,16 @@ class Fetch:
         self._failure = source_lost("the version has no source yet")
 
     def reports(self) -> tuple[SourceReport, ...]:
-        return tuple(stats.report() for stats in self.tried)
+        return tuple(
+            SourceReport(
+                address=stats.address,
+                nbytes=stats.nbytes,
+                duration=timedelta(seconds=stats.duration_s),
+                failure=stats.failure and stats.failure.to_failure(),
+                bad_chunk_count=stats.bad_chunk_count,
+            )
+            for stats in self.tried
+        )
 
     @property
     def origin(self) -> SourceStats | None:
@@ -245,7 +245,10 @@ class Fetch:
             async with aclosing(self._items(stats, spec)) as items:
                 async for item in items:
                     if isinstance(item, TransferPlan) and not incoming.is_registered(item):
-                        await self._learn(incoming)
+                        # Of patches that a version has gained since. Without an answer the plan is
+                        # refused, which says why.
+                        with suppress(AstraflowError):
+                            incoming.learn(await self._listed() if self._listed else ())
                     self._take(stats, item, shared)
                     if isinstance(item, TransferPlan):
                         planned(item)
@@ -257,13 +260,6 @@ class Fetch:
         finally:
             stats.spend(started, stats.nbytes - before)
         return None
-
-    async def _learn(self, incoming: IncomingVersion) -> None:
-        """Ask the run about patches that a version has gained since it was told of."""
-        if self._listed is not None:
-            # Without an answer the plan is refused, which says why.
-            with suppress(AstraflowError):
-                incoming.learn(await self._listed())
 
     async def _help(self, stats: SourceStats, shared: _Shared) -> None:
         """Take blocks from the end until nothing is left, or the source fails."""

@@ -63,11 +63,6 @@ class History:
         self._readers: Counter[int] = Counter()
         self._lock = Lock()
 
-    @property
-    def undo_nbytes(self) -> int:
-        """What is kept to read old versions, forward patches included."""
-        return self._sizes.total()
-
     def start(self, version: int, target: RangeBits) -> StateDigest:
         """Copy a version; the ones before are forgotten. Return its share of the state digest."""
         with self._lock:
@@ -101,7 +96,11 @@ class History:
         self.flush()
         for chunk in chunks:
             if chunk.header.encoding is Encoding.SPARSE_FAST:
-                self._enter(version, chunk)
+                step = _Step(version=version, undo=chunk)
+                with self._lock:
+                    self._late[chunk.header.offset] = chunk
+                    self._steps[chunk.header.offset].append(step)
+                self._sizes[version] += step.nbytes
             elif chunk.header.encoding is not Encoding.UNCHANGED:
                 self._replace(version, chunk)
         self.newest = version
@@ -169,13 +168,6 @@ class History:
 
     def _view(self, where: ChunkRange) -> np.ndarray:
         return self._flat[self.shard_layout.place(where)].view(where.dtype.bits)
-
-    def _enter(self, version: int, chunk: Chunk) -> None:
-        step = _Step(version=version, undo=chunk)
-        with self._lock:
-            self._late[chunk.header.offset] = chunk
-            self._steps[chunk.header.offset].append(step)
-        self._sizes[version] += step.nbytes
 
     def _replace(self, version: int, chunk: Chunk) -> None:
         where, new = chunk.header.range, decode_whole(chunk)

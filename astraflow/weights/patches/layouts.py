@@ -138,7 +138,19 @@ class ShardLayout(Runs):
         super().__init__(layout)
         self.layout = layout
         self.shard = shard
-        self.pieces = tuple(_pieces(layout, shard))
+        pieces: list[ShardPiece] = []
+        for spec in layout.tensors:
+            rows, row_count = shard.rows(spec), spec.shape[0] if spec.shape else 1
+            if spec.nbytes and rows:
+                row_nbytes = spec.nbytes // row_count
+                piece = ShardPiece(
+                    spec=spec,
+                    first=rows.start * row_nbytes // spec.dtype.itemsize,
+                    offset=spec.offset + rows.start * row_nbytes,
+                    nbytes=len(rows) * row_nbytes,
+                )
+                pieces.append(piece)
+        self.pieces = tuple(pieces)
         self._starts = [piece.offset for piece in self.pieces]
         self._places: dict[int, int] = {}
         self.payload_nbytes = sum(where.nbytes for where in self.ranges())
@@ -172,18 +184,3 @@ class ShardLayout(Runs):
                 of_range = slice((start - where.offset) // size, (end - where.offset) // size)
                 of_piece = slice((start - piece.offset) // size, (end - piece.offset) // size)
                 yield piece, of_range, of_piece
-
-
-def _pieces(layout: Layout, shard: Shard) -> Iterator[ShardPiece]:
-    for spec in layout.tensors:
-        rows = shard.rows(spec)
-        row_count = spec.shape[0] if spec.shape else 1
-        if not spec.nbytes or not rows:
-            continue
-        row_nbytes = spec.nbytes // row_count
-        yield ShardPiece(
-            spec=spec,
-            first=rows.start * row_nbytes // spec.dtype.itemsize,
-            offset=spec.offset + rows.start * row_nbytes,
-            nbytes=len(rows) * row_nbytes,
-        )

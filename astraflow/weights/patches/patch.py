@@ -314,7 +314,8 @@ def make_patch(
     """
     part, bits, tables = history.shard_layout, history.bits_of(version), b""
     if base is None:
-        chunks = _whole_chunks(history, version, profile)
+        whole = (encode_chunk(where, bits(where), None, profile=profile) for where in part.ranges())
+        chunks = (replace(c, header=replace(c.header, index=n)) for n, c in enumerate(whole))
     else:
         encoded = encode_patch(part, bits, history.bits_of(base), _UNUSED, profile=profile)
         chunks, tables = encoded.chunks, encoded.shared_tables
@@ -329,10 +330,3 @@ def evicted(version: int, base_version: int | None, why: str) -> AstraflowError:
         f"what leads from {start} to version {version} {why}",
         metadata={"version": str(version), "base_version": str(base_version)},
     )
-
-
-def _whole_chunks(history: History, version: int, profile: CodecProfile) -> Iterator[Chunk]:
-    bits = history.bits_of(version)
-    for index, where in enumerate(history.shard_layout.ranges()):
-        chunk = encode_chunk(where, bits(where), None, profile=profile)
-        yield replace(chunk, header=replace(chunk.header, index=index))

@@ -3,8 +3,8 @@
 What a staged version asks of an engine are updates of tensors, sparse or whole.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -32,17 +32,6 @@ class Touched:
 
     indices: np.ndarray
     values: np.ndarray | None
-
-
-def touched_elements(frame: LayoutFrame, changes: Iterable[Change]) -> Mapping[str, Touched]:
-    """Return which elements of which tensors change, by name of the tensor."""
-    pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for change in changes:
-        for spec, part in frame.split(change):
-            indices = change.indices[part].astype(np.int64)
-            indices += change.first - spec.offset // spec.dtype.itemsize
-            pieces.setdefault(spec.name, []).append((indices, change.values[part]))
-    return {name: _joined(parts) for name, parts in pieces.items()}
 
 
 def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
@@ -198,11 +187,16 @@ def stage(
         version = step[0].info.version
         _require(digest, version, content_digests)
         overlay.add(layer)
-    changes = overlay.changes
-    touched = touched_elements(frame, changes)
+    pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for change in overlay.changes:
+        for spec, part in frame.split(change):
+            indices = change.indices[part].astype(np.int64)
+            indices += change.first - spec.offset // spec.dtype.itemsize
+            pieces.setdefault(spec.name, []).append((indices, change.values[part]))
+    touched = {name: _joined(parts) for name, parts in pieces.items()}
     return StagedState(
         state=HeldState(frame=frame, version=version, flat=base.flat, digest=digest),
-        changes=changes,
+        changes=overlay.changes,
         touched=None if held is None else touched,
     )
 
@@ -228,20 +222,15 @@ class Overlay:
         bits = bits_in(self._flat, header)
         first = header.offset // header.dtype.itemsize
         is_copy = False
-        for change in self._touching(header):
-            indices, part = change.between(first, first + len(bits))
-            bits = bits if is_copy else bits.copy()
-            is_copy = True
-            bits[indices] = change.values[part]
-        return bits
-
-    def _touching(self, header: ChunkHeader) -> Iterator[Change]:
         for starts, layer in self._layers:
             at = max(bisect_right(starts, header.offset) - 1, 0)
-            while at < len(layer) and starts[at] < header.end:
-                if layer[at].dtype is header.dtype:
-                    yield layer[at]
-                at += 1
+            for change in layer[at : bisect_left(starts, header.end)]:
+                if change.dtype is header.dtype:
+                    indices, part = change.between(first, first + len(bits))
+                    bits = bits if is_copy else bits.copy()
+                    is_copy = True
+                    bits[indices] = change.values[part]
+        return bits
 
 
 def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:

@@ -66,13 +66,6 @@ class PatchStore:
             return name in self._patches
 
     @property
-    def nbytes(self) -> int:
-        """Payload that is kept, and what else undoes old versions."""
-        with self._lock:
-            kept = [patch for patch in self._patches.values() if patch.is_kept]
-        return max(sum(patch.info.payload_nbytes for patch in kept), self.history.undo_nbytes)
-
-    @property
     def patches(self) -> tuple[Patch, ...]:
         with self._lock:
             return (*self._patches.values(),)
@@ -131,11 +124,6 @@ class PatchStore:
             old = [n for n, each in self._patches.items() if each.oldest_version < oldest]
             for name in old:
                 del self._patches[name]
-
-    def is_reachable(self, version: int) -> bool:
-        """Whether a way to a version from nothing costs at most two whole versions."""
-        found = cheapest_patches(self.patches, None, version, lambda each: each.info.payload_nbytes)
-        return found is not None and found[0] <= 2 * self.history.shard_layout.payload_nbytes
 
     def plan(self, spec: TransferSpec) -> Way:
         """Return the patches that lead from the base to the version, the cheapest for a reader.

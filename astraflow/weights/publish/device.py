@@ -9,7 +9,6 @@ byte `torch.uint8`.
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,32 +29,6 @@ _KINDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK: Final = (1 << 64) - 1
 # As signed integers.
 _KEY, _A, _B, _M1, _M2, _M3 = (int(each.astype(np.int64)) for each in MIXING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceChange:
-    """Elements of a range that change.
-
-    Attributes:
-        indices: i64[n], rising, from the start of the range.
-        before: iN[n], the bits that they had.
-        values: iN[n], the bits that they get.
-    """
-
-    indices: torch.Tensor
-    before: torch.Tensor
-    values: torch.Tensor
-
-    def sums(self, first: int) -> tuple[int, int]:
-        """Return what the change adds to the sums of the state digest, modulo 2^64.
-
-        Args:
-            first: Position of the range's first element: byte offset divided by element size.
-        """
-        offsets = (self.indices + first) * self.values.element_size()
-        after, before = _mixed(offsets, self.values), _mixed(offsets, self.before)
-        low, high = (int((new - old).sum()) & _MASK for new, old in zip(after, before, strict=True))
-        return low, high
 
 
 class DeviceCopy:
@@ -194,29 +167,34 @@ def encode_patch_on_device(
 
 def encode_range_on_device(where: ChunkRange, new: torch.Tensor, old: torch.Tensor) -> EncodedRange:
     """Return what `codec.encode.encode_fast` returns: iN[element_count] each."""
-    indices = (new != old).nonzero().reshape(-1)
-    change = DeviceChange(indices=indices, before=old[indices], values=new[indices])
-    low, high = change.sums(where.first)
-    streams = _streams(change, fast_limit(where))
-    found = FastScan(changed_count=len(change.indices), low=low, high=high, streams=streams)
+    indices = (new != old).nonzero().reshape(-1)  # i64[n], rising, from the start of the range
+    before, values = old[indices], new[indices]  # iN[n]
+    # What the change adds to the sums of the state digest, modulo 2^64.
+    offsets = (indices + where.first) * where.dtype.itemsize
+    pairs = zip(_mixed(offsets, values), _mixed(offsets, before), strict=True)
+    low, high = (int((after - was).sum()) & _MASK for after, was in pairs)
+    streams = _streams(indices, before, values, fast_limit(where))
+    found = FastScan(changed_count=len(indices), low=low, high=high, streams=streams)
     return fast_range(where, found, lambda: _to_bytes(new))
 
 
-def _streams(change: DeviceChange, limit_nbytes: int) -> Streams | None:
+def _streams(
+    indices: torch.Tensor, before: torch.Tensor, values: torch.Tensor, limit_nbytes: int
+) -> Streams | None:
     # Folded distances; those of 64 bits may look negative.
-    spare = 64 - 8 * change.values.element_size()
-    distance = (_ordered(change.values) - _ordered(change.before)) << spare >> spare
+    spare = 64 - 8 * values.element_size()
+    distance = (_ordered(values) - _ordered(before)) << spare >> spare
     less = ((distance << 1) ^ (distance >> 63)) - 1
     steps = _shifted(less, 1)
     marks = steps > 0
     steps = steps[marks]
     is_far = steps >= ESCAPE
     streams = (
-        _encode_gaps(change.indices),
+        _encode_gaps(indices),
         _packed_bits(less & 1),
         _packed_bits(marks.long()),
         torch.where(is_far, ESCAPE, steps).to(torch.uint8),
-        steps[is_far].to(change.values.dtype),
+        steps[is_far].to(values.dtype),
     )
     if sum(each.numel() * each.element_size() for each in streams) > limit_nbytes:
         return None

@@ -18,7 +18,7 @@ from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layouts import WHOLE, LayoutFrame, Shard, ShardLayout
-from astraflow.weights.patches.patch import Patch, PatchName, index_of, make_patch
+from astraflow.weights.patches.patch import Patch, PatchName, cheapest_patches, index_of, make_patch
 from astraflow.weights.patches.routes import Compact
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.publish.tensors import Exported, Reads
@@ -248,7 +248,9 @@ class WeightPublisher:
             self._device = DeviceCopy(part, on_device.device, newest)
             stages.end("upload")
         self.store.offer(patches)
-        if not self.store.is_reachable(version):
+        found = cheapest_patches(self.store.patches, None, version, lambda p: p.info.payload_nbytes)
+        if found is None or found[0] > 2 * self.history.shard_layout.payload_nbytes:
+            # No way from nothing, or one that costs more than two whole versions.
             patches.append(make_patch(self.history, None, version))
             self.store.offer(patches)
             stages.end("whole")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from threading import local
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -29,9 +29,6 @@ class ReadBits(Protocol):
         """
         ...
 
-
-Place: TypeAlias = tuple[int, Any, tuple[int, ...], tuple[int, ...]]
-"""Where the memory of a tensor begins, and its type, shape and strides in torch."""
 
 # Names of types in torch and ml_dtypes, where they are not numpy's.
 _NAMES: Final = {
@@ -62,17 +59,6 @@ def can_round(array: Any, dtype: Dtype) -> bool:
     """Whether a torch tensor is rounded to a type on the way, or has it."""
     is_float = _is_torch(array) and array.is_floating_point()
     return is_float and (dtype in _ROUNDED or dtype_of(array) is dtype)
-
-
-def place_of(array: Any) -> Place | None:
-    """Return where a parameter of torch lies in this machine's memory; None: it is none, or not.
-
-    Unlike other tensors it is there for many versions.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or type(array) is not torch.nn.Parameter or not array.is_cpu:
-        return None
-    return array.data_ptr(), array.dtype, array.shape, array.stride()
 
 
 def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:
@@ -214,7 +200,7 @@ class Reads:
     def __init__(self, part: ShardLayout) -> None:
         self._part = part
         # The parameter, where it lay, and what reads it there.
-        self._kept: dict[str, tuple[Any, Place, ReadBits]] = {}
+        self._kept: dict[str, tuple[Any, tuple[Any, ...], ReadBits]] = {}
 
     def of(self, tensors: Mapping[str, Any]) -> dict[str, ReadBits]:
         """Check names, shapes and types; nothing is read yet."""
@@ -227,9 +213,11 @@ class Reads:
         return {name: self._reader(tensors[name], spec) for name, spec in by_name.items()}
 
     def _reader(self, tensor: Any, spec: TensorSpec) -> ReadBits:
-        place, kept = place_of(tensor), self._kept.pop(spec.name, None)
-        if place is None:
+        kept, torch = self._kept.pop(spec.name, None), sys.modules.get("torch")
+        if torch is None or type(tensor) is not torch.nn.Parameter or not tensor.is_cpu:
             return reader_of(tensor, spec, self._part.shard)
+        # Unlike other tensors a parameter of torch is there for many versions.
+        place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if kept is None or kept[0] is not tensor or kept[1] != place:
             kept = (tensor, place, reader_of(tensor, spec, self._part.shard))
         self._kept[spec.name] = kept

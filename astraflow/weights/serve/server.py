@@ -267,8 +267,10 @@ class TransferServer:
 
     @property
     def endpoint(self) -> str:
-        """host:port, as others dial it; empty: not started."""
-        return "" if self._server is None else self._server.address
+        """host:port, as others dial it."""
+        if self._server is None:
+            raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
+        return self._server.address
 
     def set_transfer_token(self, token: bytes) -> None:
         """Let in who has this secret of the run, or the one before, which some still use."""
@@ -405,9 +407,3 @@ class WeightServer(TransferServer):
             self._loop.call(self.close())
         if self._owns_loop:
             self._loop.close()
-
-    @property
-    def endpoint(self) -> str:
-        if not super().endpoint:
-            raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
-        return super().endpoint
