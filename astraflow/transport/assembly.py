@@ -173,7 +173,12 @@ class FrameInbox:
                     raise bad_frame("there is nothing behind its header")
                 return memoryview(b"")
             case FrameKind.PLAN:
-                return self._place_plan(frame)
+                nbytes, end = frame.payload_nbytes, frame.body_offset + frame.body_nbytes
+                if not self._plan_body and 0 < nbytes <= self._max_plan_nbytes:
+                    self._plan_body, self._plan_missing = memoryview(bytearray(nbytes)), nbytes
+                if end > len(self._plan_body) or not 0 < frame.body_nbytes <= self._plan_missing:
+                    raise bad_frame("a plan has other sizes than it said")
+                return self._plan_body[frame.body_offset : end]
             case FrameKind.FAILURE if frame.body_nbytes <= _MAX_FAILURE_NBYTES:
                 return memoryview(bytearray(frame.body_nbytes))
             case _:
@@ -263,15 +268,6 @@ class FrameInbox:
                     raise source_late(why) from None
             else:
                 return
-
-    def _place_plan(self, frame: Frame) -> memoryview:
-        if not self._plan_body and 0 < frame.payload_nbytes <= self._max_plan_nbytes:
-            self._plan_body = memoryview(bytearray(frame.payload_nbytes))
-            self._plan_missing = frame.payload_nbytes
-        end = frame.body_offset + frame.body_nbytes
-        if end > len(self._plan_body) or not 0 < frame.body_nbytes <= self._plan_missing:
-            raise bad_frame("a plan has other sizes than it said")
-        return self._plan_body[frame.body_offset : end]
 
     def _claim(self, frame: Frame) -> ChunkHeader:
         """Count a new chunk against the bounds before memory is given to it."""

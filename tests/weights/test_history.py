@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches import history as history_module
-
-
-@pytest.fixture(params=[0, 8 << 20], ids=["decoded", "staged"], autouse=True)
-def staged_nbytes(request, monkeypatch):
-    """Enter versions of any size by their chunks, and by the bits that they were made of."""
-    monkeypatch.setattr(history_module, "_STAGED_NBYTES", request.param)
 
 
 def state(history, version):

@@ -5,7 +5,7 @@ decoded counts only once the state that all of it makes is verified; see `state.
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -66,14 +66,6 @@ class IncomingVersion:
         self._patches: dict[PatchInfo, Patch] = {}
         self.chunks: VerifiedChunks = leftover or {}
 
-    def keep_decoded(self, filled: Mapping[bytes, Collection[int]]) -> None:
-        """Forget leftover chunks of which only the decoded bits were kept, but for some."""
-        for root, chunks in self.chunks.items():
-            for number, chunk in [*chunks.items()]:
-                is_whole = len(chunk.payload) == chunk.header.payload_nbytes
-                if not is_whole and number not in filled.get(root, ()):
-                    del chunks[number]
-
     @property
     def left_nbytes(self) -> int | None:
         """Payload of the plan that is not here, chunks counted as equal; None: no plan yet."""
@@ -123,9 +115,8 @@ class IncomingVersion:
         ]
 
     def is_planned_as(self, plan: TransferPlan) -> bool:
-        return [self._signed(each).patch for each in plan.patches] == [
-            each.info for each in self.planned
-        ]
+        infos = [self._signed(each).patch for each in plan.patches]
+        return infos == [each.info for each in self.planned]
 
     def begin(self) -> None:
         """Forget the plan, not the chunks: another source makes its own."""
@@ -325,7 +316,13 @@ class PipelinedDecoder:
         elif growing is None or growing.frame.digest != frame.digest:
             growing = GrowingState(frame)
         self.growing = growing
-        incoming.keep_decoded({} if growing is None else growing.filled)
+        filled = {} if growing is None else growing.filled
+        # Of leftover chunks some have nothing but their decoded bits, which may be gone.
+        for root, chunks in incoming.chunks.items():
+            for number, chunk in [*chunks.items()]:
+                is_whole = len(chunk.payload) == chunk.header.payload_nbytes
+                if not is_whole and number not in filled.get(root, ()):
+                    del chunks[number]
         self._incoming = incoming
         self._seen = {}
 

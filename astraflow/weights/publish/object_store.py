@@ -230,32 +230,27 @@ class ObjectWriter(BackgroundWorker):
         return self._publisher.history.shard_layout.shard
 
     def _info(self, version: int) -> VersionInfo | None:
-        """Return what the run knows a version by; None: a shard is not there yet."""
+        """Return what the ranks of this trainer wrote of a version; None: one has not yet."""
         shards = [Shard(rank=rank, count=self._shard.count) for rank in range(self._shard.count)]
-        infos: list[VersionInfo] = []
+        infos, known = list[VersionInfo](), self._publisher.info(version)
         for shard in shards:
             try:
                 content = self._bucket.read(f"{version}/{manifest_name(shard)}")
             except FileNotFoundError:
                 return None
             manifest = read_manifest(content)
-            self._require_ours(version, manifest)
+            if manifest.version.signing_key != known.signing_key:
+                raise AstraflowError(
+                    Reason.SIGNATURE_INVALID, f"{self.url}/{version} is signed by somebody else"
+                )
             patches = tuple(patch.index.patch for patch in manifest.patches)
+            for patch in patches:
+                try:
+                    require_signed(known, patch)
+                except AstraflowError as error:
+                    raise AstraflowError(error.reason, f"{self.url}: {error.message}") from error
             infos.append(replace(manifest.version, patches=patches))
         return replace(combined(infos), patches=())
-
-    def _require_ours(self, version: int, manifest: VersionManifest) -> None:
-        """Check that what lies in the bucket is what the ranks of this trainer wrote."""
-        known = self._publisher.info(version)
-        if manifest.version.signing_key != known.signing_key:
-            raise AstraflowError(
-                Reason.SIGNATURE_INVALID, f"{self.url}/{version} is signed by somebody else"
-            )
-        for patch in manifest.patches:
-            try:
-                require_signed(known, patch.index.patch)
-            except AstraflowError as error:
-                raise AstraflowError(error.reason, f"{self.url}: {error.message}") from error
 
 
 def _offered(patches: Sequence[Patch], newest: int) -> dict[int, list[Patch]]:
