@@ -48,19 +48,45 @@ BELL = 13
 disable_progress_bar()
 
 
-def _variable(kind: str) -> str:
-    return f"ASTRAFLOW_{kind.upper()}_PYTHON"
+VARIABLES = {kind: f"ASTRAFLOW_{kind.upper()}_PYTHON" for kind in SERVERS}
+# An interpreter for each release of a server: a variable may name several, as PATH does folders.
+RELEASES = {
+    kind: [path for path in os.environ.get(name, "").split(os.pathsep) if path]
+    for kind, name in VARIABLES.items()
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat every test for each release; those that need no server are taken out again below."""
+    count = max(map(len, RELEASES.values()))
+    if count > 1:
+        names = [f"release{number}" for number in range(count)]
+        metafunc.parametrize("release", range(count), ids=names, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a server that is not here, before anything is made for it."""
-    for kind in SERVERS:
-        for item in items:
-            if item.get_closest_marker(kind) is not None:
-                # The first test of a kind waits until its server is up.
-                item.add_marker(pytest.mark.timeout(600))
-                if _variable(kind) not in os.environ:
-                    item.add_marker(pytest.mark.skip(f"{_variable(kind)} names no interpreter"))
+    for item in list(items):
+        kinds = [kind for kind in SERVERS if item.get_closest_marker(kind) is not None]
+        for kind in kinds:
+            # The first test of a kind waits until its server is up.
+            item.add_marker(pytest.mark.timeout(600))
+            if not RELEASES[kind]:
+                item.add_marker(pytest.mark.skip(f"{VARIABLES[kind]} names no interpreter"))
+        number = getattr(item, "callspec", None) and item.callspec.params.get("release", 0)
+        if number and all(number >= len(RELEASES[kind]) for kind in kinds):
+            items.remove(item)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def release(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has servers started with one of the releases that are named."""
+    number = getattr(request, "param", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, paths in RELEASES.items():
+            if number < len(paths):
+                patch.setenv(VARIABLES[kind], paths[number])
+        yield
 
 
 def _llama(**fields: Any) -> LlamaConfig:
@@ -217,7 +243,9 @@ async def why_not(model: TinyModel) -> AsyncIterator[Callable[..., Awaitable[Ast
 
 
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+def server_url(
+    release: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., str]]:
     """Returns where a server of a kind is, of the tiny model; it is started when first asked for.
 
     ASTRAFLOW_VLLM_URL and ASTRAFLOW_SGLANG_URL name one without adapters that runs already.

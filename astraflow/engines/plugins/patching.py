@@ -146,6 +146,22 @@ class Patcher:
             unmapped=unmapped,
         )
 
+    def holders(self, sample: Update) -> frozenset[str]:
+        """Return the parameters in which some elements of what was loaded lie where it was copied.
+
+        Elements that are all alike say nothing.
+        """
+        self._learn(sample)
+        right, wrong = set[str](), set[str]()
+        for part in sample.parts:
+            for region in self._regions.get(part.name, ()):
+                write = self._write(part, region)
+                if not write.is_written():
+                    wrong.add(region.parameter)
+                elif bool((write.values != write.values[:1]).any()):
+                    right.add(region.parameter)
+        return frozenset(right - wrong)
+
     def _learn(self, update: Update) -> None:
         """Watch the loader with tensors that were not seen before."""
         new = {p.name: p for p in update.parts if self._seen.get(p.name) != p.shape}

@@ -42,6 +42,7 @@ from .stager import Stager, load_by_name, stager_of
 
 _NOTHING, _DONE, _FAILED = range(3)
 _CHANGE = "sglang.srt.managers.scheduler.Scheduler.handle_update_weight_version"
+_PAUSE = "sglang.srt.managers.scheduler.Scheduler.pause_generation"
 _END_IDS = "sglang.srt.configs.model_config.ModelConfig._get_hf_eos_token_id"
 
 _SOCKETS: set[Path] = set()
@@ -117,6 +118,7 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     HookRegistry.register(_CHANGE, change, HookType.AROUND)
+    HookRegistry.register(_PAUSE, paused, HookType.AROUND)
     HookRegistry.register(_END_IDS, no_end_ids, HookType.REPLACE)
 
 
@@ -129,12 +131,35 @@ def no_end_ids(_config: Any) -> set[int]:
     return set()
 
 
+def paused(pause: Callable[[Any, Any], Any], scheduler: Any, request: Any) -> Any:
+    """Pause when the last step is over: weights that are loaded meanwhile are for the next."""
+    finish_step(scheduler)
+    return pause(scheduler, request)
+
+
+def finish_step(scheduler: Any) -> None:
+    """Take the tokens of the step that is under way, where the next one overlaps with it.
+
+    Otherwise they would be told to be of the version that comes next, and a GPU may still be
+    computing them. The scheduler's loop, which goes on to take them, finds a step of nothing.
+    """
+    under_way = scheduler.result_queue
+    if not under_way or not under_way[0][0].reqs:
+        return
+    batch, result = under_way.popleft()
+    scheduler.process_batch_result(batch, result)
+    nothing = batch.copy()
+    nothing.reqs, nothing.forward_mode = [], type(batch.forward_mode).IDLE
+    under_way.appendleft((nothing, type(result)()))
+
+
 def change(note_version: Callable[[Any, Any], Any], scheduler: Any, request: Any) -> Any:
     """Write what is staged for a version, then take note of it.
 
     Where a rank fails, or has nothing staged that another has, no rank goes on: the node reads
     why beside the file and ends the server.
     """
+    finish_step(scheduler)
     done = _written(scheduler, request.new_version)
     if _is_common(scheduler, done) and done is not _FAILED:
         return note_version(scheduler, request)

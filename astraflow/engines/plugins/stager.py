@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from .exchange import Update, read_update
 from .patching import Patcher, StagedUpdate, apply, values_of
-from .regions import Loader, Parameters
+from .regions import Parameters
 
 _PLAIN = frozenset(("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"))
+_SAMPLE_COUNT = 64
 
 
 class Stager:
-    """Stages one update at a time in a thread of its own."""
+    """Stages one update at a time in a thread of its own.
 
-    def __init__(
-        self,
-        *,
-        parameters: Callable[[], Parameters],
-        load: Loader,
-        reload: Callable[[Update], None],
-    ) -> None:
-        """Take what a server does to a model; `reload` loads a whole checkpoint as at its start."""
-        self._parameters = parameters
-        self._load = load
+    Layers that are not known to compute with what was loaded, such as experts, are loaded whole by
+    the server once. Where a sample of the values is then found in its place, nothing was packed or
+    scaled, and from then on they are patched as all others.
+    """
+
+    def __init__(self, model: Any, reload: Callable[[Update], None]) -> None:
+        """Take a server's model; `reload` loads a whole checkpoint as at its start."""
+        self._model = model
         self._reload = reload
         self._patcher: Patcher | None = None
+        self._proven = frozenset[str]()
+        self._sample: Update | None = None
         self._thread = ThreadPoolExecutor(1, "astraflow-staging")
         self._path = ""
         self._staging: Future[tuple[Update, StagedUpdate]] | None = None
@@ -40,9 +43,7 @@ class Stager:
         """Begin to stage a file."""
         if self._staging is not None:
             self._staging.exception()
-        if self._patcher is None:
-            self._patcher = Patcher(self._parameters(), self._load)
-        self._path, self._staging = path, self._thread.submit(_staged, path, self._patcher)
+        self._path, self._staging = path, self._thread.submit(self._staged, path)
 
     def progress(self, path: str) -> dict[str, Any]:
         """Return whether a file is staged, and what is wrong with it."""
@@ -82,7 +83,8 @@ class Stager:
         update, staged = staging.result()
         if staged.unmapped:
             self._reload(update)
-            self._patcher = None
+            # The server may go on to pack what was loaded: it is looked at with the next update.
+            self._patcher, self._sample = None, _sample_of(update)
             nbytes = sum(part.values.nbytes for part in update.parts)
             self._report = {"version": update.version, "nbytes": nbytes, "apply_s": 0.0}
         else:
@@ -92,10 +94,32 @@ class Stager:
         """Return what the last update did."""
         return self._report
 
+    def _staged(self, path: str) -> tuple[Update, StagedUpdate]:
+        update = read_update(path)
+        if self._patcher is None:
+            self._patcher = self._new_patcher()
+        return update, self._patcher.stage(update)
 
-def _staged(path: str, patcher: Patcher) -> tuple[Update, StagedUpdate]:
-    update = read_update(path)
-    return update, patcher.stage(update)
+    def _new_patcher(self) -> Patcher:
+        named, load = dict(self._model.named_parameters()), self._model.load_weights
+        if self._sample is not None:
+            self._proven |= Patcher(Parameters(named.items()), load).holders(self._sample)
+            self._sample = None
+        known = self._proven.union(_plain_names(self._model))
+        return Patcher(Parameters(each for each in named.items() if each[0] in known), load)
+
+
+def _sample_of(update: Update) -> Update:
+    chance = np.random.default_rng(0)
+    parts = (
+        (part, np.unique(chance.integers(part.values.size, size=_SAMPLE_COUNT)))
+        for part in update.parts
+        if part.indices is None and part.values.size
+    )
+    return replace(
+        update,
+        parts=tuple(replace(p, indices=some, values=p.values[some]) for p, some in parts),
+    )
 
 
 _STAGERS: WeakKeyDictionary[torch.nn.Module, Stager] = WeakKeyDictionary()
@@ -104,11 +128,7 @@ _STAGERS: WeakKeyDictionary[torch.nn.Module, Stager] = WeakKeyDictionary()
 def stager_of(model: Any, reload: Callable[[Update], None]) -> Stager:
     """Return the one stager of a model."""
     if model not in _STAGERS:
-        _STAGERS[model] = Stager(
-            parameters=lambda: Parameters(_plain(model)),
-            load=model.load_weights,
-            reload=reload,
-        )
+        _STAGERS[model] = Stager(model, reload)
     return _STAGERS[model]
 
 
@@ -118,9 +138,9 @@ def load_by_name(model: Any, update: Update) -> None:
         model.load_weights((p.name, values_of(p).reshape(p.shape)) for p in update.parts)
 
 
-def _plain(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the parameters that are computed with as they were loaded."""
+def _plain_names(model: Any) -> Iterator[str]:
+    """Yield the parameters of layers that are known to compute with what was loaded."""
     for prefix, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if method is None or type(method).__name__ in _PLAIN:
-            yield from module.named_parameters(prefix, recurse=False)
+            yield from (name for name, _ in module.named_parameters(prefix, recurse=False))

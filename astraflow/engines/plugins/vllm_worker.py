@@ -17,7 +17,9 @@ import vllm._custom_ops as custom_ops
 from .exchange import Update
 from .stager import Stager, load_by_name, stager_of
 
-if not torch.accelerator.is_available():
+_IS_CPU = not torch.accelerator.is_available()
+
+if _IS_CPU:
     # oneDNN packs weights and leaves empty tensors in their place: nothing to patch.
     custom_ops._supports_onednn = False  # noqa: SLF001
 
@@ -54,6 +56,10 @@ def _reload(model: Any, model_config: Any, update: Update) -> None:
         initialize_layerwise_reload,
     )
 
+    for module in model.modules() if _IS_CPU else ():
+        if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+            # For CPUs experts are packed as their kernel is made, and not again with a kernel.
+            module.quant_method.moe_kernel = None
     initialize_layerwise_reload(model)
     load_by_name(model, update)
     finalize_layerwise_reload(model, model_config)

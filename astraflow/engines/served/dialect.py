@@ -161,11 +161,6 @@ class Dialect(Protocol):
         """What it can do to the cache of running generations when a version takes over."""
         ...
 
-    @property
-    def has_experts_on_cpu(self) -> bool:
-        """Whether mixtures of experts can be changed without a GPU."""
-        ...
-
     def launch(self, place: ServerSetup) -> ServerCommand:
         """Return how to start it."""
         ...

@@ -132,7 +132,7 @@ class ServedEngine:
             AstraflowError: INVALID_FIELD for what this make of server cannot do.
         """
         kv = _kv_policy(dialect, settings)
-        self.tells_experts = _tells_experts(dialect, model, settings)
+        self.tells_experts = _tells_experts(model, settings)
         self.name = dialect.name
         self.max_context_token_count = model.max_context
         self._dialect = dialect
@@ -285,19 +285,12 @@ class ServedEngine:
             raise no_weights()
 
 
-def _tells_experts(dialect: Dialect, model: ModelDescription, settings: EngineSettings) -> bool:
+def _tells_experts(model: ModelDescription, settings: EngineSettings) -> bool:
     """Return whether generations have routes.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a mixture of experts that the server cannot serve here,
-            and for routes of a dense model.
+        AstraflowError: INVALID_FIELD on a CPU, and for a dense model.
     """
-    if model.experts and is_on_cpu(settings) and not dialect.has_experts_on_cpu:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{model.directory} is a mixture of experts, of which {dialect.name} takes no new"
-            " versions on a CPU: take raas.engine.kind embedded, or a GPU",
-        )
     if settings.routed_experts and (is_on_cpu(settings) or not model.experts):
         why = "servers tell on GPUs only" if model.experts else f"{model.directory} has no experts"
         raise AstraflowError(

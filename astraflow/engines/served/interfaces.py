@@ -41,8 +41,10 @@ _SGLANG_SCHEDULER: Final = "srt/managers/scheduler.py"
 _SGLANG_MESSAGES: Final = "srt/managers/io_struct.py"
 _SGLANG_HOOKS: Final = "srt/plugins/hook_registry.py"
 
+# What the tests of servers were passed with; others are taken too, if they lack nothing.
+TRIED: Final[Mapping[str, str]] = {"vllm": "0.32 or 0.33", "sglang": "0.5.21 to 0.5.23"}
+
 INTERFACES: Final[Mapping[str, Sequence[Interface]]] = {
-    # Of release 0.32.
     "vllm": (
         Interface("_custom_ops.py", "_supports_onednn"),
         Interface(_VLLM_RELOAD, "initialize_layerwise_reload", ("model",)),
@@ -57,20 +59,24 @@ INTERFACES: Final[Mapping[str, Sequence[Interface]]] = {
         Interface(_VLLM_ENGINE, "AsyncLLM.update_weight_version", ("new_version",)),
         Interface(_VLLM_ENGINE, "AsyncLLM.resume_generation"),
         Interface("engine/arg_utils.py", '"--worker-extension-cls"'),
+        Interface("outputs.py", "CompletionOutput.weight_versions"),
         Interface(
             "entrypoints/scale_out/token_in_token_out/api_router.py", '"/inference/v1/generate"'
         ),
     ),
-    # Of releases 0.5.20 to 0.5.23.
     "sglang": (
         Interface(_SGLANG_HOOKS, "HookRegistry.register", ("target", "hook", "hook_type")),
         Interface(_SGLANG_HOOKS, "HookType.AROUND"),
         Interface(_SGLANG_HOOKS, "HookType.REPLACE"),
         Interface(_SGLANG_SCHEDULER, "Scheduler.handle_update_weight_version", ("recv_req",)),
         Interface(_SGLANG_SCHEDULER, "Scheduler.pause_generation", ("recv_req",)),
+        Interface(_SGLANG_SCHEDULER, "Scheduler.process_batch_result", ("batch", "result")),
+        Interface("srt/managers/schedule_batch.py", "ScheduleBatch.copy"),
+        Interface("srt/model_executor/forward_batch_info.py", "ForwardMode.IDLE"),
         Interface(_SGLANG_MESSAGES, "PauseGenerationReqInput.mode"),
         Interface(_SGLANG_MESSAGES, "UpdateWeightVersionReqInput.new_version"),
         Interface(_SGLANG_MESSAGES, "UpdateWeightVersionReqOutput"),
+        Interface("srt/entrypoints/http_server.py", '"/begin_weight_update"'),
         Interface("srt/configs/model_config.py", "ModelConfig._get_hf_eos_token_id"),
         Interface("srt/arg_groups/fields/model.py", "Model.custom_weight_loader"),
         Interface("srt/utils/weight_versions.py", "compute_weight_version_spans"),
@@ -117,7 +123,7 @@ def require_interfaces(kind: str, python: Path) -> None:
     if missing:
         raise _unfit(
             f"{release} in {folder} does not have {', '.join(missing)}, which new weights come by;"
-            f" take a release that is known: {install_server(kind, python)}"
+            f" take {TRIED[kind]}: {install_server(kind, python)}"
         )
     log.info("the server has the interfaces that are used", release=release)
 

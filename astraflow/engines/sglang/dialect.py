@@ -26,6 +26,7 @@ from astraflow.engines.served.dialect import (
     ServerRequest,
     ServerSetup,
 )
+from astraflow.engines.served.interfaces import TRIED
 from astraflow.engines.served.routed_experts import from_i32
 from astraflow.engines.sglang.launch import LOADER, launch
 
@@ -158,7 +159,7 @@ _MODES = {KvPolicy.KEEP: "in_place", KvPolicy.RECOMPUTE: "retract"}
 
 
 class SglangDialect:
-    """One server of SGLang 0.5.23 or later.
+    """One server of SGLang.
 
     Keys and values of older weights are kept from newer ones by a salt: each version of the
     weights reads and writes prefixes of its own, so nothing has to wait until the server is idle.
@@ -166,7 +167,6 @@ class SglangDialect:
 
     name = "sglang"
     kv_policies = frozenset(_MODES)
-    has_experts_on_cpu = True
 
     def __init__(self, python: Path) -> None:
         """Start nothing yet; `python` is the interpreter that has SGLang."""
@@ -191,7 +191,7 @@ class SglangDialect:
         routes = _answer_json(await http.get("/openapi.json"))["paths"]
         missing = {"/begin_weight_update", "/pause_generation", "/v1/loads"} - routes.keys()
         if missing:
-            raise _failed(f"{told.get('version')} has no {min(missing)}: take 0.5.23 or later")
+            raise _failed(f"{told.get('version')} has no {min(missing)}: take {TRIED['sglang']}")
         self._rank_count = int(told.get("tp_size", 1))
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:

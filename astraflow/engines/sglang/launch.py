@@ -52,10 +52,7 @@ _NO_END = json.dumps({"eos_token_id": None})
 
 
 def launch(python: Path, place: ServerSetup) -> ServerCommand:
-    """Return how to start a server.
-
-    Idle ones sleep; steps do not overlap, so that a version begins at one token for certain.
-    """
+    """Return how to start a server; idle ones sleep."""
     settings = place.settings
     argv = (
         *(str(python), "-m", "sglang.launch_server"),
@@ -64,8 +61,7 @@ def launch(python: Path, place: ServerSetup) -> ServerCommand:
         *("--dtype", place.dtype_name, "--context-length", str(place.max_context)),
         *("--max-running-requests", str(settings.max_batch), "--skip-tokenizer-init"),
         *("--tensor-parallel-size", str(settings.tensor_parallel)),
-        *("--custom-weight-loader", LOADER, "--sleep-on-idle", "--disable-overlap-schedule"),
-        "--incremental-streaming-output",
+        *("--custom-weight-loader", LOADER, "--sleep-on-idle", "--incremental-streaming-output"),
         *(("--enable-return-routed-experts",) if settings.routed_experts else ()),
         *(_for_cpu(place) if is_on_cpu(place.settings) else _for_gpu(place)),
         *adapter_options(place.adapters, is_on_cpu=is_on_cpu(place.settings)),

@@ -146,12 +146,10 @@ _ERROR_LENGTH = 500
 
 
 class VllmDialect:
-    """Speaks with vLLM's server, release 0.32 or later, in its development mode."""
+    """Speaks with vLLM's server in its development mode."""
 
     name = "vllm"
     kv_policies = frozenset((KvPolicy.KEEP, KvPolicy.RECOMPUTE))
-    # It packs experts at its start alone, and reads those that come later as if they were packed.
-    has_experts_on_cpu = False
 
     def __init__(self, python: Path) -> None:
         """Start nothing yet; `python` is the interpreter that has vLLM."""

@@ -75,18 +75,14 @@ def loaded(weights: dict[str, np.ndarray], dtype: torch.dtype = torch.float32) -
     return model
 
 
-def stager_of(model: Fused, names: Iterable[str] = SHAPES) -> Stager:
+def stager_of(model: Fused) -> Stager:
     def reload(update: Any) -> None:
         model.load_weights(
             (p.name, torch.from_numpy(p.values.view(np.float32).reshape(p.shape)))
             for p in update.parts
         )
 
-    return Stager(
-        parameters=lambda: Parameters(model.named_parameters()),
-        load=model.load_weights,
-        reload=reload,
-    )
+    return Stager(model, reload)
 
 
 def assert_same(one: Fused, other: Fused):
@@ -134,6 +130,40 @@ def test_what_the_loader_computes_is_loaded_by_it_or_refused(tmp_path: Path):
     with pytest.raises(PatchError, match=r"packed\.weight"):
         stager.apply(str(written(tmp_path / "some", [sparse], 0)))
     assert_same(model, loaded(new))
+
+
+class Mixture(Fused):
+    """A layer of a kind that is not known; it may keep its rows in an order of its own."""
+
+    def __init__(self, *, is_packed: bool) -> None:
+        super().__init__()
+        self.quant_method = "a method of its own"
+        self.is_packed = is_packed
+
+    def finish(self) -> None:
+        if self.is_packed:
+            self.qk.data = self.qk.data.flip(0).contiguous()
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_layer_of_another_kind_is_patched_once_it_is_seen_to_hold_what_was_loaded(
+    tmp_path: Path, *, is_packed: bool
+):
+    model, old, new = Mixture(is_packed=is_packed), state(0), state(1)
+    stager = stager_of(model)
+    stager.apply(str(written(tmp_path / "all", [part(n, old[n]) for n in SHAPES], None)))
+    model.finish()
+    kept, places = model.qk.clone(), np.array([13, 14, 20])
+    sparse = part("q.weight", new["q.weight"].reshape(-1)[places], places)
+    patch = str(written(tmp_path / "some", [sparse], 0))
+    if is_packed:
+        with pytest.raises(PatchError, match=r"q\.weight"):
+            stager.apply(patch)
+        assert torch.equal(model.qk, kept)
+        return
+    stager.apply(patch)
+    old["q.weight"].reshape(-1)[places] = new["q.weight"].reshape(-1)[places]
+    assert_same(model, loaded(old))
 
 
 def test_to_look_where_things_lie_writes_nothing(tmp_path: Path):

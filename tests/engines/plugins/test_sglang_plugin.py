@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ import torch.distributed as dist
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
-from astraflow.engines.plugins.sglang_plugin import change, load, stager_in
+from astraflow.engines.plugins.sglang_plugin import change, load, paused, stager_in
 from astraflow.engines.served.exchange import write_update
 from astraflow.engines.sglang.dialect import called
 
@@ -86,6 +89,7 @@ def scheduler(tmp_path: Path) -> Iterator[Any]:
     yield SimpleNamespace(
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=Padded())),
         tp_group=SimpleNamespace(cpu_group=dist.group.WORLD),
+        result_queue=deque(),
     )
     dist.destroy_process_group()
 
@@ -106,3 +110,36 @@ def test_only_what_is_staged_for_a_version_is_written_when_it_is_told(
     assert change(tell, scheduler, SimpleNamespace(new_version=version)) == version
     assert seen == [written_value]
     assert len(list(tmp_path.glob("*.answer"))) == (written_value > 0)
+
+
+class Mode(Enum):
+    DECODE = 1
+    IDLE = 2
+
+
+@dataclass
+class Step:
+    reqs: list[str]
+    forward_mode: Mode = Mode.DECODE
+
+    def copy(self) -> "Step":
+        return replace(self)
+
+
+def test_the_step_under_way_is_of_the_version_before(scheduler: Any):
+    taken: list[tuple[list[str], Mode]] = []
+
+    def take(step: Step, result: dict[str, int]) -> None:
+        taken.append((step.reqs, step.forward_mode))
+
+    def tell(scheduler: Any, request: Any) -> None:
+        taken.append(([request.new_version], Mode.DECODE))
+
+    scheduler.process_batch_result = take
+    scheduler.result_queue.append((Step(["a", "b"]), {"tokens": 2}))
+    paused(lambda scheduler, request: None, scheduler, None)
+    change(tell, scheduler, SimpleNamespace(new_version="2"))
+    assert taken == [(["a", "b"], Mode.DECODE), (["2"], Mode.DECODE)]
+    # What the loop takes next, and would miss.
+    take(*scheduler.result_queue.popleft())
+    assert (taken[-1], scheduler.result_queue) == (([], Mode.IDLE), deque())

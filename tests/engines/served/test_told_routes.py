@@ -70,11 +70,3 @@ async def test_servers_tell_nothing_on_a_cpu(make_model, make_mixture):
     with pytest.raises(AstraflowError, match="on GPUs only") as caught:
         build_engine(model.folder, settings, "sort")
     assert caught.value.reason is Reason.INVALID_FIELD
-
-
-async def test_vllm_has_no_new_versions_of_experts_on_a_cpu(make_model, make_mixture):
-    model = make_model(make_mixture().config, Qwen3MoeForCausalLM)
-    settings = EngineSettings(kind="vllm", device="cpu", url="http://127.0.0.1:9")
-    with pytest.raises(AstraflowError, match="no new versions on a CPU") as caught:
-        build_engine(model.folder, settings, "sort")
-    assert caught.value.reason is Reason.INVALID_FIELD
