@@ -37,7 +37,7 @@ class RequestKind:
 def _take_rollout(
     run: Components, member: LiveRaas, event: ev.RolloutArrived, now: datetime
 ) -> ItemAck:
-    ack = run.intake.rollout(member, event.rollout, now)
+    ack = run.intake.rollout(member, event, now)
     if run.settings.takes_payloads and ack.disposition is Disposition.ACCEPTED:
         run.payloads.note(event.rollout)
     return ack

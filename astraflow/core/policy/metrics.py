@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from astraflow.core.rollouts import Outcome
-from astraflow.core.samples import FreshGroup, Row
-from astraflow.core.status import DropCount
+from astraflow.core.samples import FreshGroup
 
 
 def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[str, float]:
@@ -27,6 +26,11 @@ def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[s
     stds = np.array(
         [max(row.group_std for sample in group.samples for row in sample.rows) for group in groups]
     )
+    # Each rollout counts once.
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in {id(row.rollout): row.rollout for row in rows}.values():
+        for name, value in rollout.reward_parts.items():
+            parts[name].append(value)
     truncated = [sample.entry.rollout.outcome is Outcome.TRUNCATED for sample in samples]
     return {
         "reward/mean": float(rewards.mean()),
@@ -41,22 +45,7 @@ def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[s
         "batch/rollouts": float(len(samples)),
         "batch/rows": float(len(rows)),
         "batch/sampled_tokens": float(sampled.sum()),
-    } | _part_means(rows)
-
-
-def replay_metrics(fresh: Sequence[FreshGroup], replayed: Sequence[FreshGroup]) -> dict[str, float]:
-    """Return how much of a batch, of at least one group, was trained on before."""
-    return {
-        "data/replay/rollouts": float(sum(len(group.samples) for group in replayed)),
-        "data/replay/frac": len(replayed) / (len(fresh) + len(replayed)),
-    }
-
-
-def drop_metrics(drops: Sequence[DropCount]) -> dict[str, float]:
-    found: defaultdict[str, float] = defaultdict(float)
-    for drop in drops:
-        found[f"buffer/dropped/{drop.reason.lower()}"] += drop.count
-    return dict(found)
+    } | {f"reward/{name}/mean": float(np.mean(values)) for name, values in parts.items()}
 
 
 def time_metrics(token_count: int, *, wait_s: float, train_s: float) -> dict[str, float]:
@@ -67,15 +56,6 @@ def time_metrics(token_count: int, *, wait_s: float, train_s: float) -> dict[str
         "time/train_s": train_s,
         "perf/tokens_per_s": token_count / seconds if seconds > 0 else 0.0,
     }
-
-
-def _part_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean of each reward part over the rollouts, each counted once."""
-    parts: defaultdict[str, list[float]] = defaultdict(list)
-    for rollout in {id(row.rollout): row.rollout for row in rows}.values():
-        for name, value in rollout.reward_parts.items():
-            parts[name].append(value)
-    return {f"reward/{name}/mean": float(np.mean(values)) for name, values in parts.items()}
 
 
 _BATCH_COUNT = 20

@@ -4,6 +4,7 @@ A group is open from its issue until all of it is trained on or dropped: so what
 how old a sample is when its turn comes, see `admission`.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from datetime import timedelta
 
@@ -18,7 +19,7 @@ from astraflow.core.policy.accounting import Books
 from astraflow.core.policy.admission import PolicyProgress
 from astraflow.core.policy.buffers import FreshBuffer, ReplayBuffer
 from astraflow.core.policy.leases import Lease, LeaseTable, Lineage, TrainedBatch
-from astraflow.core.policy.metrics import batch_metrics, drop_metrics, replay_metrics
+from astraflow.core.policy.metrics import batch_metrics
 from astraflow.core.samples import AcceptedRollout, FreshGroup
 from astraflow.core.settings import PolicySettings, RunSettings
 from astraflow.core.status import RolloutPlace
@@ -208,7 +209,8 @@ class SampleFlow:
         replayed = self.replay.take(train_version, self._settings.groups_per_batch - count)
         metrics = {
             **batch_metrics((*groups, *replayed), train_version=train_version),
-            **replay_metrics(groups, replayed),
+            "data/replay/rollouts": float(sum(len(group.samples) for group in replayed)),
+            "data/replay/frac": len(replayed) / (len(groups) + len(replayed)),
             **self.buffer.metrics(),
             "buffer/open_groups": float(self.open_count),
         }
@@ -301,8 +303,11 @@ class SampleFlow:
         self.replay.clear()
 
     def metrics(self) -> dict[str, float]:
+        dropped = Counter[str]()
+        for drop in self.books.drops:
+            dropped[f"buffer/dropped/{drop.reason.lower()}"] += drop.count
         return {
-            **drop_metrics(self.books.drops),
+            **{name: float(count) for name, count in dropped.items()},
             **self.completion.metrics(),
             **self._guards.metrics(),
             **self.replay.metrics(),

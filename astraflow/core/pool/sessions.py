@@ -186,12 +186,18 @@ class Sessions:
         return None if end is None or end > now else self._ends[0][3]
 
     def status(self, member: LiveRaas | LiveTrainer, now: datetime) -> MemberStatus:
-        raas = member if isinstance(member, LiveRaas) else None
+        raas, state = member if isinstance(member, LiveRaas) else None, MemberState.LIVE
+        if member.is_draining:
+            state = MemberState.DRAINING
+        elif self.is_silent(member, now):
+            state = MemberState.SUSPECT
+        elif raas is not None and not raas.live:
+            state = MemberState.JOINING
         return MemberStatus(
             member_id=member.member_id,
             name=member.name,
             role=member.role,
-            state=self._state(member, now),
+            state=state,
             region=member.region,
             versions=dict(raas.live) if raas else {},
             resources=member.resources,
@@ -208,12 +214,3 @@ class Sessions:
         self._entry_count += 1
         entry = self.end_of(member), member.member_id, self._entry_count, member
         heappush(self._ends, entry)
-
-    def _state(self, member: LiveRaas | LiveTrainer, now: datetime) -> MemberState:
-        if member.is_draining:
-            return MemberState.DRAINING
-        if self.is_silent(member, now):
-            return MemberState.SUSPECT
-        if isinstance(member, LiveRaas) and not member.live:
-            return MemberState.JOINING
-        return MemberState.LIVE

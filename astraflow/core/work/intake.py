@@ -99,17 +99,18 @@ class Intake:
             return None
         return self._refusal(event, self._closed_ack(rollout, assignment), group)
 
-    def rollout(self, member: LiveRaas, rollout: Rollout, now: datetime) -> ItemAck:
+    def rollout(self, member: LiveRaas, event: RolloutArrived, now: datetime) -> ItemAck:
         """Take a rollout, whole or not at all."""
+        refusal, rollout = self.refusal(event), event.rollout
+        if refusal is not None:
+            if refusal.event is not None:
+                self._count_repeat(refusal.event.policy_ids)
+            return refusal.ack
         assignment = self.tasks.assignments.get(rollout.task_id)
         group = self.tasks.groups.get(rollout.group_id)
-        if assignment is None or assignment.member_id != member.member_id:
-            taken = self._from_before(member, rollout, group, now)
-            return taken or self._answer(rollout, self._unknown_ack(rollout, group), group)
-        fault = self._fault_of(rollout, assignment)
-        if fault is not None:
-            return fault
         index = rollout.sample_index
+        if assignment is None or assignment.member_id != member.member_id:
+            return self._from_before(member, self.tasks.groups[rollout.group_id], rollout, now)
         if index in assignment.open_indexes:
             assignment.open_indexes.discard(index)
             member.count(assignment, -1)
@@ -132,20 +133,18 @@ class Intake:
         return ItemAck(item_id=rollout.rollout_id, disposition=Disposition.ACCEPTED)
 
     def _from_before(
-        self, member: LiveRaas, rollout: Rollout, group: SampleGroup | None, now: datetime
-    ) -> ItemAck | None:
-        """Use a rollout of a task that was lost with an earlier session; None: it is no use.
+        self, member: LiveRaas, group: SampleGroup, rollout: Rollout, now: datetime
+    ) -> ItemAck:
+        """Use a rollout of a task that was lost with an earlier session.
 
         Whoever was asked for the sample since then is told not to bother.
         """
-        if group is None or not is_late(rollout, member.member_id, group):
-            return None
         index = rollout.sample_index
         fault = self._fault_of(rollout, group.lost[rollout.task_id])
         if fault is not None:
             return fault
         if group.slots[index].is_done:
-            return None
+            return self._answer(rollout, self._unknown_ack(rollout, group), group)
         holder = self.tasks.assignments.get(group.slots[index].holder or TaskId(""))
         if holder is not None:
             self.tasks.withdraw(holder, CancelReason.GROUP_DONE, indexes=(index,))
