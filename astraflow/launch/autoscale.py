@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -24,8 +24,7 @@ from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunStatus
-from astraflow.launch.executors.base import Executor, StartedProcess
-from astraflow.launch.executors.finding import Placement
+from astraflow.launch.executors.finding import Executor, Placement, StartedProcess
 from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.gpus import GpuShare, spare_share
 from astraflow.launch.models import prepare_models
@@ -33,26 +32,6 @@ from astraflow.launch.processes import JOIN_TOKEN, Roles
 from astraflow.rpc.access import HubTokens, TokenRole
 
 _END_S = 20.0
-
-
-class NodeStarter(Protocol):
-    """Starts nodes somewhere."""
-
-    async def start(self, name: str) -> None:
-        """Have a node of this name join.
-
-        Raises:
-            AstraflowError: NOT_READY when it cannot be started.
-        """
-        ...
-
-    async def stop(self, name: str) -> None:
-        """Clean up after a node that has left."""
-        ...
-
-    async def close(self) -> None:
-        """Clean up at the end."""
-        ...
 
 
 class ExecutorStarter:
@@ -169,6 +148,8 @@ def fill(template: str, values: Mapping[str, str]) -> str:
         ) from error
 
 
+NodeStarter = ExecutorStarter | ShellStarter
+
 _START_TIMEOUT = timedelta(minutes=10)
 
 
@@ -189,10 +170,8 @@ async def autoscale(run_dir: RunDir, *, poll_s: float, as_json: bool) -> None:
     starter = await _make_starter(recipe, run_dir, endpoint)
     try:
         async with ControlClient.of(run_dir) as control:
-            settings = recipe.autoscale
-            loop = _Loop(
-                control=control, starter=starter, drain_s=settings.drain_s, as_json=as_json
-            )
+            drain_s = recipe.autoscale.drain_s
+            loop = _Loop(control=control, starter=starter, drain_s=drain_s, as_json=as_json)
             await loop.run(poll_s)
     finally:
         await starter.close()
@@ -258,7 +237,11 @@ class _Loop:
             raise
         await self._clean_up(status)
         plan = self.scaler.plan(advice, datetime.now(UTC))
-        self._report(advice, plan)
+        # Of a pool that stays people hear once.
+        now = f"{advice.action} {advice.member_count} {advice.target_member_count}"
+        if plan != ScalePlan() or now != self.last or self.as_json:
+            _print(advice, plan, as_json=self.as_json)
+        self.last = now
         await self._act(advice, plan)
         return True
 
@@ -284,13 +267,6 @@ class _Loop:
                 await self.starter.stop(name)
             except AstraflowError as error:
                 Console(stderr=True).print(f"[yellow]{name} is not cleaned up:[/] {error.message}")
-
-    def _report(self, advice: ScaleAdvice, plan: ScalePlan) -> None:
-        """Print what is done, and anything new; a pool that stays is not told every time."""
-        now = f"{advice.action} {advice.member_count} {advice.target_member_count}"
-        if plan != ScalePlan() or now != self.last or self.as_json:
-            _print(advice, plan, as_json=self.as_json)
-        self.last = now
 
 
 def to_json(advice: ScaleAdvice, plan: ScalePlan) -> dict[str, Any]:

@@ -27,6 +27,9 @@ _FAR_NBYTES = 2 * 150_000_000 // 96
 _TCP = Path("/proc/sys/net/ipv4")
 _NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
 
+_Seen = tuple[str, bool | None, str, str]
+"""Name, whether it works, what was found and what to do about it, of one check."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
@@ -53,34 +56,30 @@ class DoctorCheck:
 
 def examine() -> Iterator[DoctorCheck]:
     """Look at everything a run needs, cheap things first."""
-    yield from _versions()
-    yield from _machine()
-    yield _loopback()
-    yield from _devices()
-    yield from _lanes()
-    yield from _engines()
+    looks = {
+        "versions": _versions,
+        "machine": _machine,
+        "ports": _ports,
+        "devices": _devices,
+        "lanes": _lanes,
+        "engines": _engines,
+    }
+    for area, look in looks.items():
+        for name, works, found, advice in look():
+            yield DoctorCheck(area=area, name=name, works=works, found=found, advice=advice)
 
 
-def _versions() -> Iterator[DoctorCheck]:
-    python = platform.python_version()
-    yield DoctorCheck(
-        area="versions",
-        name="python",
-        works=sys.version_info >= (3, 11),
-        found=python,
-        advice="" if sys.version_info >= (3, 11) else "install Python 3.11 or later",
-    )
-    yield DoctorCheck(area="versions", name="astraflow", works=True, found=__version__)
+def _versions() -> Iterator[_Seen]:
+    is_new = sys.version_info >= (3, 11)
+    cure = "" if is_new else "install Python 3.11 or later"
+    yield "python", is_new, platform.python_version(), cure
+    yield "astraflow", True, __version__, ""
     for name in _NEEDED:
-        found = _release(name)
-        advice = "" if found else "install astraflow again: this package belongs to it"
-        yield DoctorCheck(
-            area="versions",
-            name=name,
-            works=found is not None,
-            found=found or "missing",
-            advice=advice,
-        )
+        if found := _release(name):
+            yield name, True, found, ""
+        else:
+            cure = "install astraflow again: this package belongs to it"
+            yield name, False, "missing", cure
 
 
 def _release(package: str) -> str | None:
@@ -90,157 +89,90 @@ def _release(package: str) -> str | None:
         return None
 
 
-def _machine() -> Iterator[DoctorCheck]:
+def _machine() -> Iterator[_Seen]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield DoctorCheck(area="machine", name="cores", works=True, found=str(cores))
-    free = psutil.virtual_memory().available
-    yield _at_least("memory", free, 4 * _GIB, "close other programs: a small run takes 4 GiB")
-    disk = shutil.disk_usage(Path.cwd()).free
-    yield _at_least("disk here", disk, 2 * _GIB, "free some space, or give --runs another folder")
+    yield "cores", True, str(cores), ""
+    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(Path.cwd()).free
+    for name, free, wanted, cure in (
+        ("memory", memory, 4 * _GIB, "close other programs: a small run takes 4 GiB"),
+        ("disk here", disk, 2 * _GIB, "free some space, or give --runs another folder"),
+    ):
+        yield name, free >= wanted, f"{free / _GIB:.1f} GiB free", "" if free >= wanted else cure
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
-    writable = os.access(cache, os.W_OK)
-    yield DoctorCheck(
-        area="machine",
-        name="cache",
-        works=writable,
-        found=str(cache),
-        advice="" if writable else "point XDG_CACHE_HOME at a folder that you can write",
-    )
-    yield _kernels()
-
-
-def _kernels() -> DoctorCheck:
+    is_writable = os.access(cache, os.W_OK)
+    cure = "" if is_writable else "point XDG_CACHE_HOME at a folder that you can write"
+    yield "cache", is_writable, str(cache), cure
     level = kernels.level()
-    compiled = level is not kernels.KernelLevel.NUMPY
-    advice = "install a C compiler and astraflow again, or unset ASTRAFLOW_KERNELS"
-    return DoctorCheck(
-        area="machine",
-        name="weight codec",
-        works=True if compiled else None,
-        found=f"compiled, {level.name.lower()}" if compiled else "numpy, about 30 times slower",
-        advice="" if compiled else advice,
-    )
+    if level is not kernels.KernelLevel.NUMPY:
+        yield "weight codec", True, f"compiled, {level.name.lower()}", ""
+    else:
+        cure = "install a C compiler and astraflow again, or unset ASTRAFLOW_KERNELS"
+        yield "weight codec", None, "numpy, about 30 times slower", cure
 
 
-def _at_least(name: str, found: int, wanted: int, advice: str) -> DoctorCheck:
-    enough = found >= wanted
-    return DoctorCheck(
-        area="machine",
-        name=name,
-        works=enough,
-        found=f"{found / _GIB:.1f} GiB free",
-        advice="" if enough else advice,
-    )
-
-
-def _loopback() -> DoctorCheck:
+def _ports() -> Iterator[_Seen]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=2):
                 pass
     except OSError as error:
-        return DoctorCheck(
-            area="ports",
-            name="loopback",
-            works=False,
-            found=str(error),
-            advice="allow connections on 127.0.0.1: the processes of a run meet there",
-        )
-    return DoctorCheck(
-        area="ports", name="loopback", works=True, found=f"port {port} opened and dialled"
-    )
+        cure = "allow connections on 127.0.0.1: the processes of a run meet there"
+        yield "loopback", False, str(error), cure
+    else:
+        yield "loopback", True, f"port {port} opened and dialled", ""
 
 
-def _devices() -> Iterator[DoctorCheck]:
+def _devices() -> Iterator[_Seen]:
     if find_spec("torch") is None:
-        advice = install("torch")
-        yield DoctorCheck(area="devices", name="torch", works=False, found="missing", advice=advice)
+        yield "torch", False, "missing", install("torch")
         return
     import torch  # noqa: PLC0415 - slow to import, an extra
 
-    yield DoctorCheck(area="devices", name="torch", works=True, found=torch.__version__)
-    count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
-    yield DoctorCheck(
-        area="devices",
-        name="GPU",
-        works=True if count else None,
-        found=names or "none: everything runs on the CPU",
-    )
+    yield "torch", True, torch.__version__, ""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    found = ", ".join(names) or "none: everything runs on the CPU"
+    yield "GPU", True if names else None, found, ""
 
 
-def _lanes() -> Iterator[DoctorCheck]:
-    yield DoctorCheck(area="lanes", name="grpc", works=True, found="always there")
+def _lanes() -> Iterator[_Seen]:
+    yield "grpc", True, "always there", ""
     yield _tcp_lane()
-    yield _shm_lane()
-    ucx = _release("ucxx-cu12") or _release("ucx-py-cu12")
-    yield DoctorCheck(
-        area="lanes",
-        name="ucx",
-        works=None if ucx is None else True,
-        found=f"ucxx {ucx}" if ucx else "missing",
-        advice=f"{install('ucx')}, for fabrics that UCX knows" if not ucx else "",
-    )
-    release = _release("fsspec")
-    yield DoctorCheck(
-        area="lanes",
-        name="object store",
-        works=None if release is None else True,
-        found="missing" if release is None else f"fsspec {release}",
-        advice=f"{install('store')}, if versions go by a bucket" if not release else "",
-    )
+    if hasattr(os, "memfd_create") and os.access(tempfile.gettempdir(), os.W_OK):
+        yield "shm", True, tempfile.gettempdir(), ""
+    else:
+        yield "shm", None, "missing", "on Linux, point TMPDIR at a folder that you can write"
+    if ucx := _release("ucxx-cu12") or _release("ucx-py-cu12"):
+        yield "ucx", True, f"ucxx {ucx}", ""
+    else:
+        yield "ucx", None, "missing", f"{install('ucx')}, for fabrics that UCX knows"
+    if release := _release("fsspec"):
+        yield "object store", True, f"fsspec {release}", ""
+    else:
+        yield "object store", None, "missing", f"{install('store')}, if versions go by a bucket"
 
 
-def _tcp_lane() -> DoctorCheck:
+def _tcp_lane() -> _Seen:
     """Say how much a connection may have on its way; far links are slow where that is little."""
     try:
         room = min(int((_TCP / name).read_text().split()[-1]) for name in ("tcp_rmem", "tcp_wmem"))
     except (OSError, ValueError, IndexError):
-        return DoctorCheck(
-            area="lanes", name="tcp", works=True, found="buffers as the system has them"
-        )
-    wide = room >= _FAR_NBYTES
-    return DoctorCheck(
-        area="lanes",
-        name="tcp",
-        works=True,
-        found=f"buffers up to {room / _MIB:.0f} MiB a connection",
-        advice=""
-        if wide
-        else "across oceans, raise the maxima of net.ipv4.tcp_rmem and tcp_wmem: docs/lanes.md",
-    )
+        return "tcp", True, "buffers as the system has them", ""
+    advice = "across oceans, raise the maxima of net.ipv4.tcp_rmem and tcp_wmem: docs/lanes.md"
+    found = f"buffers up to {room / _MIB:.0f} MiB a connection"
+    return "tcp", True, found, "" if room >= _FAR_NBYTES else advice
 
 
-def _shm_lane() -> DoctorCheck:
-    works = hasattr(os, "memfd_create") and os.access(tempfile.gettempdir(), os.W_OK)
-    return DoctorCheck(
-        area="lanes",
-        name="shm",
-        works=True if works else None,
-        found=tempfile.gettempdir() if works else "missing",
-        advice="" if works else "on Linux, point TMPDIR at a folder that you can write",
-    )
-
-
-def _engines() -> Iterator[DoctorCheck]:
+def _engines() -> Iterator[_Seen]:
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    yield DoctorCheck(
-        area="engines",
-        name="embedded",
-        works=not missing,
-        found=f"missing {', '.join(missing)}" if missing else "torch and transformers are there",
-        advice=install("torch") if missing else "",
-    )
+    if missing:
+        yield "embedded", False, f"missing {', '.join(missing)}", install("torch")
+    else:
+        yield "embedded", True, "torch and transformers are there", ""
     for kind in ("vllm", "sglang"):
         variable = f"ASTRAFLOW_{kind.upper()}_PYTHON"
         named = os.environ.get(variable)
         works = None if named is None else os.access(named, os.X_OK)
-        yield DoctorCheck(
-            area="engines",
-            name=kind,
-            works=works,
-            found=f"{variable} is {named or 'not set'}",
-            advice="" if works else f"set {variable}, or: {install_server(kind)}",
-        )
+        cure = "" if works else f"set {variable}, or: {install_server(kind)}"
+        yield kind, works, f"{variable} is {named or 'not set'}", cure

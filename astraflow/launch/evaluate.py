@@ -12,7 +12,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalAccumulator, EvalDataSet, EvalResult, overall
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose
 from astraflow.raas.policies import ServedModel, chat_template, turn_end_ids
 from astraflow.workflows.building import build_workflows, close_workflows, workflow_specs
 from astraflow.workflows.data_sets import open_data_set
@@ -110,7 +110,8 @@ async def _evaluate_set(
 
     async def sample(task: RolloutTask, index: int) -> Rollout:
         async with places:
-            episode = _episode(task, index, {policy: models[policy] for policy in policies})
+            ports = {policy: models[policy].port(policy, task, index) for policy in policies}
+            episode = Episode(task=task, sample_index=index, policies=ports)
             return await run_episode(workflows[task.workflow_id], episode)
 
     async def answer(task: RolloutTask) -> None:
@@ -124,30 +125,20 @@ async def _evaluate_set(
 
     async with asyncio.TaskGroup() as group:
         for prompt in prompts:
-            group.create_task(answer(_task(recipe, part, prompt, sampling)))
+            task = RolloutTask(
+                task_id=TaskId(f"eval-{prompt.prompt_id}"),
+                group_id=GroupId(f"eval-{prompt.prompt_id}"),
+                purpose=TaskPurpose.EVAL,
+                workflow_id=WorkflowId(part.workflow),
+                prompt=prompt,
+                sample_indexes=tuple(range(part.repeats)),
+                versions={},
+                sampling=sampling,
+                timeout=timedelta(seconds=recipe.rollouts.timeout_s),
+                eval_run_id=EvalRunId("offline"),
+            )
+            group.create_task(answer(task))
     return tally.result()
-
-
-def _task(
-    recipe: Recipe, part: EvalSet, prompt: Prompt, sampling: Mapping[PolicyId, SamplingParams]
-) -> RolloutTask:
-    return RolloutTask(
-        task_id=TaskId(f"eval-{prompt.prompt_id}"),
-        group_id=GroupId(f"eval-{prompt.prompt_id}"),
-        purpose=TaskPurpose.EVAL,
-        workflow_id=WorkflowId(part.workflow),
-        prompt=prompt,
-        sample_indexes=tuple(range(part.repeats)),
-        versions={},
-        sampling=sampling,
-        timeout=timedelta(seconds=recipe.rollouts.timeout_s),
-        eval_run_id=EvalRunId("offline"),
-    )
-
-
-def _episode(task: RolloutTask, index: int, models: Mapping[PolicyId, ServedModel]) -> Episode:
-    ports = {policy: model.port(policy, task, index) for policy, model in models.items()}
-    return Episode(task=task, sample_index=index, policies=ports)
 
 
 def find_checkpoints(recipe: Recipe, run_dir: RunDir, step: str) -> dict[str, Path]:

@@ -19,16 +19,20 @@ from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe, Restarts
 from astraflow.config.run_dir import RunDir
-from astraflow.core import errors
-from astraflow.core.errors import CONFIGURATION_EXIT, TEMPORARY_EXIT, AstraflowError, Reason
+from astraflow.core.errors import (
+    BLOCKED_EXIT,
+    CONFIGURATION_EXIT,
+    TEMPORARY_EXIT,
+    AstraflowError,
+    Reason,
+)
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.recorder import write_whole
-from astraflow.launch.executors.base import Executor, StartedProcess
-from astraflow.launch.executors.finding import Placement, reachable
+from astraflow.launch.executors.finding import Executor, Placement, StartedProcess, reachable
 from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.models import pinned, prepare_models
-from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, RoleProcess, Roles, open_rendezvous
+from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, Roles, open_rendezvous
 from astraflow.launch.run_folder import (
     claimed_run_dir,
     endpoint_before,
@@ -52,6 +56,11 @@ _END_S = 20.0
 
 # What is stopped at once has so long, as has what has not begun.
 _STOP_S = 3.0
+
+_MEANINGS = {
+    CONFIGURATION_EXIT: ", it cannot work as it is set up",
+    BLOCKED_EXIT: ", code of a workflow or scorer blocked it for good",
+}
 
 _TRAINER = "trainer-"
 
@@ -108,6 +117,7 @@ class Launcher:
         limit: Of what is started again.
         places: Of trainers and nodes.
         local: Starts the hub and all else that is on this machine.
+        hub: Its address, once it has started; `roles` and `control` are there then, too.
         refusals: Why processes were not started again, by name.
         seats: Of nodes in the plan, by name: a node that follows another has its GPUs.
         say: Tells people of progress.
@@ -132,6 +142,9 @@ class Launcher:
     local: LocalExecutor = field(init=False)
     say: Callable[[str], None] = field(init=False)
     rendezvous: object = None
+    hub: str = ""
+    roles: Roles = field(init=False)
+    control: ControlClient = field(init=False)
     refusals: dict[str, str] = field(default_factory=dict[str, str])
     seats: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -161,7 +174,10 @@ class Launcher:
         except* AstraflowError as group:
             # Processes that were killed leave calls to them broken.
             if not self.killed.is_set():
-                self.failure = str(_first(group))
+                error: BaseException = group
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                self.failure = str(error)
         finally:
             grace_s = _STOP_S if self.interrupts else _END_S
             await asyncio.gather(*(process.end(grace_s=grace_s) for process in self.processes))
@@ -197,7 +213,7 @@ class Launcher:
     async def _run(self) -> None:
         with RunProgress(self.console, self.recipe) as progress:
             self.say = progress.note
-            starting = asyncio.create_task(self._start_all(progress))
+            starting = asyncio.create_task(self._start_all())
             interrupted = asyncio.create_task(self.interrupted.wait())
             await asyncio.wait([starting, interrupted], return_when=asyncio.FIRST_COMPLETED)
             interrupted.cancel()
@@ -207,48 +223,46 @@ class Launcher:
                 starting.cancel()
                 await asyncio.wait([starting])
                 return
-            hub, roles = starting.result()
-            async with ControlClient.of(self.run_dir, patience_s=_HUB_PATIENCE_S) as control:
-                await self._watch(_Scene(hub=hub, roles=roles, control=control, progress=progress))
+            starting.result()
+            async with ControlClient.of(self.run_dir, patience_s=_HUB_PATIENCE_S) as self.control:
+                await self._watch(progress)
 
-    async def _start_all(self, progress: RunProgress) -> tuple[str, Roles]:
-        """Start every role; return the hub's address, and what makes their commands."""
+    async def _start_all(self) -> None:
+        """Start every role."""
         for line in () if self.places.gpus is None else self.places.gpus.lines():
-            progress.note(line)
-        _, hub, models = await asyncio.gather(
+            self.say(line)
+        _, self.hub, models = await asyncio.gather(
             self.executor.sweep(),
             self._start_hub(),
             prepare_models(
                 self.recipe,
                 self.run_dir,
                 executor=self.local,
-                note=progress.note,
+                note=self.say,
                 gpus=self.places.gpus if self.places.executor is None else None,
             ),
         )
         meeting = ""
         if self.places.has_trainers_of_many:
-            host = split_addresses(hub)[0][0]
+            host = split_addresses(self.hub)[0][0]
             meeting, self.rendezvous = await asyncio.to_thread(open_rendezvous, host)
-        roles = self.places.roles(
+        self.roles = self.places.roles(
             self.run_dir, tokens=self.tokens, models=models, rendezvous=meeting
         )
         if self.recipe.http.port is not None:
-            await self._start(roles.gateway(hub))
+            await self._start(self.roles.gateway(self.hub))
         for policy in self.recipe.policies:
             if policy in self.recipe.http.trainers:
                 continue
-            command = roles.trainer(
-                policy, hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
+            command = self.roles.trainer(
+                policy, self.hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
             )
-            if not self._is_elsewhere(command, command.name, progress):
+            if not self._is_elsewhere(command, command.name):
                 await self._start(command)
         for place in range(self.recipe.raas.count):
-            command = self._raas(roles, hub, place)
-            if not self._is_elsewhere(command, f"raas-{place}", progress):
-                self.seats[command.name] = place
+            command = self._raas(place)
+            if not self._is_elsewhere(command, f"raas-{place}"):
                 await self._start(command)
-        return hub, roles
 
     async def _start(self, command: RoleCommand) -> StartedProcess:
         is_member = command.name.startswith((_TRAINER, _RAAS))
@@ -256,13 +270,15 @@ class Launcher:
         self.processes.append(process)
         return process
 
-    def _raas(self, roles: Roles, hub: str, place: int) -> RoleCommand:
+    def _raas(self, place: int) -> RoleCommand:
         """Return a rollout node under a name that was not used before."""
         index = self.first_raas + self.raas_count
         self.raas_count += 1
-        return roles.raas(index, hub, place=place)
+        command = self.roles.raas(index, self.hub, place=place)
+        self.seats[command.name] = place
+        return command
 
-    def _is_elsewhere(self, command: RoleCommand, planned: str, progress: RunProgress) -> bool:
+    def _is_elsewhere(self, command: RoleCommand, planned: str) -> bool:
         """Whether a process is planned for another machine; then say how it is started there."""
         plan = None if self.places.executor else self.places.gpus
         share = None if plan is None else plan.share(planned)
@@ -273,17 +289,23 @@ class Launcher:
         public = [f"{k}={shlex.quote(v)}" for k, v in said.items() if v]
         token = f"{JOIN_TOKEN}=$(astraflow token {shlex.quote(str(self.run_dir.root))} {role})"
         words = " ".join([*public, token, "astraflow", shlex.join(command.arguments)])
-        progress.note(f"on machine {share.machine}: {escape(words)}")
+        self.say(f"on machine {share.machine}: {escape(words)}")
         return True
 
     async def _start_hub(self) -> str:
         """Start the hub and return its address."""
+
+        def is_up() -> bool:
+            """Whether the endpoint is that of this hub; one that died may have left another."""
+            endpoint = endpoint_before(self.run_dir)
+            return endpoint is not None and endpoint.pid == hub.pid
+
         roles = self.places.roles(self.run_dir, tokens=self.tokens, models={})
         hub = await self.local.start(roles.hub(reopens=self.is_resumed))
         self.processes.append(hub)
         ended = asyncio.create_task(hub.wait())
         deadline = time.monotonic() + _HUB_START_S
-        while not self._is_up(hub):
+        while not is_up():
             done, _ = await asyncio.wait([ended], timeout=0.05)
             if done or time.monotonic() > deadline:
                 ended.cancel()
@@ -295,50 +317,45 @@ class Launcher:
         hub.command = roles.hub()
         return self.run_dir.read_endpoint().address
 
-    def _is_up(self, hub: RoleProcess) -> bool:
-        """Whether the endpoint is that of this hub; one that died may have left another."""
-        endpoint = endpoint_before(self.run_dir)
-        return endpoint is not None and endpoint.pid == hub.pid
-
-    async def _watch(self, scene: "_Scene") -> None:
+    async def _watch(self, progress: RunProgress) -> None:
         """Show the state until it is final; end the run when a process it needs is gone."""
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._show(scene.control, scene.progress))
-            others = [group.create_task(self._guard(each, scene)) for each in self.processes]
-            others.append(group.create_task(self._obey_interrupts(scene.control, scene.progress)))
+            watching = group.create_task(self._show(progress))
+            others = [group.create_task(self._guard(each)) for each in self.processes]
+            others.append(group.create_task(self._obey_interrupts()))
             killed = group.create_task(self.killed.wait())
             await asyncio.wait([watching, killed], return_when=asyncio.FIRST_COMPLETED)
             for task in (watching, killed, *others):
                 task.cancel()
         await self._leave()
 
-    async def _show(self, control: ControlClient, progress: RunProgress) -> None:
-        async for status in control.watch_run():
+    async def _show(self, progress: RunProgress) -> None:
+        async for status in self.control.watch_run():
             self.last = status
             progress.show(status)
         if self.last is not None and self.last.failure is not None:
             # What a process that could not work said is nearer to the cause than its withdrawal.
             self.failure = self.failure or str(self.last.failure)
 
-    async def _obey_interrupts(self, control: ControlClient, progress: RunProgress) -> None:
+    async def _obey_interrupts(self) -> None:
         await self.interrupted.wait()
-        progress.note("Draining: what is under way is trained on. Ctrl-C again stops at once.")
-        await control.stop_run(StopMode.DRAIN)
+        self.say("Draining: what is under way is trained on. Ctrl-C again stops at once.")
+        await self.control.stop_run(StopMode.DRAIN)
         while self.interrupts < 2:
             self.interrupted.clear()
             await self.interrupted.wait()
-        progress.note("Stopping.")
-        await control.stop_run(StopMode.CANCEL)
+        self.say("Stopping.")
+        await self.control.stop_run(StopMode.CANCEL)
 
-    async def _guard(self, process: StartedProcess, scene: "_Scene") -> None:
+    async def _guard(self, process: StartedProcess) -> None:
         """Act on the end of a process: a RaaS is started anew, any other ends the run.
 
         A hub that a signal killed is started anew as well: it goes on where its journal ends.
         """
         if process.command.name == "hub":
-            process = await self._guard_hub(process, scene)
+            process = await self._guard_hub(process)
         elif _is_trainer(process):
-            process = await self._guard_trainer(process, scene)
+            process = await self._guard_trainer(process)
         is_raas = _is_raas(process)
         while True:
             code = await process.wait()
@@ -347,31 +364,29 @@ class Launcher:
                 return
             if code == 0 or self._is_ending():
                 if code and is_raas and not self._has_nodes() and not self._is_over():
-                    scene.progress.note(f"[yellow]{name} ended ({code}); no node is left[/]")
+                    self.say(f"[yellow]{name} ended ({code}); no node is left[/]")
                     with suppress(AstraflowError):
-                        await scene.control.stop_run(StopMode.CANCEL)
+                        await self.control.stop_run(StopMode.CANCEL)
                 return
             # Started again it would say the same.
             if code == CONFIGURATION_EXIT or not is_raas:
                 break
             if not self._may_restart(process, "raas"):
                 break
-            scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
-            place = self.seats.pop(name)
-            command = self._raas(scene.roles, scene.hub, place)
-            self.seats[command.name] = place
-            process = await self._start(command)
+            self.say(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
+            process = await self._start(self._raas(self.seats.pop(name)))
         is_spare = is_raas and code != CONFIGURATION_EXIT
         if is_spare and self._has_nodes():
             why = self.refusals[name]
-            scene.progress.note(f"[yellow]{name} ended ({code}); {why}; the other nodes go on[/]")
+            self.say(f"[yellow]{name} ended ({code}); {why}; the other nodes go on[/]")
             return
         why = "".join(f"; {why}" for why in [self.refusals.get(name)] if why)
-        self.failure = f"{name} ended with {_named(code)}{why}:\n{process.last_words()}"
+        meaning = _MEANINGS.get(code, "")
+        self.failure = f"{name} ended with exit code {code}{meaning}{why}:\n{process.last_words()}"
         with suppress(AstraflowError):
-            await scene.control.stop_run(StopMode.CANCEL)
+            await self.control.stop_run(StopMode.CANCEL)
 
-    async def _guard_hub(self, hub: StartedProcess, scene: "_Scene") -> StartedProcess:
+    async def _guard_hub(self, hub: StartedProcess) -> StartedProcess:
         """Start a hub again that was killed or lost its database; return one that ended else."""
         while True:
             code = await hub.wait()
@@ -381,11 +396,11 @@ class Launcher:
             if not self._may_restart(hub, "hub"):
                 break
             why = "was killed" if code < 0 else "lost its database"
-            scene.progress.note(f"[yellow]the hub {why} ({code}); it goes on where it was[/]")
+            self.say(f"[yellow]the hub {why} ({code}); it goes on where it was[/]")
             hub = await self._start(hub.command)
         return hub
 
-    async def _guard_trainer(self, trainer: StartedProcess, scene: "_Scene") -> StartedProcess:
+    async def _guard_trainer(self, trainer: StartedProcess) -> StartedProcess:
         """Start a trainer again that was killed; return the one that ended otherwise."""
         policy = trainer.command.name.removeprefix(_TRAINER)
         while True:
@@ -394,11 +409,11 @@ class Launcher:
                 break
             if not self._may_restart(trainer, "trainer", name=policy):
                 break
-            scene.progress.note(
+            self.say(
                 f"[yellow]the trainer of {policy} was killed ({code}); it goes on from its last "
                 "checkpoint[/]"
             )
-            command = scene.roles.trainer(policy, scene.hub, resume=True)
+            command = self.roles.trainer(policy, self.hub, resume=True)
             trainer = await self._start(command)
         return trainer
 
@@ -429,40 +444,12 @@ class Launcher:
             await asyncio.wait_for(waiting, _END_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
-    """What those who watch a run share."""
-
-    hub: str
-    roles: Roles
-    control: ControlClient
-    progress: RunProgress
-
-
-def _named(code: int) -> str:
-    """Return an exit code with what it means."""
-    match code:
-        case errors.CONFIGURATION_EXIT:
-            return f"exit code {code}, it cannot work as it is set up"
-        case errors.BLOCKED_EXIT:
-            return f"exit code {code}, code of a workflow or scorer blocked it for good"
-        case _:
-            return f"exit code {code}"
-
-
 def _is_trainer(process: StartedProcess) -> bool:
     return process.command.name.startswith(_TRAINER)
 
 
 def _is_raas(process: StartedProcess) -> bool:
     return process.command.name.startswith(_RAAS)
-
-
-def _first(group: BaseExceptionGroup[AstraflowError]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:

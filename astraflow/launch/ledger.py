@@ -92,7 +92,9 @@ async def _read_journal(recipe: Recipe, run_dir: RunDir) -> Ledger:
         replica = await replay(reader, snapshot, beginning_of(recipe), observe=audit.record)
         records = (reader.first, reader.end)
     if replica is None:
-        return _empty(records)
+        return Ledger(
+            source="journal", run_id="", records=records, accounts=(), checks=(), counts={}
+        )
     return Ledger(
         source="journal",
         run_id=replica.opened.run_id,
@@ -102,10 +104,6 @@ async def _read_journal(recipe: Recipe, run_dir: RunDir) -> Ledger:
         dead_letters=tuple(replica.run.dead_letters()),
         counts=dict(audit.counts),
     )
-
-
-def _empty(records: tuple[int, int]) -> Ledger:
-    return Ledger(source="journal", run_id="", records=records, accounts=(), checks=(), counts={})
 
 
 async def _ask_hub(run_dir: RunDir) -> Ledger:

@@ -13,7 +13,6 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.status import SavedRun
 from astraflow.rpc.access import token_id_of
 
 
@@ -39,15 +38,11 @@ async def save_run(
         fields = asdict(saved) | {"save_time": saved.save_time.isoformat(), "path": path}
         print(json.dumps(fields), flush=True)  # noqa: T201 - the command's output
         return
-    Console().print(_table(saved), f"{saved.checkpoint_id} is saved: {path}")
-
-
-def _table(saved: SavedRun) -> Table:
     table = Table("policy", "step", "version", "groups in its buffer")
     for each in saved.policies:
         version = "-" if each.version is None else str(each.version)
         table.add_row(each.policy_id, str(each.step), version, str(each.fresh_group_count))
-    return table
+    Console().print(table, f"{saved.checkpoint_id} is saved: {path}")
 
 
 async def drain_member(run_dir: RunDir, name: str, *, grace_s: float | None) -> str:

@@ -38,17 +38,14 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
             Reason.NOT_READY, f"there is no folder {runs}; no run was started here"
         )
     found = [RunDir(path.parent) for path in runs.glob("*/recipe.yaml")]
-    rows = [_row_or_fault(each) for each in found]
+    rows: list[dict[str, Any]] = []
+    for each in found:
+        try:
+            rows.append(row_of(each))
+        except Exception as error:  # noqa: BLE001 - one that is damaged hides no other
+            log.warning("a run cannot be read", run=str(each.root), why=str(error))
+            rows.append(_row(each, state=_UNREADABLE, failure=str(error)))
     return sorted(rows, key=lambda row: row["time"])
-
-
-def _row_or_fault(run_dir: RunDir) -> dict[str, Any]:
-    """Return what is known of a run, or why nothing is: one that is damaged hides no other."""
-    try:
-        return row_of(run_dir)
-    except Exception as error:  # noqa: BLE001 - whatever somebody wrote there
-        log.warning("a run cannot be read", run=str(run_dir.root), why=str(error))
-        return _row(run_dir, state=_UNREADABLE, failure=str(error))
 
 
 def row_of(run_dir: RunDir) -> dict[str, Any]:

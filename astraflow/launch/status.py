@@ -1,8 +1,8 @@
 """What a live run does now: tables, live progress, and what each trainer waits for."""
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from textwrap import indent
@@ -47,7 +47,8 @@ async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
             await _show_once(control, metrics=metrics, as_json=as_json)
         elif as_json:
             async for status in control.watch_run():
-                _print_json(status)
+                # The command's output.
+                print(status_to_json(status), flush=True)  # noqa: T201
         else:
             await _watch(control, run_dir)
 
@@ -79,11 +80,9 @@ def _note(curve: dict[int, float], step: int, reward: float | None) -> None:
 
 
 async def _show_once(control: ControlClient, *, metrics: str, as_json: bool) -> None:
-    status = await control.get_run()
-    books = await control.ledger.accounts()
-    waits = await _waits(control, status)
+    status, books, waits = await _read(control)
     if as_json:
-        _print_json(status, books=books, waits=waits)
+        print(status_to_json(status, books, waits))  # noqa: T201 - the command's output
         return
     console = Console()
     console.print(tables_of(status, waits), *_books(books))
@@ -91,6 +90,14 @@ async def _show_once(control: ControlClient, *, metrics: str, as_json: bool) -> 
     for name, address in {"hub": metrics, **addresses}.items():
         if address:
             console.print(f"[dim]metrics of {name}:[/] http://{address}/metrics")
+
+
+async def _read(
+    control: ControlClient,
+) -> tuple[RunStatus, Sequence[LedgerAccount], Sequence[WaitReason]]:
+    """Return the state of a run, its books, and what its trainers wait for."""
+    status = await control.get_run()
+    return status, await control.ledger.accounts(), await _waits(control, status)
 
 
 async def _waits(control: ControlClient, status: RunStatus) -> list[WaitReason]:
@@ -135,14 +142,6 @@ def _books(accounts: Sequence[LedgerAccount]) -> Iterator[Text]:
         yield Text(line) if account.is_balanced else Text(f"{line}: not so", style="red")
 
 
-def _print_json(
-    status: RunStatus,
-    books: tuple[LedgerAccount, ...] = (),
-    waits: list[WaitReason] | None = None,
-) -> None:
-    print(status_to_json(status, books, waits), flush=True)  # noqa: T201 - the command's output
-
-
 def status_to_json(
     status: RunStatus,
     books: Sequence[LedgerAccount] = (),
@@ -164,9 +163,7 @@ async def live_status(run_dir: RunDir) -> str:
         AstraflowError: NOT_READY when no hub of this run can be reached.
     """
     async with ControlClient.of(run_dir) as control:
-        status = await control.get_run()
-        books, waits = await control.ledger.accounts(), await _waits(control, status)
-    return status_to_json(status, books, waits)
+        return status_to_json(*await _read(control))
 
 
 def _plain(value: object) -> str:
@@ -214,10 +211,20 @@ class RunProgress:
         self._print_failures(status.failures)
         self._print_filtered(min(policy.filtered_group_count for policy in status.policies))
         if self._console.is_terminal:
-            self._live.update(self._table(status), refresh=True)
+            table = Table.grid(padding=(0, 2))
+            for policy in status.policies:
+                total = self._recipe.policies[policy.policy_id].trainer.step_count
+                table.add_row(
+                    Text(policy.policy_id, style="bold"),
+                    ProgressBar(total=total, completed=policy.step, width=24),
+                    line_of(policy, failures=status.failures),
+                )
+            nodes = Text(nodes_of(status), style="dim")
+            self._live.update(Group(table, nodes), refresh=True)
             return
         step = min(policy.step for policy in status.policies)
-        if step >= self._printed_step + self._stride():
+        counts = [policy.trainer.step_count or 120 for policy in self._recipe.policies.values()]
+        if step >= self._printed_step + max(1, max(counts) // _LINES):
             self._printed_step = step
             for policy in status.policies:
                 line = line_of(policy, failures=status.failures)
@@ -235,7 +242,12 @@ class RunProgress:
             return
         share = report.recent_share
         if share > WARN_SHARE and not self._is_warned:
-            self._console.print(self._warning(report), soft_wrap=True)
+            most = self._recipe.rollouts.max_failed_share
+            end = f"above {most:.0%} the run ends" if most < 1 else "the recipe lets it go on"
+            self._warn(
+                f"{share:.0%} of the last {report.recent_count} training rollouts failed; {end} "
+                "(rollouts.max_failed_share)"
+            )
         # Shares that waver around the bound are one warning.
         self._is_warned = share > (WARN_SHARE / 2 if self._is_warned else WARN_SHARE)
 
@@ -244,31 +256,14 @@ class RunProgress:
         most = self._recipe.rollouts.max_filtered_groups
         is_many = count > most * _WARN_SHARE_FILTERED
         if is_many and not self._is_warned_of_filters:
-            what = f"filters left too little of the last {count} groups to train on; at {most}"
-            what += " the run ends (rollouts.max_filtered_groups)"
-            self._console.print(Text(f"warning: {what}", style="yellow"), soft_wrap=True)
+            self._warn(
+                f"filters left too little of the last {count} groups to train on; at {most} the "
+                "run ends (rollouts.max_filtered_groups)"
+            )
         self._is_warned_of_filters = is_many
 
-    def _warning(self, report: FailureReport) -> Text:
-        most = self._recipe.rollouts.max_failed_share
-        end = f"above {most:.0%} the run ends" if most < 1 else "the recipe lets it go on"
-        count = f"{report.recent_share:.0%} of the last {report.recent_count} training rollouts"
-        return Text(f"warning: {count} failed; {end} (rollouts.max_failed_share)", style="yellow")
-
-    def _stride(self) -> int:
-        counts = [policy.trainer.step_count or 120 for policy in self._recipe.policies.values()]
-        return max(1, max(counts) // _LINES)
-
-    def _table(self, status: RunStatus) -> Group:
-        table = Table.grid(padding=(0, 2))
-        for policy in status.policies:
-            total = self._recipe.policies[policy.policy_id].trainer.step_count
-            table.add_row(
-                Text(policy.policy_id, style="bold"),
-                ProgressBar(total=total, completed=policy.step, width=24),
-                line_of(policy, failures=status.failures),
-            )
-        return Group(table, Text(nodes_of(status), style="dim"))
+    def _warn(self, what: str) -> None:
+        self._console.print(Text(f"warning: {what}", style="yellow"), soft_wrap=True)
 
 
 def text_of(cause: FailureCause) -> Text:
@@ -285,12 +280,10 @@ def text_of(cause: FailureCause) -> Text:
 def line_of(policy: PolicyStatus, *, failures: FailureReport) -> str:
     """Return one policy in one line: step, reward, version, staleness, work, waiting, failures."""
     failed = f" failed {failures.recent_share:.0%}" if failures.recent_failed_count else ""
-    reward = "-" if policy.mean_reward is None else f"{policy.mean_reward:.3f}"
-    staleness = max(policy.staleness_counts, default=0)
-    version = "-" if policy.version is None else policy.version
     return (
-        f"{policy.policy_id}: step {policy.step} reward {reward} version {version} "
-        f"staleness ≤{staleness} fresh {policy.fresh_count} "
+        f"{policy.policy_id}: step {policy.step} reward {_or_dash(policy.mean_reward, '.3f')} "
+        f"version {_or_dash(policy.version)} "
+        f"staleness ≤{max(policy.staleness_counts, default=0)} fresh {policy.fresh_count} "
         f"open {policy.open_group_count}/{policy.max_open_group_count} "
         f"waits {policy.wait_fraction:.0%} {policy.tokens_per_s:,.0f} tok/s{failed}"
     )
@@ -328,19 +321,23 @@ def policy_table(status: RunStatus) -> Table:
     """Return a row per policy: progress, work under way, buffer, staleness, waiting."""
     table = Table("policy", "step", "version", "reward", "open", "buffer", "staleness", "waits")
     for policy in status.policies:
-        table.add_row(*_policy_row(policy))
+        size = policy.buffer_nbytes
+        table.add_row(
+            policy.policy_id,
+            str(policy.step),
+            _or_dash(policy.version),
+            _or_dash(policy.mean_reward, ".3f"),
+            f"{policy.open_group_count}/{policy.max_open_group_count}",
+            f"{policy.buffer_group_count} groups, "
+            + (f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"),
+            staleness_of(policy.staleness_counts),
+            f"{policy.wait_fraction:.0%}",
+        )
     return table
 
 
-def _policy_row(policy: PolicyStatus) -> Iterator[str]:
-    yield policy.policy_id
-    yield str(policy.step)
-    yield "-" if policy.version is None else str(policy.version)
-    yield "-" if policy.mean_reward is None else f"{policy.mean_reward:.3f}"
-    yield f"{policy.open_group_count}/{policy.max_open_group_count}"
-    yield f"{policy.buffer_group_count} groups, {_size(policy.buffer_nbytes)}"
-    yield staleness_of(policy.staleness_counts)
-    yield f"{policy.wait_fraction:.0%}"
+def _or_dash(value: float | None, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def staleness_of(counts: Mapping[int, int]) -> str:
@@ -379,9 +376,18 @@ def pool_table(status: RunStatus) -> Table:
             ),
             default=0,
         )
-        table.add_row(
-            region or "-", _states(nodes), f"{out}/{credit}", f"{speed:,.0f}", f"≤ {behind}"
-        )
+        states = sorted(Counter(node.state for node in nodes).items())
+        told = ", ".join(f"{count} {state}" for state, count in states)
+        table.add_row(region or "-", told, f"{out}/{credit}", f"{speed:,.0f}", f"≤ {behind}")
+    return table
+
+
+def causes_table(causes: Iterable[tuple[int, str, str, str]], *, title: str | None = None) -> Table:
+    """Return why rollouts failed: how many, the reason, the cause and its last message of each."""
+    table = Table("seen", "reason", "cause", "last message", title=title, title_justify="left")
+    for count, *texts in causes:
+        # Texts of others may look like markup.
+        table.add_row(f"{count:,} times", *(Text(str(each)) for each in texts))
     return table
 
 
@@ -393,25 +399,13 @@ def failures_of(report: FailureReport) -> list[Table | Text]:
         f"{report.failed_count:,} of {report.finished_count:,} training rollouts failed "
         f"({report.failed_share:.0%}), of the last {report.recent_count} {report.recent_share:.0%}"
     )
-    table = Table("seen", "reason", "cause", "last message")
-    for cause in report.causes:
-        # Texts of others may look like markup.
-        cells = (str(cause.last.reason), cause.cause, cause.last.message)
-        table.add_row(f"{cause.count:,} times", *map(Text, cells))
+    causes = [
+        (each.count, each.last.reason, each.cause, each.last.message) for each in report.causes
+    ]
+    table = causes_table(causes)
     found: list[Table | Text] = [Text(head, style="yellow"), table]
     worst = next((each.last.traceback for each in report.causes if each.last.traceback), "")
     return [*found, Text(worst)] if worst else found
-
-
-def _states(nodes: list[MemberStatus]) -> str:
-    counts: defaultdict[str, int] = defaultdict(int)
-    for node in nodes:
-        counts[node.state] += 1
-    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 100_000 else f"{nbytes / 1e3:.1f} kB"
 
 
 Waits = Mapping[PolicyId, Sequence[WaitReason]]
@@ -429,7 +423,11 @@ async def show_waits(run_dir: RunDir, *, as_json: bool) -> str:
             policy.policy_id: await control.ledger.explain_wait(policy.policy_id)
             for policy in status.policies
         }
-    return waits_to_json(status, waits) if as_json else "\n".join(lines_of(status, waits))
+    if not as_json:
+        return "\n".join(lines_of(status, waits))
+    policies = {policy: [asdict(link) for link in links] for policy, links in waits.items()}
+    told = {"run_id": status.run_id, "state": status.state, "policies": policies}
+    return json.dumps(told, default=_plain)
 
 
 def lines_of(status: RunStatus, waits: Waits) -> Iterator[str]:
@@ -445,22 +443,11 @@ def lines_of(status: RunStatus, waits: Waits) -> Iterator[str]:
             yield f"{'   ' * (depth - 1)}└─ {link.message}{_times(link, status.server_time)}"
 
 
-def waits_to_json(status: RunStatus, waits: Waits) -> str:
-    """Return the waits for machines: the links of each policy, in order."""
-    policies = {policy: [asdict(link) for link in links] for policy, links in waits.items()}
-    told = {"run_id": status.run_id, "state": status.state, "policies": policies}
-    return json.dumps(told, default=_plain)
-
-
 def _times(link: WaitReason, now: datetime) -> str:
     """Return since when, and when the run acts by itself."""
     parts: list[str] = []
     if link.since_time is not None:
-        parts.append(f"for {_seconds(now, link.since_time)}")
+        parts.append(f"for {max(0.0, (now - link.since_time).total_seconds()):.1f} s")
     if link.resolve_time is not None:
-        parts.append(f"given up in {_seconds(link.resolve_time, now)}")
+        parts.append(f"given up in {max(0.0, (link.resolve_time - now).total_seconds()):.1f} s")
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _seconds(late: datetime, early: datetime) -> str:
-    return f"{max(0.0, (late - early).total_seconds()):.1f} s"

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.launch.status import causes_table
 
 Row = Mapping[str, Any]
 
@@ -99,19 +99,14 @@ class RunSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON: totals on top, policies below."""
-        parts = {name: _fields(policy) for name, policy in self.policies.items()}
         return {
             **{name: getattr(self, name) for name in self.__slots__ if name != "policies"},
             "steps": sum(policy.steps for policy in self.policies.values()),
             "rollouts": sum(policy.rollouts for policy in self.policies.values()),
             "versions": sum(policy.versions for policy in self.policies.values()),
             "weights_nbytes": {n: policy.weights_nbytes for n, policy in self.policies.items()},
-            "policies": parts,
+            "policies": {name: asdict(policy) for name, policy in self.policies.items()},
         }
-
-
-def _fields(policy: PolicySummary) -> dict[str, Any]:
-    return {name: getattr(policy, name) for name in policy.__slots__}
 
 
 def summarise(
@@ -132,7 +127,11 @@ def summarise(
     status: dict[str, Any] = {}
     if run_dir.status.exists():
         status = json.loads(run_dir.status.read_text())
-    took = [sum(map(_step_s, rows)) for rows in steps.values()]
+    # The waits for batches, too.
+    took = (
+        sum(row.get("time/wait_s", 0.0) + row.get("time/train_s", 0.0) for row in rows)
+        for rows in steps.values()
+    )
     train_s = max(took, default=0.0)
     tokens = sum(row.get("batch/sampled_tokens", 0) for rows in steps.values() for row in rows)
     return RunSummary(
@@ -154,11 +153,6 @@ def summarise(
     )
 
 
-def _step_s(row: Row) -> float:
-    """Return how long a trainer had a step: the wait for its batch, too."""
-    return row.get("time/wait_s", 0.0) + row.get("time/train_s", 0.0)
-
-
 def keep_step(steps: list[Row], row: Row) -> None:
     """Append a step; one that comes again takes the place of what was lost with its trainer."""
     while steps and steps[-1]["step"] >= row["step"]:
@@ -171,7 +165,10 @@ def _policy(steps: Sequence[Row], live: Sequence[Row]) -> PolicySummary:
     return PolicySummary(
         steps=len(steps),
         versions=1 + max((row["version"] for row in live), default=-1),
-        rollouts=int(sum(map(_rollouts, steps))),
+        # Those that a step was the first to train on.
+        rollouts=int(
+            sum(row.get("batch/rollouts", 0) - row.get("data/replay/rollouts", 0) for row in steps)
+        ),
         reward_first=reward[0],
         reward_last=reward[1],
         pairs_first=pairs[0],
@@ -189,11 +186,6 @@ def _ends(steps: Sequence[Row], key: str) -> tuple[float | None, float | None]:
     values = [row[key] for row in steps if row.get(key) is not None]
     tenth = max(1, len(values) // 10)
     return _mean(values[:tenth]), _mean(values[-tenth:])
-
-
-def _rollouts(step: Row) -> float:
-    """Return how many rollouts a step was the first to train on."""
-    return step.get("batch/rollouts", 0) - step.get("data/replay/rollouts", 0)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -217,8 +209,12 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
     console.print(f"[bold]{summary.name}[/]: {', '.join(_headline(summary))}")
     if summary.policies:
         console.print(_policies(summary))
-    if summary.failures.get("causes"):
-        console.print(_failures(summary))
+    if causes := summary.failures.get("causes"):
+        failed, finished = summary.failures["failed_count"], summary.failures["finished_count"]
+        share = summary.failures["failed_share"]
+        title = f"Failed rollouts: {failed:,} of {finished:,} ({share:.1%})"
+        rows = [(each["count"], each["reason"], each["cause"], each["message"]) for each in causes]
+        console.print(causes_table(rows, title=title))
     members = _members(summary, run_dir)
     if members.row_count:
         console.print(members)
@@ -280,17 +276,6 @@ _POLICY_ROWS: Mapping[str, Callable[[PolicySummary], str]] = {
     "pause for a swap, median": lambda policy: f"{policy.pause_ms:.1f} ms",
     "trainer waited": lambda policy: f"{policy.wait_fraction:.0%}",
 }
-
-
-def _failures(summary: RunSummary) -> Table:
-    failed, finished = summary.failures["failed_count"], summary.failures["finished_count"]
-    title = f"Failed rollouts: {failed:,} of {finished:,} ({summary.failures['failed_share']:.1%})"
-    table = Table("seen", "reason", "cause", "last message", title=title, title_justify="left")
-    for cause in summary.failures["causes"]:
-        # Texts of others may look like markup.
-        cells = (cause["reason"], cause["cause"], cause["message"])
-        table.add_row(f"{cause['count']:,} times", *map(Text, cells))
-    return table
 
 
 def _members(summary: RunSummary, run_dir: RunDir) -> Table:

@@ -171,7 +171,13 @@ async def verify_weights(
     if run_dir is not None:
         infos = await _versions(run_dir, policy)
         wanted = infos if version is None else [_chosen(infos, version)]
-        found["version"] = _matching(wanted, content, path)
+        same = [info.version for info in wanted if info.content_digest == content]
+        if not same:
+            names = ", ".join(str(info.version) for info in wanted)
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH, f"{path} has not the bits of any of these versions: {names}"
+            )
+        found["version"] = same[0]
     if as_json:
         print_json(found)
         return
@@ -232,22 +238,13 @@ def _chosen(infos: list[VersionInfo], version: int | None) -> VersionInfo:
     return wanted[-1]
 
 
-def _matching(infos: list[VersionInfo], content: bytes, path: Path) -> int:
-    for info in infos:
-        if info.content_digest == content:
-            return info.version
-    names = ", ".join(str(info.version) for info in infos)
-    raise AstraflowError(
-        Reason.DIGEST_MISMATCH, f"{path} has not the bits of any of these versions: {names}"
-    )
-
-
 def _described(info: VersionInfo) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(info), default=_plain))
+    """Return a version as JSON values: bytes are hexadecimal."""
 
+    def plain(value: Any) -> str:
+        return value.hex() if isinstance(value, bytes) else str(value)
 
-def _plain(value: Any) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+    return json.loads(json.dumps(asdict(info), default=plain))
 
 
 @asynccontextmanager

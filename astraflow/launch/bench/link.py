@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import resource
 import secrets
 import signal
 import subprocess
@@ -126,9 +125,14 @@ async def measure_link(
             lane is left.
     """
     clients = {lane: Lanes(lanes=[lane]) for lane in lanes}
+    pulls: dict[LaneKind, list[_Pull]] = {}
     try:
-        first = {lane: await _first_pull(clients[lane], lane, source) for lane in lanes}
-        pulls = {lane: [each] for lane, each in first.items() if each is not None}
+        for lane, client in clients.items():
+            before = RECEIVED_NBYTES[lane]
+            pull = await _pull(client, source, is_verified=True)
+            # Else gRPC took the place of the lane.
+            if RECEIVED_NBYTES[lane] - before == pull.nbytes:
+                pulls[lane] = [pull]
         for _ in range(rounds):
             for lane, done in pulls.items():
                 done.append(await _pull(clients[lane], source, is_verified=False))
@@ -142,16 +146,9 @@ async def measure_link(
     return tuple(_rate(lane, done) for lane, done in pulls.items())
 
 
-async def _first_pull(client: Lanes, lane: LaneKind, source: LinkSource) -> _Pull | None:
-    """Pull once; None where gRPC took the place of the lane."""
-    before = RECEIVED_NBYTES[lane]
-    pull = await _pull(client, source, is_verified=True)
-    return pull if RECEIVED_NBYTES[lane] - before == pull.nbytes else None
-
-
 async def _pull(client: Lanes, source: LinkSource, *, is_verified: bool) -> _Pull:
     nbytes, digests, first_byte_s = 0, (), 0.0
-    started, cpu_s = time.perf_counter(), _cpu_s()
+    started, cpu_s = time.perf_counter(), time.process_time()
     async with aclosing(client.pull(source.endpoint, _SPEC, source.token.encode())) as items:
         async for item in items:
             if isinstance(item, TransferPlan):
@@ -159,21 +156,12 @@ async def _pull(client: Lanes, source: LinkSource, *, is_verified: bool) -> _Pul
             elif isinstance(item, SentChunk):
                 first_byte_s = first_byte_s or time.perf_counter() - started
                 nbytes += len(item.chunk.payload)
-                if is_verified:
-                    _require_true(item, digests)
-    wall_s = time.perf_counter() - started
-    return _Pull(nbytes=nbytes, wall_s=wall_s, cpu_s=_cpu_s() - cpu_s, first_byte_s=first_byte_s)
-
-
-def _require_true(sent: SentChunk, digests: Sequence[bytes]) -> None:
-    index = sent.chunk.header.index
-    if digest_of(sent.chunk) != digests[index]:
-        raise AstraflowError(Reason.DIGEST_MISMATCH, f"chunk {index} arrived with other bytes")
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+                index = item.chunk.header.index
+                if is_verified and digest_of(item.chunk) != digests[index]:
+                    why = f"chunk {index} arrived with other bytes"
+                    raise AstraflowError(Reason.DIGEST_MISMATCH, why)
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
+    return _Pull(nbytes=nbytes, wall_s=wall_s, cpu_s=cpu_s, first_byte_s=first_byte_s)
 
 
 def _rate(lane: LaneKind, pulls: Sequence[_Pull]) -> LaneRate:
@@ -189,7 +177,10 @@ def _rate(lane: LaneKind, pulls: Sequence[_Pull]) -> LaneRate:
     )
 
 
-_LANES = (LaneKind.SHM, LaneKind.TCP, LaneKind.UCX, LaneKind.GRPC)
+def _possible() -> list[LaneKind]:
+    """Return the lanes that both ends may have here, gRPC last."""
+    ucx = [LaneKind.UCX] if find_spec("ucxx") is not None else []
+    return [LaneKind.SHM, LaneKind.TCP, *ucx, LaneKind.GRPC]
 
 
 def serve(nbytes: int, *, listen: str, advertise: str | None, as_json: bool) -> None:
@@ -200,7 +191,7 @@ def serve(nbytes: int, *, listen: str, advertise: str | None, as_json: bool) -> 
     """
     configure_logging("bench")
     hold_lifeline(first=signal.SIGINT)
-    with serve_link(nbytes, listen=listen, advertise=advertise, lanes=_hosted()) as source:
+    with serve_link(nbytes, listen=listen, advertise=advertise, lanes=_possible()[:-1]) as source:
         if as_json:
             print_json(asdict(source))
         else:
@@ -236,13 +227,6 @@ def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_
     Raises:
         AstraflowError: See `measure_link`.
     """
-    with _served_here(nbytes) as source:
-        pull_there(source.endpoint, source.token, lanes=lanes, rounds=rounds, as_json=as_json)
-
-
-@contextmanager
-def _served_here(nbytes: int) -> Generator[LinkSource]:
-    """Run the serving end as a process, which ends with this one."""
     lifeline, held = os.pipe()
     arguments = ("bench", "link", "--listen", "127.0.0.1:0", "--mb", str(nbytes // 1_000_000))
     with subprocess.Popen(  # noqa: S603 - this very program
@@ -254,29 +238,20 @@ def _served_here(nbytes: int) -> Generator[LinkSource]:
     ) as process:
         os.close(lifeline)
         try:
-            yield _announced(process)
+            source = None
+            # Its log goes before.
+            for line in process.stdout or ():
+                with suppress(ValueError, TypeError):
+                    source = LinkSource(**json.loads(line))
+                    break
+            if source is None:
+                raise AstraflowError(
+                    Reason.NOT_READY, "the serving end did not start: see what it printed"
+                )
+            pull_there(source.endpoint, source.token, lanes=lanes, rounds=rounds, as_json=as_json)
         finally:
+            # It ends with this process, and with this.
             os.close(held)
-
-
-def _announced(process: "subprocess.Popen[str]") -> LinkSource:
-    """Return where the serving end is, once it says so; its log goes before."""
-    for line in process.stdout or ():
-        with suppress(ValueError, TypeError):
-            return LinkSource(**json.loads(line))
-    raise AstraflowError(Reason.NOT_READY, "the serving end did not start: see what it printed")
-
-
-def _possible() -> list[LaneKind]:
-    return [lane for lane in _LANES if lane is not LaneKind.UCX or _has_ucx()]
-
-
-def _hosted() -> list[LaneKind]:
-    return [lane for lane in _possible() if lane is not LaneKind.GRPC]
-
-
-def _has_ucx() -> bool:
-    return find_spec("ucxx") is not None
 
 
 def _table(rates: Sequence[LaneRate]) -> Table:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 from uuid import uuid4
 
 import yaml
@@ -40,53 +40,6 @@ _KILL_S: Final = 60.0
 
 # What a process finds its way by, and what trackers and model hubs want to know.
 _INHERITED: Final = ("ASTRAFLOW_", "HF_", "MLFLOW_", "OTEL_", "PYTHONPATH", "WANDB_", "XDG_CACHE_")
-
-
-class StartedProcess(Protocol):
-    """A process of a run that was started somewhere."""
-
-    command: RoleCommand
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs or waits for a place; negative: ended by that signal, or lost."""
-        ...
-
-    async def wait(self) -> int:
-        """Return its exit code once it has ended."""
-        ...
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal; a process that has ended takes none."""
-        ...
-
-    async def end(self, *, grace_s: float) -> None:
-        """Ask it to end; kill it with all its children after `grace_s` seconds."""
-        ...
-
-    def last_words(self) -> str:
-        """Return the last lines of its log."""
-        ...
-
-
-class Executor(Protocol):
-    """Starts processes of a run."""
-
-    async def start(self, command: RoleCommand) -> StartedProcess:
-        """Start a process; it need not have a place yet.
-
-        Raises:
-            AstraflowError: NOT_READY when it cannot be started.
-        """
-        ...
-
-    async def sweep(self) -> None:
-        """End all processes of the run that may be left of this launcher or an earlier one."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of all; nothing is started any more."""
-        ...
 
 
 class ExecutorOptions(Strict):
@@ -145,16 +98,23 @@ class RemoteExecutor(ABC, Generic[OptionsT]):
         """
 
     @abstractmethod
-    async def start(self, command: RoleCommand) -> StartedProcess: ...
+    async def start(self, command: RoleCommand) -> "WatchedProcess":
+        """Start a process; it need not have a place yet.
+
+        Raises:
+            AstraflowError: NOT_READY when it cannot be started.
+        """
 
     @abstractmethod
-    async def sweep(self) -> None: ...
+    async def sweep(self) -> None:
+        """End all processes of the run that may be left of this launcher or an earlier one."""
 
     def preview(self, command: RoleCommand) -> str:
         """Return the script or manifest that a process would be started with."""
         return self.script(command)
 
     async def close(self) -> None:
+        """Let go of all; nothing is started any more."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -300,6 +260,7 @@ class WatchedProcess(ABC):
 
     @property
     def exit_code(self) -> int | None:
+        """None while it runs or waits for a place; negative: ended by that signal, or lost."""
         return self._code.result() if self._code.done() else None
 
     def has_ended(self, code: int) -> None:
@@ -308,12 +269,15 @@ class WatchedProcess(ABC):
             self._code.set_result(code)
 
     async def wait(self) -> int:
+        """Return its exit code once it has ended."""
         return await asyncio.shield(self._code)
 
     @abstractmethod
-    def send(self, number: signal.Signals) -> None: ...
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; a process that has ended takes none."""
 
     async def end(self, *, grace_s: float) -> None:
+        """Ask it to end; take its place from it after `grace_s` seconds."""
         if self.exit_code is None:
             self.send(signal.SIGTERM)
             await asyncio.wait([self._code], timeout=grace_s)
@@ -326,6 +290,7 @@ class WatchedProcess(ABC):
         """Take its place from it, whatever it does."""
 
     def last_words(self) -> str:
+        """Return the last lines of its log."""
         return last_lines(self.command.log) or f"nothing is in {self.command.log}; {_SHARE}"
 
 

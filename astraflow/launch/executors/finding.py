@@ -14,13 +14,18 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import Machine
-from astraflow.launch.executors.base import RemoteExecutor, RunPlace
+from astraflow.launch.executors.base import RemoteExecutor, RunPlace, WatchedProcess
+from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.gpus import GpuPlan, machines_of, plan_recipe
-from astraflow.launch.processes import Roles
+from astraflow.launch.processes import RoleProcess, Roles
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import is_loopback, split_address
 
 LOCAL: Final = "local"
+
+Executor = RemoteExecutor[Any] | LocalExecutor
+
+StartedProcess = WatchedProcess | RoleProcess
 
 _BUILT_IN: Final = {
     "kubernetes": "astraflow.launch.executors.kubernetes:KubernetesExecutor",

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -29,87 +28,33 @@ from astraflow.launch.tracking.trackers import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedRow:
-    """Numbers of one policy.
-
-    Attributes:
-        policy: Whose.
-        axis: step or version.
-        at: Which.
-        time: When.
-        values: Finite ones.
-    """
-
-    policy: str
-    axis: str
-    at: int
-    time: datetime
-    values: Mapping[str, float]
-
-
-class LineTail:
-    """Reads a growing file of JSON lines from where it was left."""
-
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        """Begin at an offset in bytes; the file may be still to come."""
-        self._path = path
-        self.offset = offset
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects of whole lines that have come since."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                yield json.loads(line)
-
-
-def metric_row(row: Mapping[str, Any]) -> TrackedRow:
-    """Return a row of metrics.jsonl."""
-    values = {name: value for name, value in row.items() if "/" in name and _is_number(value)}
-    return TrackedRow(
-        policy=row["policy"],
-        axis="step",
-        at=row["step"],
-        time=datetime.fromisoformat(row["time"]),
-        values=values,
-    )
-
-
-def eval_rows(row: Mapping[str, Any]) -> Iterator[TrackedRow]:
-    """Yield a row of evals.jsonl, for each policy that was evaluated."""
-    if row["overall"] is None:
+def new_rows(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the objects of whole JSON lines from an offset in bytes on, each with where it ends."""
+    if not path.exists():
         return
-    values: dict[str, float] = {}
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield json.loads(line), offset
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return what of it are numbers that can be shown."""
+    return {k: v for k, v in values.items() if isinstance(v, (int, float)) and isfinite(v)}
+
+
+def scores_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row of evals.jsonl."""
+    values: dict[str, Any] = {}
     for result in (*row["results"], row["overall"]):
         place = "/".join(filter(None, ("eval", row["suite"], result["data_set"])))
-        values |= _scores(place, result)
-    for policy, version in row["versions"].items():
-        yield TrackedRow(
-            policy=policy,
-            axis="version",
-            at=version,
-            time=datetime.fromisoformat(row["time"]),
-            values=values,
-        )
-
-
-def _scores(place: str, result: Mapping[str, Any]) -> dict[str, float]:
-    found = {
-        f"{place}/avg_at_{result['repeats']}": result["avg_at_k"],
-        f"{place}/reward": result["mean_reward"],
-        **{f"{place}/pass_at_{k}": share for k, share in result["pass_at_k"].items()},
-    }
-    return {name: value for name, value in found.items() if _is_number(value)}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value)
+        values[f"{place}/avg_at_{result['repeats']}"] = result["avg_at_k"]
+        values[f"{place}/reward"] = result["mean_reward"]
+        values |= {f"{place}/pass_at_{k}": share for k, share in result["pass_at_k"].items()}
+    return finite(values)
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -133,11 +78,9 @@ class RunFollower:
         self._name = name
         self._folder = run_dir.root / name.replace(":", ".")
         self._place = self._folder / "followed.json"
-        offsets: dict[str, int] = (
-            json.loads(self._place.read_text()) if self._place.exists() else {}
-        )
-        self._metrics = LineTail(run_dir.metrics, offsets.get("metrics", 0))
-        self._evals = LineTail(run_dir.evals, offsets.get("evals", 0))
+        self._offsets: dict[str, int] = {"metrics": 0, "evals": 0}
+        if self._place.exists():
+            self._offsets |= json.loads(self._place.read_text())
         self._trackers: dict[str, Tracker] = {}
 
     def follow(self) -> int:
@@ -146,12 +89,25 @@ class RunFollower:
         Raises:
             AstraflowError: What `make_tracker` raises.
         """
-        count = 0
-        for row in self._rows():
-            self._tracker(row.policy).log(row.axis, row.at, row.time, row.values)
+        count, offsets = 0, self._offsets
+        for row, offset in new_rows(self._run_dir.metrics, offsets["metrics"]):
+            offsets["metrics"] = offset
+            values = finite({name: value for name, value in row.items() if "/" in name})
+            self._log(row["policy"], "step", row["step"], row["time"], values)
             count += 1
+        for row, offset in new_rows(self._run_dir.evals, offsets["evals"]):
+            offsets["evals"] = offset
+            if row["overall"] is None:
+                continue
+            for policy, version in row["versions"].items():
+                self._log(policy, "version", version, row["time"], scores_of(row))
+                count += 1
         if count:
-            self._keep_place()
+            for tracker in self._trackers.values():
+                tracker.flush()
+            draft = self._place.with_suffix(".draft")
+            draft.write_text(json.dumps(offsets))
+            draft.replace(self._place)
         return count
 
     def close(self) -> None:
@@ -159,12 +115,7 @@ class RunFollower:
         for tracker in self._trackers.values():
             tracker.close()
 
-    def _rows(self) -> Iterator[TrackedRow]:
-        yield from map(metric_row, self._metrics.read())
-        for row in self._evals.read():
-            yield from eval_rows(row)
-
-    def _tracker(self, policy: str) -> Tracker:
+    def _log(self, policy: str, axis: str, at: int, time: str, values: dict[str, float]) -> None:
         if policy not in self._trackers:
             self._folder.mkdir(parents=True, exist_ok=True)
             recipe: dict[str, Any] = yaml.safe_load(self._run_dir.recipe.read_text())
@@ -172,15 +123,7 @@ class RunFollower:
                 run=self._run_dir.root.name, policy=policy, folder=self._folder, recipe=recipe
             )
             self._trackers[policy] = make_tracker(self._name, tracked)
-        return self._trackers[policy]
-
-    def _keep_place(self) -> None:
-        for tracker in self._trackers.values():
-            tracker.flush()
-        offsets = {"metrics": self._metrics.offset, "evals": self._evals.offset}
-        draft = self._place.with_suffix(".draft")
-        draft.write_text(json.dumps(offsets))
-        draft.replace(self._place)
+        self._trackers[policy].log(axis, at, datetime.fromisoformat(time), values)
 
 
 @contextmanager

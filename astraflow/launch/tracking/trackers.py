@@ -46,8 +46,7 @@ class Tracker(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when nothing is lost with this process."""
-        ...
+        """Return when nothing is lost with this process; it is nothing to do where that is sure."""
 
     def close(self) -> None:
         """Say that nothing more comes."""
@@ -115,7 +114,7 @@ def _summary_writer() -> Any:
         del modules["torch"]
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Writes `tensorboard/POLICY`; look at it with `tensorboard --logdir runs/NAME`."""
 
     def __init__(self, tracked: Tracked) -> None:
@@ -140,7 +139,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """Logs to the project `astraflow`, unless WANDB_PROJECT says otherwise."""
 
     def __init__(self, tracked: Tracked) -> None:
@@ -161,15 +160,12 @@ class WeightsAndBiases:
         del time
         self._run.log({axis: at, **values})
 
-    def flush(self) -> None:
-        """Do nothing: rows are on the disk when they are logged."""
-
     def close(self) -> None:
         """Wait until all is sent."""
         self._run.finish()
 
 
-class MlFlow:
+class MlFlow(Tracker):
     """Logs scalars in batches."""
 
     def __init__(self, tracked: Tracked) -> None:
@@ -189,15 +185,12 @@ class MlFlow:
         rows = [self._make_metric(name, value, stamp, at) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=rows)
 
-    def flush(self) -> None:
-        """Do nothing: rows are sent as they are logged."""
-
     def close(self) -> None:
         """End the run."""
         self._client.set_terminated(self._run_id)
 
 
-class Trackio:
+class Trackio(Tracker):
     """Logs to a run per policy."""
 
     def __init__(self, tracked: Tracked) -> None:
@@ -210,9 +203,6 @@ class Trackio:
         """Log one row; evaluations are at the number of their version."""
         del axis, time
         self._run.log(dict(values), step=at)
-
-    def flush(self) -> None:
-        """Do nothing: rows are on the disk when they are logged."""
 
     def close(self) -> None:
         """End the run."""
