@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from astraflow.config.extras import cure_of, install
 from astraflow.config.loader import problems_of
-from astraflow.config.recipe import Algorithm, Strict, TrainerConfig
+from astraflow.config.recipe import Algorithm, Strict
 from astraflow.core.algorithms import advantages, finding
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
@@ -57,10 +57,18 @@ def check_workflows(subject: Subject) -> Iterator[Finding]:
         workflow = yield from _made(where, partial(made, options, guarded))
         if workflow is None:
             continue
-        faults = [*_run_faults(where, workflow)]
-        yield from faults
+        run, kind, fault = getattr(workflow, "run", None), type(workflow).__name__, ""
+        if not callable(run):
+            fault = f"{kind} has no method run"
+        elif not inspect.iscoroutinefunction(run):
+            fault = f"{kind}.run is not async"
+        elif not _takes(run, 1):
+            fault = f"{kind}.run does not take the episode alone"
+        if fault:
+            cure = "a workflow has `async def run(self, episode) -> Score`"
+            yield error(f"{where}.name", fault, cure)
         yield from _own_faults(f"{where}.options", workflow)
-        if not faults:
+        if not fault:
             built = BuiltWorkflow(workflow=cast("Workflow", workflow), scorer=scorer)
             subject.workflows[name] = built
 
@@ -90,15 +98,34 @@ def check_algorithms(subject: Subject) -> Iterator[Finding]:
         where, trainer = f"policies.{name}.trainer", policy.trainer
         yield from _algorithms(f"{where}.guards", finding.Point.GUARD, trainer.guards)
         if trainer.replay is not None:
-            order = trainer.replay.order
-            yield from _algorithm(f"{where}.replay.order", finding.Point.ORDER, order)
+            order = (trainer.replay.order,)
+            yield from _algorithms(f"{where}.replay.order", finding.Point.ORDER, order)
 
 
 def check_engines(subject: Subject) -> Iterator[Finding]:
     """Import the train engines that are the user's own; none is made, that takes a model."""
     for name, policy in subject.recipe.policies.items():
-        if policy.trainer.engine is not None:
-            yield from _own_engine(f"policies.{name}.trainer.engine", policy.trainer)
+        own = policy.trainer.engine
+        if own is None:
+            continue
+        see_working_directory()
+        where = f"policies.{name}.trainer.engine"
+        factory = yield from _made(f"{where}.name", partial(load, own.name, what="the engine"))
+        if factory is None:
+            continue
+        try:
+            signature = inspect.signature(factory)
+        except (TypeError, ValueError):
+            continue
+        offered = {name for name in ("settings", "model_dir") if name in signature.parameters}
+        try:
+            signature.bind(**dict.fromkeys([*offered, *own.options]))
+        except TypeError as refused:
+            yield error(
+                f"{where}.options",
+                f"{own.name}{signature} cannot be called with these options: {refused}",
+                "options are its keywords, beside settings and model_dir, which it is given",
+            )
 
 
 def check_training_code(subject: Subject) -> Iterator[Finding]:
@@ -237,18 +264,6 @@ def _scorer(
     return cast("Scorer", made)
 
 
-def _run_faults(where: str, workflow: object) -> Iterator[Finding]:
-    run = getattr(workflow, "run", None)
-    cure = "a workflow has `async def run(self, episode) -> Score`"
-    name = type(workflow).__name__
-    if not callable(run):
-        yield error(f"{where}.name", f"{name} has no method run", cure)
-    elif not inspect.iscoroutinefunction(run):
-        yield error(f"{where}.name", f"{name}.run is not async", cure)
-    elif not _takes(run, 1):
-        yield error(f"{where}.name", f"{name}.run does not take the episode alone", cure)
-
-
 def _own_faults(where: str, made: object) -> Iterator[Finding]:
     """Yield what a workflow or a scorer says that it lacks on this machine."""
     lacks = getattr(made, "lacks", None)
@@ -263,37 +278,11 @@ def _own_faults(where: str, made: object) -> Iterator[Finding]:
 def _algorithms(
     where: str, point: finding.Point, algorithms: tuple[Algorithm, ...]
 ) -> Iterator[Finding]:
+    see_working_directory()
     for index, algorithm in enumerate(algorithms):
-        yield from _algorithm(f"{where}.{index}", point, algorithm)
-
-
-def _algorithm(where: str, point: finding.Point, algorithm: Algorithm) -> Iterator[Finding]:
-    see_working_directory()
-    spec = PlugInSpec(name=algorithm.name, options=algorithm.options)
-    yield from _raised(where, lambda: finding.make(finding.BASES[point], spec))
-
-
-def _own_engine(where: str, trainer: TrainerConfig) -> Iterator[Finding]:
-    own = trainer.engine
-    if own is None:
-        return
-    see_working_directory()
-    factory = yield from _made(f"{where}.name", lambda: load(own.name, what="the engine"))
-    if factory is None:
-        return
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):
-        return
-    offered = {name for name in ("settings", "model_dir") if name in signature.parameters}
-    try:
-        signature.bind(**dict.fromkeys([*offered, *own.options]))
-    except TypeError as refused:
-        yield error(
-            f"{where}.options",
-            f"{own.name}{signature} cannot be called with these options: {refused}",
-            "options are its keywords, beside settings and model_dir, which it is given",
-        )
+        spec = PlugInSpec(name=algorithm.name, options=algorithm.options)
+        at = where if point is finding.Point.ORDER else f"{where}.{index}"
+        yield from _raised(at, partial(finding.make, finding.BASES[point], spec))
 
 
 def _found(where: str, kind: Kind, name: str) -> Generator[Finding, None, Any]:
@@ -356,21 +345,17 @@ def _of_raised(where: str, raised: Exception) -> Finding:
         return of_error(f"{where}.{field}" if has_field else where, raised, is_local=is_local)
     cause = raised.__cause__ if isinstance(raised, AstraflowError) else raised
     if isinstance(cause, ModuleNotFoundError) and not lines:
-        known = cure_of((cause.name or "").partition(".")[0])
-        return error(where, f"there is no module '{cause.name}'", known or _LOOKED_FOR)
+        cure = cure_of((cause.name or "").partition(".")[0]) or _LOOKED_FOR
+        return error(where, f"there is no module '{cause.name}'", cure)
     if isinstance(cause, AttributeError) and not lines:
-        return error(where, str(cause), _near_attribute(cause))
+        known = [name for name in dir(cause.obj) if not name.startswith("_")]
+        return error(where, str(cause), _nearest(str(cause.name), known) if known else "")
     if isinstance(cause, ModuleNotFoundError):
         cure = f"install {cause.name} here, or put it on PYTHONPATH"
         return error(
             where, f"its module cannot be imported: {message_of(raised)}", cure, detail=lines
         )
     return error(where, f"raised {message_of(raised)}", detail=lines)
-
-
-def _near_attribute(missing: AttributeError) -> str:
-    known = [name for name in dir(missing.obj) if not name.startswith("_")]
-    return _nearest(str(missing.name), known) if known else ""
 
 
 def _nearest(name: str, known: "Mapping[str, Any] | list[str]") -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 from astraflow.config.extras import install
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError
-from astraflow.core.tasks import Prompt
 from astraflow.launch.check.subject import (
     Finding,
     RowKind,
@@ -42,7 +42,14 @@ def check_data_sets(subject: Subject) -> Iterator[Finding]:
             yield of_error(where, refused)
             continue
         if not len(reader):
-            yield _empty(where, reader)
+            if reader.row_count:
+                yield error(
+                    f"{where}.max_prompt_chars",
+                    f"all {reader.row_count} rows are longer",
+                    "raise it, or name the field that counts in length_field",
+                )
+            else:
+                yield error(f"{where}.path", "there are no rows in it", "one JSON object a line")
             continue
         subject.data[name] = _seen(reader)
         if name not in used:
@@ -102,16 +109,6 @@ def check_held_out(subject: Subject) -> Iterator[Finding]:
                     )
 
 
-def _empty(where: str, reader: DataSetReader) -> Finding:
-    if reader.row_count:
-        return error(
-            f"{where}.max_prompt_chars",
-            f"all {reader.row_count} rows are longer",
-            "raise it, or name the field that counts in length_field",
-        )
-    return error(f"{where}.path", "there are no rows in it", "one JSON object a line")
-
-
 def _seen(reader: DataSetReader) -> SeenData:
     """Look at every row: its kind, its length and its digest."""
     kinds: dict[tuple[tuple[str, str], ...], RowKind] = {}
@@ -121,13 +118,11 @@ def _seen(reader: DataSetReader) -> SeenData:
     for index, prompt in enumerate(reader):
         fields = prompt.fields
         key = tuple((name, type(value).__name__) for name, value in sorted(fields.items()))
-        known = kinds.get(key)
-        kinds[key] = RowKind(
-            prompt=prompt if known is None else known.prompt,
-            row_number=index + 1 if known is None else known.row_number,
-            count=1 if known is None else known.count + 1,
-        )
-        text = _text(prompt, id_field)
+        known = kinds.get(key, RowKind(prompt=prompt, row_number=index + 1, count=0))
+        kinds[key] = replace(known, count=known.count + 1)
+        said = {name: value for name, value in fields.items() if name != id_field}
+        blobs = {name: blob.hex() for name, blob in prompt.blobs.items()}
+        text = json.dumps([said, blobs], sort_keys=True, ensure_ascii=False)
         lengths.append(len(text))
         digests.add(blake2b(text.encode(), digest_size=16).digest())
     return SeenData(
@@ -136,9 +131,3 @@ def _seen(reader: DataSetReader) -> SeenData:
         longest=sorted(range(len(lengths)), key=lambda index: -lengths[index]),
         digests=frozenset(digests),
     )
-
-
-def _text(prompt: Prompt, id_field: str | None) -> str:
-    said = {name: value for name, value in prompt.fields.items() if name != id_field}
-    blobs = {name: blob.hex() for name, blob in prompt.blobs.items()}
-    return json.dumps([said, blobs], sort_keys=True, ensure_ascii=False)

@@ -69,12 +69,12 @@ def no_processes() -> Generator[None]:
 @cache
 def _install() -> None:
     """Add the audit hook; Python has no way to take one out, so it looks whom it is for."""
-    sys.addaudithook(_refuse)
 
+    def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _STARTS and _IS_GUARDED.get():
+            raise ProcessRefusedError(f"a check starts no process ({event} {arguments[:1]})")
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in _STARTS and _IS_GUARDED.get():
-        raise ProcessRefusedError(f"a check starts no process ({event} {arguments[:1]})")
+    sys.addaudithook(refuse)
 
 
 class UserLoop:
@@ -106,13 +106,6 @@ class UserLoop:
         limit_s = min(self.limit_s, self._left_s)
         if limit_s <= 0:
             raise OvertimeError("", 0.0)
-        started = time.monotonic()
-        try:
-            return self._run(make, limit_s)
-        finally:
-            self._left_s -= time.monotonic() - started
-
-    def _run(self, make: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
 
         async def limited() -> T:
             deadline = asyncio.timeout(limit_s)
@@ -124,12 +117,16 @@ class UserLoop:
                     raise OvertimeError(user_lines(error), limit_s) from error
                 raise
 
-        future = asyncio.run_coroutine_threadsafe(limited(), self._started())
-        # More time than the loop has: one that can end by itself says where it was.
-        done, _ = wait([future], limit_s * 1.25)
-        if done:
-            return future.result()
-        raise OvertimeError(self._leave(), limit_s)
+        started = time.monotonic()
+        try:
+            future = asyncio.run_coroutine_threadsafe(limited(), self._started())
+            # More time than the loop has: one that can end by itself says where it was.
+            done, _ = wait([future], limit_s * 1.25)
+            if done:
+                return future.result()
+            raise OvertimeError(self._leave(), limit_s)
+        finally:
+            self._left_s -= time.monotonic() - started
 
     def close(self) -> None:
         """Stop the loop and wait for its thread."""
@@ -203,14 +200,11 @@ def user_lines(error: BaseException) -> str:
 
 
 def _shown(frames: list[FrameSummary]) -> str:
-    own = [frame for frame in frames if _is_users(frame.filename)][-_SHOWN_FRAMES:]
+    own = [each for each in frames if not each.filename.startswith(("<", *_NOT_THE_USERS))]
     return "\n".join(
-        f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in own
+        f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}"
+        for frame in own[-_SHOWN_FRAMES:]
     )
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith(("<", *_NOT_THE_USERS))
 
 
 def message_of(error: BaseException) -> str:

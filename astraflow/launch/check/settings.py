@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator
 from contextlib import suppress
 
-from astraflow.config.recipe import PolicyConfig, Recipe
+from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.check.subject import Finding, Subject, error, note, warning
 from astraflow.rpc.address import split_address
@@ -29,7 +29,14 @@ def check_groups(subject: Subject) -> Iterator[Finding]:
                 f"nothing is sampled from {name}, so its trainer waits for ever",
                 f"add {name} to them, or take it out of policies",
             )
-        if rollouts.group_size == 1 and _needs_groups(policy):
+        # Whether what is learnt comes of a comparison within groups.
+        needs_groups = (
+            policy.trainer.advantages.baseline != "none"
+            and policy.trainer.critic is None
+            and policy.trainer.engine is None
+            and not policy.trainer.loss.moves_every_row
+        )
+        if rollouts.group_size == 1 and needs_groups:
             yield error(
                 "rollouts.group_size",
                 f"in groups of 1 every advantage of {name} is 0 under baseline "
@@ -181,17 +188,6 @@ def check_times(subject: Subject) -> Iterator[Finding]:
             f"workflows.{recipe.rollouts.workflow}.options.time_s",
             "raise it, or lower time_s",
         )
-
-
-def _needs_groups(policy: PolicyConfig) -> bool:
-    """Whether what is learnt comes of a comparison within groups."""
-    trainer = policy.trainer
-    return (
-        trainer.advantages.baseline != "none"
-        and trainer.critic is None
-        and trainer.engine is None
-        and not trainer.loss.moves_every_row
-    )
 
 
 def _listens(recipe: Recipe) -> Iterator[tuple[str, str, int]]:

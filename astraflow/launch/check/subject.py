@@ -1,6 +1,6 @@
 """A recipe under check, and what is found in it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
@@ -18,7 +18,6 @@ from astraflow.workflows.protocol import Scorer, Workflow
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,19 +242,10 @@ def show_report(console: "Console", report: CheckReport, *, has_notes: bool = Tr
         for finding in group:
             style = _STYLES[finding.severity]
             table.add_row(Text(f" {finding.severity}", style=style), Text(finding.what))
-            for text in (*finding.detail.splitlines(), *_arrow(finding.cure)):
+            cure = [f"→ {finding.cure}"] if finding.cure else []
+            for text in (*finding.detail.splitlines(), *cure):
                 table.add_row("", Text(text, style="dim"))
         console.print(table)
-    console.print(_total(report))
-
-
-def _arrow(cure: str) -> Iterable[str]:
-    return [f"→ {cure}"] if cure else []
-
-
-def _total(report: CheckReport) -> "Text":
-    from rich.text import Text  # noqa: PLC0415
-
     counts = {
         severity: sum(each.severity is severity for each in report.findings)
         for severity in Severity
@@ -268,6 +258,5 @@ def _total(report: CheckReport) -> "Text":
     style = "bold red" if report.errors else "green"
     verdict = "refused" if report.errors else "can be run"
     tail = f": {said}" if said else ""
-    return Text.assemble(
-        (f"{report.source} {verdict}", style), f"{tail}  ", (f"{report.wall_s:.1f} s", "dim")
-    )
+    parts = (f"{report.source} {verdict}", style), f"{tail}  ", (f"{report.wall_s:.1f} s", "dim")
+    console.print(Text.assemble(*parts))
