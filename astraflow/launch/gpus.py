@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from astraflow.config.recipe import Gpus, ModelConfig, PolicyConfig, Recipe
+from astraflow.config.recipe import Gpus, PolicyConfig, Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import VISIBLE, Machine
 
@@ -401,9 +401,13 @@ def gpu_demands(
     engine = recipe.raas.engine
     if engine.device == "cpu" or engine.url is not None or engine.kind == "none":
         return demands
-    models = _served(recipe)
+    # One policy for each model that a node holds: adapters of one share it.
+    models: dict[str, str] = {}
+    for name, policy in recipe.policies.items():
+        shared = policy.model.model_dump_json(exclude={"lora"})
+        models.setdefault(name if policy.model.lora is None else shared, name)
     is_embedded = engine.kind == "embedded"
-    nbytes = [_SERVED_NBYTES[engine.dtype] * sizes.get(each, 0) for each in models]
+    nbytes = [_SERVED_NBYTES[engine.dtype] * sizes.get(each, 0) for each in models.values()]
     node = GpuDemand(
         name="",
         # A node has all its own engines on one GPU.
@@ -414,20 +418,6 @@ def gpu_demands(
         nbytes=sum(nbytes) if is_embedded else max(nbytes) // engine.tensor_parallel,
     )
     return [*demands, *(replace(node, name=f"raas-{i}") for i in range(recipe.raas.count))]
-
-
-def _served(recipe: Recipe) -> Sequence[str]:
-    """Return the first policy of each model that a node holds: adapters of one share it."""
-    adapted: list[ModelConfig] = []
-    firsts: list[str] = []
-    for name, policy in recipe.policies.items():
-        if policy.model.lora is not None:
-            base = policy.model.model_copy(update={"lora": None})
-            if base in adapted:
-                continue
-            adapted.append(base)
-        firsts.append(name)
-    return firsts
 
 
 def _first(device: str) -> int | None:
@@ -516,16 +506,11 @@ def gpu_environment(
         return {VISIBLE: ""}
     gpus = range(len(plan.names)) if share.is_named else share.gpus
     said = {VISIBLE: plan.visible(gpus)}
-    if is_torch and share.memory is not None and _knows_fraction():
-        options = [os.environ.get(_ALLOCATOR, ""), f"{_FRACTION}:{share.memory}"]
-        said[_ALLOCATOR] = ",".join(filter(None, options))
+    spec = find_spec("torch") if is_torch and share.memory is not None else None
+    if spec is not None and spec.origin is not None:
+        # A torch that does not know the option would end with an error.
+        header = Path(spec.origin).parent / "include" / "c10" / "cuda" / "CUDAAllocatorConfig.h"
+        if header.is_file() and _FRACTION in header.read_text(errors="replace"):
+            options = [os.environ.get(_ALLOCATOR, ""), f"{_FRACTION}:{share.memory}"]
+            said[_ALLOCATOR] = ",".join(filter(None, options))
     return said
-
-
-def _knows_fraction() -> bool:
-    """Return whether this torch takes the option; one that does not would end with an error."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    header = Path(spec.origin).parent / "include" / "c10" / "cuda" / "CUDAAllocatorConfig.h"
-    return header.is_file() and _FRACTION in header.read_text(errors="replace")

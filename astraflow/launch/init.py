@@ -1,7 +1,6 @@
 """`astraflow init`: a folder of one's own with a recipe that comes with the package."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -74,22 +73,17 @@ def init_recipe(name: str, folder: Path, *, machine: str = "cpu") -> Path:
             f"the recipe '{name}' is not for '{machine}', but for {', '.join(machines or ['cpu'])}",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for each in _beside(source):
+    text, is_folder = source.read_text(), source.stem in _MACHINES
+    for each in sorted(source.parent.iterdir()):
+        if each.suffix == ".yaml" or each.name == "__pycache__":
+            continue
+        # Of a folder all but its other recipes, else what the recipe names.
+        named = f"{each.stem}:" if each.suffix == ".py" else each.name + "/" * each.is_dir()
+        if not is_folder and named not in text:
+            continue
         if each.is_dir():
             left_out = shutil.ignore_patterns("__pycache__")
             shutil.copytree(each, folder / each.name, ignore=left_out)
         else:
             shutil.copyfile(each, folder / each.name)
     return Path(shutil.copyfile(source, folder / "recipe.yaml"))
-
-
-def _beside(recipe: Path) -> Iterator[Path]:
-    """Yield what a recipe needs: of a folder all but its other recipes, else what it names."""
-    text = recipe.read_text()
-    is_folder = recipe.stem in _MACHINES
-    for path in sorted(recipe.parent.iterdir()):
-        if path.suffix == ".yaml" or path.name == "__pycache__":
-            continue
-        name = f"{path.stem}:" if path.suffix == ".py" else path.name + "/" * path.is_dir()
-        if is_folder or name in text:
-            yield path

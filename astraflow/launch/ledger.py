@@ -126,19 +126,18 @@ async def _ask_hub(run_dir: RunDir) -> Ledger:
 def _to_json(ledger: Ledger) -> Mapping[str, object]:
     accounts = [asdict(each) | {"balanced": each.is_balanced} for each in ledger.accounts]
     checks = [asdict(check) | {"holds": check.holds} for check in ledger.checks]
-    letters = [_letter(letter) for letter in ledger.dead_letters]
+    letters = [
+        {
+            "prompt_id": letter.prompt.prompt_id,
+            "data_set": letter.prompt.data_set,
+            "attempt_count": letter.attempt_count,
+            "create_time": letter.create_time.isoformat(),
+            "failures": [{"reason": f.reason, "message": f.message} for f in letter.failures],
+        }
+        for letter in ledger.dead_letters
+    ]
     changes = {"accounts": accounts, "checks": checks, "dead_letters": letters}
     return asdict(replace(ledger, dead_letters=())) | changes | {"holds": ledger.holds}
-
-
-def _letter(letter: DeadLetter) -> Mapping[str, object]:
-    return {
-        "prompt_id": letter.prompt.prompt_id,
-        "data_set": letter.prompt.data_set,
-        "attempt_count": letter.attempt_count,
-        "create_time": letter.create_time.isoformat(),
-        "failures": [{"reason": f.reason, "message": f.message} for f in letter.failures],
-    }
 
 
 def _show(ledger: Ledger, console: Console) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from astraflow.config.model_dirs import must_be_model
-from astraflow.config.recipe import ModelConfig, Recipe
+from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.hub import commit_of
@@ -26,21 +26,17 @@ def pinned(recipe: Recipe, *, note: Callable[[str], None]) -> Recipe:
     Raises:
         AstraflowError: What `commit_of` and `download_data_set` raise.
     """
-    policies = {
-        name: policy.model_copy(update={"model": _pinned_model(policy.model)})
-        for name, policy in recipe.policies.items()
-    }
+    policies = dict(recipe.policies)
+    for name, policy in recipe.policies.items():
+        if policy.model.hub is not None:
+            commit = commit_of(policy.model.hub, policy.model.revision)
+            model = policy.model.model_copy(update={"revision": commit})
+            policies[name] = policy.model_copy(update={"model": model})
     data = {name: pinned_data_set(each) for name, each in recipe.data.items()}
     for name, each in data.items():
         if each.hub is not None:
             download_data_set(each, report=lambda line, name=name: note(escape(f"{name}: {line}")))
     return recipe.model_copy(update={"policies": policies, "data": data})
-
-
-def _pinned_model(model: ModelConfig) -> ModelConfig:
-    if model.hub is None:
-        return model
-    return model.model_copy(update={"revision": commit_of(model.hub, model.revision)})
 
 
 async def prepare_models(
@@ -64,7 +60,14 @@ async def prepare_models(
         AstraflowError: INVALID_FIELD for a path without a model in it, INTERNAL when one could
             not be got or made.
     """
-    firsts = {policy: _first_alike(recipe, policy) for policy in recipe.policies}
+    # The first policy that starts from the same model, which is made once.
+    origins = {
+        name: each.model.model_copy(update={"lora": None}) for name, each in recipe.policies.items()
+    }
+    firsts = {
+        name: next(other for other, origin in origins.items() if origin == mine)
+        for name, mine in origins.items()
+    }
     async with asyncio.TaskGroup() as group:
         tasks = {
             policy: group.create_task(
@@ -73,16 +76,6 @@ async def prepare_models(
             for policy in dict.fromkeys(firsts.values())
         }
     return {policy: tasks[first].result() for policy, first in firsts.items()}
-
-
-def _first_alike(recipe: Recipe, policy: str) -> str:
-    """Return the first policy that starts from the same model, which is made once."""
-    mine = _origin(recipe.policies[policy].model)
-    return next(other for other, each in recipe.policies.items() if _origin(each.model) == mine)
-
-
-def _origin(model: ModelConfig) -> ModelConfig:
-    return model.model_copy(update={"lora": None})
 
 
 async def _prepare(

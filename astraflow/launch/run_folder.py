@@ -49,8 +49,10 @@ def claimed_run_dir(runs: Path, name: str) -> Generator[RunDir]:
             if run_dir.root.exists():
                 must_be_dead(run_dir, otherwise)
                 made = datetime.fromtimestamp(run_dir.root.stat().st_mtime).astimezone()
+                aside = f"{name}.{made:%Y%m%d-%H%M%S}"
+                free = (runs / f"{aside}{end}" for end in ("", *(f"-{i}" for i in range(1, 1000))))
                 with held_run_dir(run_dir, otherwise):
-                    shutil.move(run_dir.root, _free(runs, f"{name}.{made:%Y%m%d-%H%M%S}"))
+                    shutil.move(run_dir.root, next(each for each in free if not each.exists()))
             run_dir.root.mkdir()
             exits.enter_context(held_run_dir(run_dir, otherwise))
         yield run_dir
@@ -217,11 +219,6 @@ def _must_have_steps(run_dir: RunDir, recipe: Recipe) -> None:
             f"policies.{name}.trainer.step_count={2 * count}), start its recipe anew, or see what "
             f"came of it with `astraflow ledger {run_dir.root}`",
         )
-
-
-def _free(runs: Path, name: str) -> Path:
-    taken = (runs / name, *(runs / f"{name}-{number}" for number in range(1, 1000)))
-    return next(path for path in taken if not path.exists())
 
 
 def must_have(run_dir: RunDir, checkpoint_id: str) -> None:

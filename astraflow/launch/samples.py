@@ -74,8 +74,9 @@ def show_rollouts(
     table = Table("prompt", "what was written", "outcome", "reward", "parts", show_lines=True)
     for row in rows:
         reward = row.get("reward")
+        prompt = json.dumps(row["prompt"], ensure_ascii=False)
         table.add_row(
-            Text(_short(row["prompt"])),
+            Text(prompt if len(prompt) <= 80 else prompt[:79] + "…"),
             Text("\n").join(tokenizers.text(part) for part in row["trajectories"]),
             row["outcome"],
             "-" if reward is None else f"{reward:.3g}",
@@ -113,9 +114,13 @@ class RunTokenizers:
         text = Text(f"{trajectory['agent'] or policy}: ", style="cyan")
         if "tokens" not in trajectory:
             return text.append(trajectory["payload"]["fault"], style="dim")
+        tokenizer = self._tokenizer(policy)
         pairs = zip(trajectory["tokens"], trajectory["sampled_mask"], strict=True)
         for sampled, run in groupby(pairs, key=itemgetter(1)):
-            words = self._words(policy, [token for token, _ in run])
+            piece = [token for token, _ in run]
+            words = " ".join(map(str, piece))
+            if tokenizer is not None:
+                words = str(tokenizer.decode(piece, skip_special_tokens=False))
             text.append(words, style="bold" if sampled else "dim")
         return text
 
@@ -129,26 +134,13 @@ class RunTokenizers:
         stream: Any = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, token) or "" for token in tokens]
 
-    def _words(self, policy: str, tokens: list[int]) -> str:
-        tokenizer = self._tokenizer(policy)
-        if tokenizer is None:
-            return " ".join(map(str, tokens))
-        return str(tokenizer.decode(tokens, skip_special_tokens=False))
-
     def _tokenizer(self, policy: str) -> Any:
         """Return the tokenizer of a policy; None: it is not to be had."""
         if policy not in self._by_policy:
+            self._by_policy[policy] = None
             files = sorted(self._run_dir.checkpoints(policy).glob("*/tokenizer.json"))
             if files and find_spec("tokenizers") is not None:
                 from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
 
                 self._by_policy[policy] = Tokenizer.from_file(str(files[0]))
-            else:
-                self._by_policy[policy] = None
         return self._by_policy[policy]
-
-
-def _short(prompt: Any) -> str:
-    """Return the prompt as one line of at most 80 characters."""
-    text = json.dumps(prompt, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:79] + "…"

@@ -155,10 +155,13 @@ def codings(versions: TwoVersions) -> Iterator[Coding]:
     Raises:
         AstraflowError: INTERNAL when one does not.
     """
-    for profile in Profile:
-        yield _checked(patch_coding(versions, profile), versions)
-    for profile in Profile:
-        yield _checked(whole_coding(versions, profile), versions)
+    for make in (patch_coding, whole_coding):
+        for profile in Profile:
+            coding = make(versions, profile)
+            coding.prepare()
+            coding.decode()
+            _require(np.array_equal(coding.state, versions.new))
+            yield coding
 
 
 def measure(coding: Coding, *, copy_nbytes: int, repeats: int) -> CodecRate:
@@ -194,13 +197,26 @@ def patch_coding(versions: TwoVersions, profile: Profile) -> Coding:
         patch = encode_patch(runs, new, old, start, profile=profile)
         return patch, _root_of(patch)
 
+    def apply() -> None:
+        """Verify and apply as a puller does: chunks, root, resulting state, then the write."""
+        digests = [digest_of(chunk) for chunk in patch.chunks]
+        _require(root_digest(digests, patch.shared_tables) == root)
+        tables, digest = patch.shared_tables, start
+        decoded = (decode_change(chunk, _bits_of(chunk, state), tables) for chunk in patch.chunks)
+        changes = [change for change in decoded if change is not None]
+        for change in changes:
+            digest = digest.after(change)
+        _require(digest == patch.digest)
+        for change in changes:
+            change.apply(state)
+
     (patch, root), state = encode(), versions.old.copy()
     return Coding(
         name=profile.value,
         nbytes=_wire_nbytes(patch),
         encode=encode,
         prepare=partial(np.copyto, state, versions.old),
-        decode=partial(_apply, patch, root, start, state),
+        decode=apply,
         state=state,
     )
 
@@ -213,43 +229,21 @@ def whole_coding(versions: TwoVersions, profile: Profile) -> Coding:
         whole = encode_whole(runs, flat_bits(versions.new), profile=profile)
         return whole, _root_of(whole)
 
+    def read() -> None:
+        _require(root_digest([digest_of(chunk) for chunk in whole.chunks]) == root)
+        for chunk in whole.chunks:
+            _bits_of(chunk, state)[:] = decode_whole(chunk)
+        StateDigest.of(versions.layout, state)
+
     (whole, root), state = encode(), np.zeros_like(versions.new)
     return Coding(
         name=f"whole, {profile.value}",
         nbytes=_wire_nbytes(whole),
         encode=encode,
         prepare=lambda: None,
-        decode=partial(_read, whole, root, versions.layout, state),
+        decode=read,
         state=state,
     )
-
-
-def _apply(patch: EncodedPatch, root: bytes, start: StateDigest, state: np.ndarray) -> None:
-    """Verify and apply a patch as a puller does: chunks, root, resulting state, then the write."""
-    digests = [digest_of(chunk) for chunk in patch.chunks]
-    _require(root_digest(digests, patch.shared_tables) == root)
-    tables, digest = patch.shared_tables, start
-    decoded = (decode_change(chunk, _bits_of(chunk, state), tables) for chunk in patch.chunks)
-    changes = [change for change in decoded if change is not None]
-    for change in changes:
-        digest = digest.after(change)
-    _require(digest == patch.digest)
-    for change in changes:
-        change.apply(state)
-
-
-def _read(whole: Encoded, root: bytes, layout: Layout, state: np.ndarray) -> None:
-    _require(root_digest([digest_of(chunk) for chunk in whole.chunks]) == root)
-    for chunk in whole.chunks:
-        _bits_of(chunk, state)[:] = decode_whole(chunk)
-    StateDigest.of(layout, state)
-
-
-def _checked(coding: Coding, versions: TwoVersions) -> Coding:
-    coding.prepare()
-    coding.decode()
-    _require(np.array_equal(coding.state, versions.new))
-    return coding
 
 
 def _require(is_true: bool) -> None:
@@ -266,10 +260,11 @@ def _root_of(patch: Encoded) -> bytes:
 
 
 def _wire_nbytes(patch: Encoded) -> int:
-    headers = (encode_chunk_header(chunk.header).ByteSize() for chunk in patch.chunks)
-    payloads = sum(len(chunk.payload) for chunk in patch.chunks)
-    digests = _DIGEST_NBYTES * len(patch.chunks)
-    return sum(headers) + digests + payloads + len(patch.shared_tables)
+    chunks = (
+        encode_chunk_header(each.header).ByteSize() + _DIGEST_NBYTES + len(each.payload)
+        for each in patch.chunks
+    )
+    return sum(chunks) + len(patch.shared_tables)
 
 
 def made_up(count: int, share: float) -> TwoVersions:
@@ -310,7 +305,11 @@ def show_codec(versions: TwoVersions, *, repeats: int, as_json: bool) -> None:
     Raises:
         AstraflowError: INTERNAL when one does not give the new version back.
     """
-    copy_nbytes, changed = versions.layout.nbytes, _changed_count(versions)
+    copy_nbytes, changed = versions.layout.nbytes, 0
+    for spec in versions.layout.tensors:
+        part = slice(spec.offset, spec.offset + spec.nbytes)
+        old, new = (each[part].view(spec.dtype.bits) for each in (versions.old, versions.new))
+        changed += int(np.count_nonzero(old != new))
     rates = [
         measure(coding, copy_nbytes=copy_nbytes, repeats=repeats) for coding in codings(versions)
     ]
@@ -321,16 +320,6 @@ def show_codec(versions: TwoVersions, *, repeats: int, as_json: bool) -> None:
     console = Console()
     console.print(_table(rates, copy_nbytes, changed))
     console.print(_advice(rates[0], rates[1], copy_nbytes))
-
-
-def _changed_count(versions: TwoVersions) -> int:
-    """Return how many elements differ."""
-    count = 0
-    for spec in versions.layout.tensors:
-        part = slice(spec.offset, spec.offset + spec.nbytes)
-        old, new = (each[part].view(spec.dtype.bits) for each in (versions.old, versions.new))
-        count += int(np.count_nonzero(old != new))
-    return count
 
 
 def _table(rates: Sequence[CodecRate], copy_nbytes: int, changed: int) -> Table:
@@ -350,14 +339,14 @@ def _table(rates: Sequence[CodecRate], copy_nbytes: int, changed: int) -> Table:
 
 def _advice(fast: CodecRate, compact: CodecRate, copy_nbytes: int) -> str:
     """Say below which goodput fewer bytes are worth the time that they take to code."""
-    slower_s = _coding_s(compact, copy_nbytes) - _coding_s(fast, copy_nbytes)
+    compact_s, fast_s = (
+        copy_nbytes / _GB * (1 / rate.encode_gb_per_s + 1 / rate.decode_gb_per_s)
+        for rate in (compact, fast)
+    )
+    slower_s = compact_s - fast_s
     if slower_s <= 0 or compact.nbytes >= fast.nbytes:
         return f"{min(fast, compact, key=lambda each: each.nbytes).name} is better over every link"
     bound = (fast.nbytes - compact.nbytes) / slower_s
     return (
         f"compact pays below {bound * 8 / 1e6:,.0f} Mbit/s per reader; the choice is made per link"
     )
-
-
-def _coding_s(rate: CodecRate, copy_nbytes: int) -> float:
-    return copy_nbytes / 1e9 * (1 / rate.encode_gb_per_s + 1 / rate.decode_gb_per_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from astraflow.config.recipe import PolicyConfig, Recipe
+from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.building import server_python
@@ -236,7 +236,17 @@ def check_capacity(subject: Subject) -> Iterator[Finding]:
             f"{free / _GIB:.1f} are free",
             "take adapters (model.lora), a smaller model or fewer nodes",
         )
-    disk = sum(_disk_of(recipe.policies[name], size) for name, size in sizes.items())
+    disk = 0
+    for name, size in sizes.items():
+        trainer = recipe.policies[name].trainer
+        count = 3  # the first weights, and the newest two
+        if recipe.policies[name].model.lora is not None:
+            count = 0
+        elif trainer.save.keep is not None:
+            count = 1 + trainer.save.keep.last
+        elif trainer.checkpoint_every is not None and trainer.step_count is not None:
+            count = 2 + trainer.step_count // trainer.checkpoint_every
+        disk += _CHECKPOINT_NBYTES[trainer.export_dtype] * size * count
     above = next(each for each in (subject.runs, *subject.runs.absolute().parents) if each.exists())
     left = shutil.disk_usage(above).free
     if disk > left:
@@ -267,15 +277,3 @@ def check_autoscaling(subject: Subject) -> Iterator[Finding]:
 
 def _gpus(count: int) -> str:
     return f"there {'is' if count == 1 else 'are'} {count or 'none'} here"
-
-
-def _disk_of(policy: PolicyConfig, parameter_count: int) -> int:
-    trainer = policy.trainer
-    if policy.model.lora is not None:
-        return 0
-    count = 3  # the first weights, and the newest two
-    if trainer.save.keep is not None:
-        count = 1 + trainer.save.keep.last
-    elif trainer.checkpoint_every is not None and trainer.step_count is not None:
-        count = 2 + trainer.step_count // trainer.checkpoint_every
-    return _CHECKPOINT_NBYTES[trainer.export_dtype] * parameter_count * count

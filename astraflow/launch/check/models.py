@@ -116,31 +116,21 @@ def _directory(where: str, model: ModelConfig) -> Generator[Finding, None, tuple
                 yield note(place, f"{model.name} is not here yet: {_LATER}", cure)
         return place, found
     if model.hub is not None:
-        return f"{where}.hub", (yield from _of_hub(f"{where}.hub", model.hub, model.revision))
+        place, found = f"{where}.hub", None
+        if find_spec("huggingface_hub") is None:
+            yield error_here(place, "huggingface_hub is not installed", install("torch"))
+        elif (found := kept_model(model.hub, model.revision)) is None:
+            yield note(place, f"{model.hub} is not in the cache: {_LATER}")
+        return place, found
     place, path = f"{where}.path", cast("Path", model.path)
     if path.is_dir():
         return place, path
     if path.suffix == ".gguf":
         yield from _gguf_faults(place, path)
     else:
-        yield error_here(
-            place,
-            f"{path} is not a directory",
-            "give that of a Hugging Face model: config.json, tokenizer.json, *.safetensors",
-        )
+        cure = "give that of a Hugging Face model: config.json, tokenizer.json, *.safetensors"
+        yield error_here(place, f"{path} is not a directory", cure)
     return place, None
-
-
-def _of_hub(
-    place: str, repository: str, revision: str | None
-) -> Generator[Finding, None, Path | None]:
-    if find_spec("huggingface_hub") is None:
-        yield error_here(place, "huggingface_hub is not installed", install("torch"))
-        return None
-    found = kept_model(repository, revision)
-    if found is None:
-        yield note(place, f"{repository} is not in the cache: {_LATER}")
-    return found
 
 
 def _gguf_faults(place: str, path: Path) -> Iterator[Finding]:
@@ -153,11 +143,8 @@ def _gguf_faults(place: str, path: Path) -> Iterator[Finding]:
             return
     if find_spec("gguf") is None:
         yield error_here(place, "the package gguf is not installed", install("models"))
-    yield note(
-        place,
-        "it is converted when the run starts; until then nothing of it is looked at",
-        f"astraflow models get {path}",
-    )
+    what = "it is converted when the run starts; until then nothing of it is looked at"
+    yield note(place, what, f"astraflow models get {path}")
 
 
 def _read(
@@ -197,14 +184,26 @@ def _read(
             "no end token is named: every generation goes on to max_new_tokens",
             "set eos_token_id in generation_config.json",
         )
-    template = yield from _template(place, directory, where, model)
+    template = ChatTemplate()
+    try:
+        template = load_template(
+            directory, chat_template=model.chat_template, variables=model.chat_template_kwargs
+        )
+        # One that does not show what a user says is at fault.
+        _ = template.check
+    except AstraflowError as refused:
+        template = ChatTemplate()
+        named = f"{where}.chat_template" if model.chat_template is not None else place
+        yield of_error(named, refused, is_local=True)
+    except (OSError, ValueError, KeyError, TypeError) as refused:
+        yield error_here(place, f"tokenizer_config.json cannot be read: {refused}", _COPY)
     yield from _lora_faults(f"{where}.lora.targets", model.lora, tensors)
     return SeenModel(
         config=config,
         tokenizer=tokenizer,
         eos_ids=eos,
         template=template,
-        max_context=subject.recipe.raas.engine.max_context or _own_context(config),
+        max_context=subject.recipe.raas.engine.max_context or config.get("max_position_embeddings"),
         parameter_count=sum(map(prod, tensors.values())),
     )
 
@@ -224,12 +223,8 @@ def _of_tutor(warm_up: WarmUp, name: str, subject: Subject) -> SeenModel | None:
         tokenizer=FastTokenizer(made, special),
         eos_ids=(EOS_ID,),
         template=ChatTemplate(),
-        max_context=subject.recipe.raas.engine.max_context or _own_context(config),
+        max_context=subject.recipe.raas.engine.max_context or config.get("max_position_embeddings"),
     )
-
-
-def _own_context(config: Mapping[str, Any]) -> int | None:
-    return config.get("max_position_embeddings")
 
 
 def _config(where: str, directory: Path) -> Generator[Finding, None, Mapping[str, Any] | None]:
@@ -304,25 +299,6 @@ def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(said["shape"]) for name, said in header.items()}
 
 
-def _template(
-    place: str, directory: Path, where: str, model: ModelConfig
-) -> Generator[Finding, None, ChatTemplate]:
-    """Read the template of chats; one that does not show what a user says is at fault."""
-    try:
-        template = load_template(
-            directory, chat_template=model.chat_template, variables=model.chat_template_kwargs
-        )
-        _ = template.check
-    except AstraflowError as refused:
-        named = f"{where}.chat_template" if model.chat_template is not None else place
-        yield of_error(named, refused, is_local=True)
-    except (OSError, ValueError, KeyError, TypeError) as refused:
-        yield error_here(place, f"tokenizer_config.json cannot be read: {refused}", _COPY)
-    else:
-        return template
-    return ChatTemplate()
-
-
 def _lora_faults(
     where: str, lora: Lora | None, tensors: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Finding]:
@@ -343,7 +319,8 @@ def _lora_faults(
 def _context_faults(
     name: str, policy: PolicyConfig, model: SeenModel, subject: Subject
 ) -> Iterator[Finding]:
-    asked, own = subject.recipe.raas.engine.max_context, _own_context(model.config)
+    asked = subject.recipe.raas.engine.max_context
+    own = model.config.get("max_position_embeddings")
     if asked is not None and own is not None and asked > own:
         yield error(
             "raas.engine.max_context",

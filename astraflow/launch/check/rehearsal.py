@@ -7,9 +7,11 @@ their lengths are exact. What raises here raises in a run, too.
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -304,13 +306,10 @@ def _of_raised(where: str, raised: Exception, row: str) -> Finding:
         return error(where, f"{what}, on {row}", cure, detail=lines)
     if isinstance(raised, OSError):
         return warning(where, f"raised {message_of(raised)} on {row}", detail=lines)
-    return error(where, f"raised {message_of(raised)} on {row}", _cure(raised), detail=lines)
-
-
-def _cure(raised: Exception) -> str:
+    cure = "mend it: in a run this fails a rollout each time"
     if isinstance(raised, KeyError):
-        return "the row has no such field: mend the row, or the name of the field"
-    return "mend it: in a run this fails a rollout each time"
+        cure = "the row has no such field: mend the row, or the name of the field"
+    return error(where, f"raised {message_of(raised)} on {row}", cure, detail=lines)
 
 
 # Workflows.
@@ -372,7 +371,15 @@ class _Actor:
     ) -> Generation:
         """Answer."""
         self._said.asked.append(len(prompt))
-        tokens = [*self._written(sampling.stop_strings), *self._model.eos_ids[:1]]
+        text, written = self._said.text, ()
+        ends = [text.index(stop) + len(stop) for stop in sampling.stop_strings if stop in text]
+        if ends and min(ends) < len(text):
+            text, self._said.is_cut = text[: min(ends)], True
+        try:
+            written = self._model.tokenizer.encode(text)
+        except Exception:  # noqa: BLE001 - the Rust library raises nothing narrower
+            self._said.unwritable = True
+        tokens = [*written, *self._model.eos_ids[:1]]
         is_cut = len(tokens) > sampling.max_new_tokens > 0
         if is_cut:
             tokens = tokens[: sampling.max_new_tokens]
@@ -383,17 +390,6 @@ class _Actor:
             version_spans=(VersionSpan(version=0, length=len(tokens)),) if tokens else (),
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
         )
-
-    def _written(self, stops: Iterable[str]) -> Sequence[int]:
-        text = self._said.text
-        ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
-        if ends and min(ends) < len(text):
-            text, self._said.is_cut = text[: min(ends)], True
-        try:
-            return self._model.tokenizer.encode(text)
-        except Exception:  # noqa: BLE001 - the Rust library raises nothing narrower
-            self._said.unwritable = True
-            return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,16 +446,6 @@ class _Stage:
             raise RuntimeError("it ended without sampling a token")
         return told
 
-    def first_prompt_length(self, prompt: Prompt) -> int:
-        """Return the tokens of the first prompt that a row becomes; too many are told as such."""
-        try:
-            asked = self.loop.run(lambda: self.play(prompt, "")).asked
-        except AstraflowError as refused:
-            return _UNBOUNDED if refused.reason is Reason.CONTEXT_TOO_LONG else 0
-        except Exception:  # noqa: BLE001 - was told on another row, or is of this one alone
-            return 0
-        return asked[0] if asked else 0
-
 
 def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
     """Rehearse; return whether nothing was raised."""
@@ -488,25 +474,19 @@ def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
                     golds.append((kind, said))
 
     fault = _caught(stage.loop, play_all, place=where, use=use, at=at)
-    if fault is not None and "agents are let in" in fault.what:
-        yield note(where, "agents are not rehearsed: it was not run on rows")
-        return False
     if fault is not None:
+        if "agents are let in" in fault.what:
+            fault = note(where, "agents are not rehearsed: it was not run on rows")
         yield fault
         return False
-    if has_turns:
-        yield from _template_faults(stage)
-    yield from _answer_faults(stage, golds)
-    yield from _length_faults(stage, data)
-    return True
-
-
-def _template_faults(stage: _Stage) -> Iterator[Finding]:
-    """Tell what a template would make of earlier answers of a chat that goes on after them."""
-    for policy in stage.recipe.policies_of(stage.use.workflow):
+    # What a template would make of earlier answers of a chat that goes on after them.
+    for policy in stage.recipe.policies_of(use.workflow) if has_turns else ():
         for rewrite in stage.models[policy].template.check.warnings:
             what, _, cure = rewrite.partition(": ")
             yield warning(f"policies.{policy}.model", what, cure)
+    yield from _answer_faults(stage, golds)
+    yield from _length_faults(stage, data)
+    return True
 
 
 def _answer_faults(stage: _Stage, golds: Sequence[tuple[RowKind, _Exchange]]) -> Iterator[Finding]:
@@ -540,17 +520,23 @@ def _length_faults(stage: _Stage, data: SeenData) -> Iterator[Finding]:
     limit = stage.models[policy].max_context
     if limit is None or recipe.raas.engine.kind == "none":
         return
-    lengths: dict[int, int] = {}
 
+    @cache
     def length(rank: int) -> int:
-        if rank not in lengths:
-            prompt = data.reader.prompt(data.longest[rank])
-            lengths[rank] = stage.first_prompt_length(prompt)
-        return lengths[rank]
+        """Return the tokens of the first prompt that a row becomes."""
+        prompt = data.reader.prompt(data.longest[rank])
+        try:
+            asked = stage.loop.run(lambda: stage.play(prompt, "")).asked
+        except AstraflowError as refused:
+            return _UNBOUNDED if refused.reason is Reason.CONTEXT_TOO_LONG else 0
+        except Exception:  # noqa: BLE001 - was told on another row, or is of this one alone
+            return 0
+        return asked[0] if asked else 0
 
     count, answer = len(data.longest), recipe.policies[policy].sampling.max_new_tokens
-    too_long = _count(count, lambda rank: length(rank) >= limit)
-    tight = _count(count, lambda rank: length(rank) + answer > limit)
+    # By bisection: longer texts have more tokens.
+    too_long = bisect_left(range(count), 1, key=lambda rank: length(rank) < limit)
+    tight = bisect_left(range(count), 1, key=lambda rank: length(rank) + answer <= limit)
     place = f"data.{use.data_set}"
     cure = "leave long rows out with max_prompt_chars, or raise raas.engine.max_context"
     if too_long == count:
@@ -565,15 +551,3 @@ def _length_faults(stage: _Stage, data: SeenData) -> Iterator[Finding]:
             f"max_new_tokens in a context of {limit}; the longest has {length(0)}",
             f"{cure}, or lower policies.{policy}.sampling.max_new_tokens",
         )
-
-
-def _count(count: int, is_over: Callable[[int], bool]) -> int:
-    """Return how many of the first ranks are over, by bisection: longer texts have more tokens."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if is_over(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
