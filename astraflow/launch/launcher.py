@@ -187,14 +187,11 @@ class Launcher:
             if self.executor is not self.local:
                 await self.local.close()
             self.run_dir.endpoint.unlink(missing_ok=True)
-        return self._state(), self.failure
-
-    def _state(self) -> str:
         if self.failure:
-            return RunState.FAILED
+            return RunState.FAILED, self.failure
         if self.interrupts:
-            return STOPPED
-        return self.last.state if self.last else RunState.FAILED
+            return STOPPED, None
+        return self.last.state if self.last else RunState.FAILED, None
 
     def _interrupt(self) -> None:
         self.interrupts += 1
@@ -327,7 +324,10 @@ class Launcher:
             await asyncio.wait([watching, killed], return_when=asyncio.FIRST_COMPLETED)
             for task in (watching, killed, *others):
                 task.cancel()
-        await self._leave()
+        # A finished run's processes end by themselves.
+        waiting = asyncio.gather(*(process.wait() for process in self.processes))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(waiting, _END_S)
 
     async def _show(self, progress: RunProgress) -> None:
         async for status in self.control.watch_run():
@@ -354,7 +354,7 @@ class Launcher:
         """
         if process.command.name == "hub":
             process = await self._guard_hub(process)
-        elif _is_trainer(process):
+        elif process.command.name.startswith(_TRAINER):
             process = await self._guard_trainer(process)
         is_raas = _is_raas(process)
         while True:
@@ -437,16 +437,6 @@ class Launcher:
             self.last.state.is_final or self.last.state is RunState.STOPPING
         )
 
-    async def _leave(self) -> None:
-        """Give the processes of a finished run time to end by themselves."""
-        waiting = asyncio.gather(*(process.wait() for process in self.processes))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(waiting, _END_S)
-
-
-def _is_trainer(process: StartedProcess) -> bool:
-    return process.command.name.startswith(_TRAINER)
-
 
 def _is_raas(process: StartedProcess) -> bool:
     return process.command.name.startswith(_RAAS)
@@ -468,7 +458,12 @@ def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
             something of the Hugging Face hub cannot be had.
     """
     with claimed_run_dir(runs, recipe.name) as run_dir:
-        recipe = _with_trace_folder(pinned(recipe, note=console.print), run_dir)
+        recipe = pinned(recipe, note=console.print)
+        if recipe.tracing.path is None:
+            # All processes write their spans into one folder.
+            path = run_dir.root.absolute() / "traces"
+            tracing = recipe.tracing.model_copy(update={"path": path})
+            recipe = recipe.model_copy(update={"tracing": tracing})
         run_dir.recipe.write_text(dump_recipe(recipe))
         return _see_through(Launcher(recipe=recipe, run_dir=run_dir, console=console))
 
@@ -535,11 +530,3 @@ def _see_through(launch: Launcher) -> RunSummary:
     draw_reward(launch.run_dir)
     show_summary(launch.console, summary, launch.run_dir)
     return summary
-
-
-def _with_trace_folder(recipe: Recipe, run_dir: RunDir) -> Recipe:
-    """Let all processes write their spans into one folder."""
-    if recipe.tracing.path is not None:
-        return recipe
-    tracing = recipe.tracing.model_copy(update={"path": run_dir.root.absolute() / "traces"})
-    return recipe.model_copy(update={"tracing": tracing})

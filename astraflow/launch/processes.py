@@ -192,9 +192,14 @@ def hold_lifeline(*, first: signal.Signals | None = None) -> None:
     first = first or said
     if first is signal.SIGKILL and sys.platform == "linux":
         die_with_parent()
-    threading.Thread(
-        target=_follow, args=(int(descriptor), first), name="lifeline", daemon=True
-    ).start()
+
+    def follow() -> None:
+        os.read(int(descriptor), 1)
+        os.kill(os.getpid(), first)
+        time.sleep(_LAST_WORDS_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=follow, name="lifeline", daemon=True).start()
 
 
 def die_with_parent() -> None:
@@ -202,13 +207,6 @@ def die_with_parent() -> None:
     import ctypes  # noqa: PLC0415 - not for every command
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-def _follow(descriptor: int, first: signal.Signals) -> None:
-    os.read(descriptor, 1)
-    os.kill(os.getpid(), first)
-    time.sleep(_LAST_WORDS_S)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 JOIN_TOKEN = "ASTRAFLOW_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
@@ -378,16 +376,6 @@ class Roles:
             return ()
         return ("--set", f"metrics.listen={host}:{0 if place is None else int(port) + place}")
 
-    def _authority(self) -> Mapping[str, str]:
-        """Have roles trust the hub's own certificate where the recipe names no authority.
-
-        As `--tls-ca` it would have those that serve weights ask for the same of all who pull.
-        """
-        tls = self.recipe.hub.tls
-        if tls.certificate is None or tls.ca is not None:
-            return {}
-        return {_AUTHORITY: str(tls.certificate)}
-
     def _command(
         self,
         name: str,
@@ -399,13 +387,17 @@ class Roles:
         """Return a role; one whose environment says nothing of GPUs sees none that are planned."""
         if environment is None:
             environment = gpu_environment(self.gpus, None)
+        tls = self.recipe.hub.tls
+        if tls.certificate is not None and tls.ca is None:
+            # They trust the hub's own certificate. As `--tls-ca` it would have those that serve
+            # weights ask for the same of all who pull.
+            environment = {_AUTHORITY: str(tls.certificate), **environment}
         return RoleCommand(
             name=name,
             arguments=arguments,
             # What the launcher's own environment may say is not for every role.
             environment={
                 OPERATOR_TOKEN: "",
-                **self._authority(),
                 **environment,
                 "OMP_NUM_THREADS": str(threads),
             },
@@ -459,11 +451,19 @@ def run_ranks(arguments: Sequence[str], *, count: int) -> int:
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
             )
             elastic_launch(config, sys.executable)("-m", "astraflow", *arguments)
+            return 0
     except SignalException:
         return 0
     except ChildFailedError as error:
-        return _end_like([each.exitcode for each in error.failures.values()])
-    return 0
+        codes = [each.exitcode for each in error.failures.values()]
+    log.error("ranks of the trainer ended", exit_codes=codes)
+    # torchrun sends SIGTERM to those that are left.
+    killed = [-code for code in codes if code < 0 and -code != signal.SIGTERM]
+    if killed:
+        if killed[0] != signal.SIGKILL:
+            signal.signal(killed[0], signal.SIG_DFL)
+        os.kill(os.getpid(), killed[0])
+    return max(1, *codes)
 
 
 def open_rendezvous(host: str) -> tuple[str, object]:
@@ -484,17 +484,3 @@ def open_rendezvous(host: str) -> tuple[str, object]:
         ) from error
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return join_address(host, store.port), store
-
-
-def _end_like(codes: Sequence[int]) -> int:
-    """End as ranks did: by the signal that ended one of them, else with an exit code.
-
-    SIGTERM does not count: torchrun sends it to those that are left.
-    """
-    log.error("ranks of the trainer ended", exit_codes=codes)
-    killed = [-code for code in codes if code < 0 and -code != signal.SIGTERM]
-    if killed:
-        if killed[0] != signal.SIGKILL:
-            signal.signal(killed[0], signal.SIG_DFL)
-        os.kill(os.getpid(), killed[0])
-    return max(1, *codes)

@@ -147,7 +147,13 @@ def _make(
         if settings.options:
             raise AstraflowError(Reason.INVALID_FIELD, "executor: local takes no options")
         return None
-    kind = _find(settings.name)
+    known = {**{p.name: p.value for p in entry_points(group=_GROUP)}, **_BUILT_IN}
+    if settings.name not in known:
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"executor.name: '{settings.name}' is none of {', '.join(sorted({LOCAL, *known}))}",
+        )
+    kind: type[RemoteExecutor[Any]] = load(known[settings.name], what=f"executor {settings.name}")
     try:
         options = kind.options_type.model_validate(settings.options)
     except ValidationError as error:
@@ -157,16 +163,6 @@ def _make(
     )
     executor.require()
     return executor
-
-
-def _find(name: str) -> type[RemoteExecutor[Any]]:
-    known = {**{p.name: p.value for p in entry_points(group=_GROUP)}, **_BUILT_IN}
-    if name not in known:
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"executor.name: '{name}' is none of {', '.join(sorted({LOCAL, *known}))}",
-        )
-    return load(known[name], what=f"executor {name}")
 
 
 def reachable(recipe: Recipe) -> Recipe:

@@ -139,25 +139,22 @@ class Pod:
             code = LOST if is_evicted else code_of_shell(ended["exitCode"])
         elif phase == "Failed" or (gone_by and datetime.fromisoformat(gone_by) + _OVERDUE < now):
             code = LOST
+        usual = ("ContainerCreating", "PodInitializing", "Completed", "Error")
+        told: Sequence[Mapping[str, Any]] = (status, state.get("waiting", {}), ended or {})
+        unusual = [each for each in told if each.get("reason", usual[0]) not in usual]
+        scheduled, trouble = conditions.get("PodScheduled", {}), ""
+        if unusual:
+            trouble = f"{unusual[0]['reason']} {unusual[0].get('message', '')}".strip()
+        elif scheduled.get("status") == "False":
+            trouble = str(scheduled.get("message", ""))
         return cls(
             name=meta["name"],
             job=meta.get("labels", {}).get("job-name", ""),
             has_begun=ended is not None or "running" in state,
             is_evicted=is_evicted,
             exit_code=code,
-            trouble=_trouble(status, state, conditions.get("PodScheduled", {})),
+            trouble=trouble[:300],
         )
-
-
-def _trouble(
-    status: Mapping[str, Any], state: Mapping[str, Any], scheduled: Mapping[str, Any]
-) -> str:
-    """Return why a pod waits or was ended where that is not as it should be."""
-    usual = ("ContainerCreating", "PodInitializing", "Completed", "Error")
-    for said in (status, state.get("waiting", {}), state.get("terminated", {})):
-        if said.get("reason", usual[0]) not in usual:
-            return f"{said['reason']} {said.get('message', '')}".strip()[:300]
-    return str(scheduled.get("message", ""))[:300] if scheduled.get("status") == "False" else ""
 
 
 def end_of(job: Mapping[str, Any] | None, pods: Sequence[Pod], *, count: int) -> int | None:

@@ -84,7 +84,12 @@ class RayProcess(WatchedProcess):
         """Wait for a place, run there, and tell the end."""
         code = 1
         try:
-            await self._placed()
+            ready = _result(self._group.ready())
+            done, _ = await asyncio.wait([ready], timeout=_PLACE_S)
+            if not done:
+                asked = self._executor.bundle(self.command)
+                self._executor.place.note(f"{self.command.name}: waits for {asked} in the cluster")
+            await ready
             self._actors = self._executor.actors(self.command, self._group)
             runs = [actor.run.remote(script, log) for actor in self._actors]
             for ended in asyncio.as_completed([_result(run) for run in runs]):
@@ -99,14 +104,6 @@ class RayProcess(WatchedProcess):
         finally:
             self._let_go()
             self.has_ended(code_of_shell(code))
-
-    async def _placed(self) -> None:
-        ready = _result(self._group.ready())
-        done, _ = await asyncio.wait([ready], timeout=_PLACE_S)
-        if not done:
-            asked = self._executor.bundle(self.command)
-            self._executor.place.note(f"{self.command.name}: waits for {asked} in the cluster")
-        await ready
 
     def _let_go(self) -> None:
         for actor in self._actors:

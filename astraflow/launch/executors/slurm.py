@@ -147,6 +147,16 @@ class SlurmProcess(WatchedProcess):
         return None
 
 
+def _size(command: RoleCommand) -> Sequence[str]:
+    """Return how many machines and cores a process takes, as sbatch and srun have it."""
+    return (
+        f"--nodes={command.machine_count}",
+        f"--ntasks={command.machine_count}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={command.cpus}",
+    )
+
+
 class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
     """Submits jobs."""
 
@@ -158,15 +168,8 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
 
     def launch_line(self, command: RoleCommand) -> str:
         # As a step of the job it gets the notice of a preemption, and so do all its machines.
-        flags = (
-            f"--nodes={command.machine_count}",
-            f"--ntasks={command.machine_count}",
-            "--ntasks-per-node=1",
-            f"--cpus-per-task={command.cpus}",
-            "--kill-on-bad-exit=1",
-            "--export=ALL",
-        )
-        return f"exec srun {shlex.join(flags)} {self.words(command)}"
+        flags = shlex.join((*_size(command), "--kill-on-bad-exit=1", "--export=ALL"))
+        return f"exec srun {flags} {self.words(command)}"
 
     def preview(self, command: RoleCommand) -> str:
         return f"# {shlex.join(self._sbatch(command))}\n{self.script(command)}"
@@ -180,10 +183,7 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
             f"--job-name={command.name}",
             f"--comment={self._mark}",
             *(() if options.partition is None else (f"--partition={options.partition}",)),
-            f"--nodes={command.machine_count}",
-            f"--ntasks={command.machine_count}",
-            "--ntasks-per-node=1",
-            f"--cpus-per-task={command.cpus}",
+            *_size(command),
             *((f"--gres=gpu:{command.gpus}",) if command.gpus else ()),
             f"--output={command.log.absolute()}",
             "--open-mode=append",
@@ -218,11 +218,17 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         said = await call("squeue", "--me", "--json", "--states=all")
         try:
             jobs = json.loads(said)["jobs"]
-            return [SlurmJob.of(job) for job in jobs if _comment(job) == self._mark]
+            return [SlurmJob.of(job) for job in jobs if self._is_mine(job)]
         except (ValueError, KeyError) as error:
             raise AstraflowError(
                 Reason.NOT_READY, f"squeue --json said what cannot be read: {error!r}"
             ) from error
+
+    def _is_mine(self, job: Mapping[str, Any]) -> bool:
+        comment = job.get("comment")
+        if isinstance(comment, Mapping):
+            comment = cast("Mapping[str, Any]", comment).get("job", "")
+        return comment == self._mark
 
     async def sweep(self) -> None:
         left = [job for job in await self._jobs() if job.exit_code is None]
@@ -231,10 +237,3 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         numbers = [str(job.job_id) for job in left]
         if set(numbers) - self.live.keys():
             self.place.note(f"jobs that were left of this run are cancelled: {', '.join(numbers)}")
-
-
-def _comment(job: Mapping[str, Any]) -> str:
-    said = job.get("comment")
-    if isinstance(said, Mapping):
-        return str(cast("Mapping[str, Any]", said).get("job", ""))
-    return str(said)
