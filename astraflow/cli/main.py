@@ -92,13 +92,21 @@ _unwrap_help(app)
 def main() -> None:
     """Run the command line; an error that has a name is one line and exit code 1.
 
-    A package that is not installed is named with the command that installs it.
+    So is a file that is not there or may not be used. A package that is not installed is named with
+    the command that installs it.
     """
     keep_files_private()
     try:
         app()
     except AstraflowError as error:
         typer.secho(f"error: {error.message}  [{error.reason}]", err=True, fg=typer.colors.RED)
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        cure = "see that it is there, and that you may use it"
+        said = f"error: {error.filename}: {error.strerror}; {cure}"
+        typer.secho(said, err=True, fg=typer.colors.RED)
         sys.exit(1)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]

@@ -204,12 +204,12 @@ def _unknown_key(model: type[BaseModel], place: _Place) -> str:
     known, key = sorted(_keys_at(model, place[:-1])), str(place[-1])
     # A word of a key says more than letters in common: of stop, stop_strings and not top_p.
     near = [each for each in known if set(key.split("_")) <= set(each.split("_"))]
+    elsewhere = sorted(_places_of(key, model)) if not near else []
+    if elsewhere:
+        return f"unknown key here; there is {' and '.join(elsewhere)}"
     near = near or difflib.get_close_matches(key, known, 1, cutoff=0.65)
     if near:
         return f"unknown key; did you mean {' or '.join(map(repr, near))}?"
-    elsewhere = sorted(_places_of(key, model))
-    if elsewhere:
-        return f"unknown key here; there is {' and '.join(elsewhere)}"
     return f"unknown key; known are {', '.join(known) or 'none'}"
 
 

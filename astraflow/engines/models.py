@@ -228,7 +228,7 @@ def find_model(name: str) -> Path | None:
         return None
     names = [each.name for each in named_models()]
     near = get_close_matches(name, names, 1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}."
     raise AstraflowError(
         Reason.INVALID_FIELD,
         f"there is no model '{name}'; {hint} A GGUF file or a Hugging Face directory gets a name "

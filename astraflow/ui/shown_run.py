@@ -80,7 +80,8 @@ class ShownRun:
         run_dir = self.run_dir
         paths = (run_dir.metrics, run_dir.versions, run_dir.evals, run_dir.status, run_dir.summary)
         sizes = [path.stat().st_size for path in paths if path.exists()]
-        seen = (is_live(run_dir), run_dir.root.stat().st_mtime_ns, sizes)
+        changed = run_dir.root.stat().st_mtime_ns if run_dir.root.exists() else 0
+        seen = (is_live(run_dir), changed, sizes)
         if self._summary[0] != seen:
             self._summary = (seen, row_of(run_dir))
         return self._summary[1]

