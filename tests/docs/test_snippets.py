@@ -1,8 +1,7 @@
 """Every fenced block of every page: what it shows holds.
 
 YAML is a recipe to which the product's own check has no objection, Python runs against real
-objects, commands have a parser, files and keys that are there. What commands do is shown by
-test_commands.py.
+objects (test_python.py), commands have a parser, files and keys that are there.
 """
 
 import ast
