@@ -41,7 +41,7 @@ _SGLANG_SCHEDULER: Final = "srt/managers/scheduler.py"
 _SGLANG_MESSAGES: Final = "srt/managers/io_struct.py"
 _SGLANG_HOOKS: Final = "srt/plugins/hook_registry.py"
 
-# What the tests of servers were passed with; others are taken too, if they lack nothing.
+# What was tried; other releases are taken too, if they lack nothing.
 TRIED: Final[Mapping[str, str]] = {"vllm": "0.32 or 0.33", "sglang": "0.5.21 to 0.5.23"}
 
 INTERFACES: Final[Mapping[str, Sequence[Interface]]] = {
