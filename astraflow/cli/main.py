@@ -102,7 +102,10 @@ def main() -> None:
         typer.secho(f"error: {error.message}  [{error.reason}]", err=True, fg=typer.colors.RED)
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        from astraflow.telemetry.tracebacks import place_of  # noqa: PLC0415 - for errors alone
+
+        # What code of the user's own stumbles over is told with its traceback.
+        if error.filename is None or place_of(error).is_users:
             raise
         cure = "see that it is there, and that you may use it"
         said = f"error: {error.filename}: {error.strerror}; {cure}"

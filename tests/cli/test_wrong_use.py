@@ -136,3 +136,17 @@ def test_it_is_answered_in_one_screen_with_what_to_do(
     assert said.count("\n") <= LINES
     assert any(part in said for part in USES[use].split("|")), said
     assert [path.name for path in Path.cwd().iterdir()] == [DIED]
+
+
+def test_what_a_users_code_cannot_open_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "class Tutor:\n    def __init__(self, options):\n        self.words = open('words.txt')\n"
+    )
+    recipe = Path(SORT).read_text().replace("letter_sort:SortTutor", "mine:Tutor")
+    (tmp_path / "recipe.yaml").write_text(f"{recipe}\ncode: {tmp_path}\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["trainer", "warm-up", str(tmp_path / "recipe.yaml"), "--policy", "solver"]
+    monkeypatch.setattr(sys, "argv", ["astraflow", *arguments])
+
+    with pytest.raises(FileNotFoundError, match=r"words\.txt"):
+        main()
