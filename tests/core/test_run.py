@@ -78,6 +78,20 @@ def test_an_event_that_raises_changes_nothing(make_world):
     assert (world.run.status(world.clock.now()), world.run.accounts()) == before
 
 
+def test_a_version_that_hides_the_steps_behind_it_is_refused(make_world):
+    world = make_world(groups_per_batch=1, max_staleness=1)
+    trainer, node = world.started(credit=100)
+    world.work(node)
+    header, _ = world.pop_batch(trainer)
+    world.publish(trainer, step=0)
+    world.ack(trainer, header.batch_id, step=1)
+    with pytest.raises(AstraflowError, match="step=0, no more than version 1") as caught:
+        world.publish(trainer, step=0)
+    assert caught.value.reason is Reason.INVALID_FIELD
+    world.publish(trainer, step=2)
+    assert world.policy().version == 2
+
+
 class TestEventsThatComeTogether:
     def test_credit_that_they_free_is_used_after_the_last_one(self, make_world):
         world = make_world(group_size=4, keeps_together=False)

@@ -26,7 +26,7 @@ from astraflow_proto.common.v1 import model_pb2 as astraflow_dot_common_dot_v1_d
 from astraflow_proto.common.v1 import tensor_pb2 as astraflow_dot_common_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!astraflow/weights/v1/layout.proto\x12\x14\x61straflow.weights.v1\x1a\x1f\x61straflow/common/v1/model.proto\x1a astraflow/common/v1/tensor.proto\"z\n\x06Layout\x12\x31\n\x07tensors\x18\x01 \x03(\x0b\x32 .astraflow.weights.v1.TensorSpec\x12\x0e\n\x06nbytes\x18\x02 \x01(\x03\x12-\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x1c.astraflow.common.v1.Adapter\"t\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.astraflow.common.v1.Dtype\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x0e\n\x06nbytes\x18\x05 \x01(\x03\"+\n\tByteRange\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0e\n\x06nbytes\x18\x02 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!astraflow/weights/v1/layout.proto\x12\x14\x61straflow.weights.v1\x1a\x1f\x61straflow/common/v1/model.proto\x1a astraflow/common/v1/tensor.proto\"z\n\x06Layout\x12\x31\n\x07tensors\x18\x01 \x03(\x0b\x32 .astraflow.weights.v1.TensorSpec\x12\x0e\n\x06nbytes\x18\x02 \x01(\x03\x12-\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x1c.astraflow.common.v1.Adapter\"t\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.astraflow.common.v1.Dtype\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x0e\n\x06nbytes\x18\x05 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,4 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAYOUT']._serialized_end=248
   _globals['_TENSORSPEC']._serialized_start=250
   _globals['_TENSORSPEC']._serialized_end=366
-  _globals['_BYTERANGE']._serialized_start=368
-  _globals['_BYTERANGE']._serialized_end=411
 # @@protoc_insertion_point(module_scope)

@@ -31,11 +31,3 @@ class TensorSpec(_message.Message):
     offset: int
     nbytes: int
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
-
-class ByteRange(_message.Message):
-    __slots__ = ("offset", "nbytes")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    NBYTES_FIELD_NUMBER: _ClassVar[int]
-    offset: int
-    nbytes: int
-    def __init__(self, offset: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...

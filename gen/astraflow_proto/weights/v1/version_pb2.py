@@ -23,31 +23,30 @@ _sym_db = _symbol_database.Default()
 
 
 from astraflow_proto.common.v1 import failure_pb2 as astraflow_dot_common_dot_v1_dot_failure__pb2
-from astraflow_proto.weights.v1 import layout_pb2 as astraflow_dot_weights_dot_v1_dot_layout__pb2
 from astraflow_proto.weights.v1 import patch_pb2 as astraflow_dot_weights_dot_v1_dot_patch__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"astraflow/weights/v1/version.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/common/v1/failure.proto\x1a!astraflow/weights/v1/layout.proto\x1a astraflow/weights/v1/patch.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x02\n\x0bVersionInfo\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontent_digest\x18\x04 \x01(\x0c\x12\x14\n\x0cscrub_digest\x18\x05 \x01(\x0c\x12\x1a\n\rrestored_from\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x30\n\x07patches\x18\x08 \x03(\x0b\x32\x1f.astraflow.weights.v1.PatchInfo\x12-\n\x07sources\x18\t \x03(\x0b\x32\x1c.astraflow.weights.v1.Source\x12\x30\n\x0cpublish_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bsigning_key\x18\x0b \x01(\x0c\x42\x10\n\x0e_restored_from\"\xf2\x01\n\x06Source\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .astraflow.weights.v1.SourceKind\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.astraflow.weights.v1.SourceState\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12\x11\n\tmember_id\x18\x05 \x01(\t\x12\x0e\n\x06region\x18\x06 \x01(\t\x12\x12\n\nshard_rank\x18\x07 \x01(\x05\x12\x13\n\x0bshard_count\x18\x08 \x01(\x05\x12\x1b\n\x13goodput_bytes_per_s\x18\t \x01(\x01\"a\n\x0eWeightEndpoint\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12/\n\x06ranges\x18\x03 \x03(\x0b\x32\x1f.astraflow.weights.v1.ByteRange\"\xa4\x01\n\x0cSourceReport\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x03\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1c.astraflow.common.v1.Failure\x12\x17\n\x0f\x62\x61\x64_chunk_count\x18\x05 \x01(\x03*v\n\nSourceKind\x12\x1b\n\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12SOURCE_KIND_ORIGIN\x10\x01\x12\x15\n\x11SOURCE_KIND_RELAY\x10\x02\x12\x1c\n\x18SOURCE_KIND_OBJECT_STORE\x10\x03*\\\n\x0bSourceState\x12\x1c\n\x18SOURCE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SOURCE_STATE_PULLING\x10\x01\x12\x15\n\x11SOURCE_STATE_LIVE\x10\x02*\xaf\x01\n\x0cVersionState\x12\x1d\n\x19VERSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_STATE_PULLING\x10\x01\x12\x18\n\x14VERSION_STATE_STAGED\x10\x02\x12\x16\n\x12VERSION_STATE_LIVE\x10\x03\x12\x18\n\x14VERSION_STATE_FAILED\x10\x04\x12\x19\n\x15VERSION_STATE_EVICTED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"astraflow/weights/v1/version.proto\x12\x14\x61straflow.weights.v1\x1a!astraflow/common/v1/failure.proto\x1a astraflow/weights/v1/patch.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x02\n\x0bVersionInfo\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontent_digest\x18\x04 \x01(\x0c\x12\x14\n\x0cscrub_digest\x18\x05 \x01(\x0c\x12\x1a\n\rrestored_from\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x30\n\x07patches\x18\x08 \x03(\x0b\x32\x1f.astraflow.weights.v1.PatchInfo\x12-\n\x07sources\x18\t \x03(\x0b\x32\x1c.astraflow.weights.v1.Source\x12\x30\n\x0cpublish_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bsigning_key\x18\x0b \x01(\x0c\x42\x10\n\x0e_restored_from\"\xf2\x01\n\x06Source\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .astraflow.weights.v1.SourceKind\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.astraflow.weights.v1.SourceState\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12\x11\n\tmember_id\x18\x05 \x01(\t\x12\x0e\n\x06region\x18\x06 \x01(\t\x12\x12\n\nshard_rank\x18\x07 \x01(\x05\x12\x13\n\x0bshard_count\x18\x08 \x01(\x05\x12\x1b\n\x13goodput_bytes_per_s\x18\t \x01(\x01\">\n\x0eWeightEndpoint\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\tJ\x04\x08\x03\x10\x04R\x06ranges\"\xa4\x01\n\x0cSourceReport\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x03\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1c.astraflow.common.v1.Failure\x12\x17\n\x0f\x62\x61\x64_chunk_count\x18\x05 \x01(\x03*v\n\nSourceKind\x12\x1b\n\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12SOURCE_KIND_ORIGIN\x10\x01\x12\x15\n\x11SOURCE_KIND_RELAY\x10\x02\x12\x1c\n\x18SOURCE_KIND_OBJECT_STORE\x10\x03*\\\n\x0bSourceState\x12\x1c\n\x18SOURCE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SOURCE_STATE_PULLING\x10\x01\x12\x15\n\x11SOURCE_STATE_LIVE\x10\x02*\xaf\x01\n\x0cVersionState\x12\x1d\n\x19VERSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_STATE_PULLING\x10\x01\x12\x18\n\x14VERSION_STATE_STAGED\x10\x02\x12\x16\n\x12VERSION_STATE_LIVE\x10\x03\x12\x18\n\x14VERSION_STATE_FAILED\x10\x04\x12\x19\n\x15VERSION_STATE_EVICTED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.weights.v1.version_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SOURCEKIND']._serialized_start=1089
-  _globals['_SOURCEKIND']._serialized_end=1207
-  _globals['_SOURCESTATE']._serialized_start=1209
-  _globals['_SOURCESTATE']._serialized_end=1301
-  _globals['_VERSIONSTATE']._serialized_start=1304
-  _globals['_VERSIONSTATE']._serialized_end=1479
-  _globals['_VERSIONINFO']._serialized_start=230
-  _globals['_VERSIONINFO']._serialized_end=576
-  _globals['_SOURCE']._serialized_start=579
-  _globals['_SOURCE']._serialized_end=821
-  _globals['_WEIGHTENDPOINT']._serialized_start=823
-  _globals['_WEIGHTENDPOINT']._serialized_end=920
-  _globals['_SOURCEREPORT']._serialized_start=923
-  _globals['_SOURCEREPORT']._serialized_end=1087
+  _globals['_SOURCEKIND']._serialized_start=1019
+  _globals['_SOURCEKIND']._serialized_end=1137
+  _globals['_SOURCESTATE']._serialized_start=1139
+  _globals['_SOURCESTATE']._serialized_end=1231
+  _globals['_VERSIONSTATE']._serialized_start=1234
+  _globals['_VERSIONSTATE']._serialized_end=1409
+  _globals['_VERSIONINFO']._serialized_start=195
+  _globals['_VERSIONINFO']._serialized_end=541
+  _globals['_SOURCE']._serialized_start=544
+  _globals['_SOURCE']._serialized_end=786
+  _globals['_WEIGHTENDPOINT']._serialized_start=788
+  _globals['_WEIGHTENDPOINT']._serialized_end=850
+  _globals['_SOURCEREPORT']._serialized_start=853
+  _globals['_SOURCEREPORT']._serialized_end=1017
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,6 @@
 import datetime
 
 from astraflow_proto.common.v1 import failure_pb2 as _failure_pb2
-from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
 from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -98,14 +97,12 @@ class Source(_message.Message):
     def __init__(self, kind: _Optional[_Union[SourceKind, str]] = ..., state: _Optional[_Union[SourceState, str]] = ..., endpoint: _Optional[str] = ..., uri: _Optional[str] = ..., member_id: _Optional[str] = ..., region: _Optional[str] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ..., goodput_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WeightEndpoint(_message.Message):
-    __slots__ = ("rank", "endpoint", "ranges")
+    __slots__ = ("rank", "endpoint")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    RANGES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     endpoint: str
-    ranges: _containers.RepeatedCompositeFieldContainer[_layout_pb2.ByteRange]
-    def __init__(self, rank: _Optional[int] = ..., endpoint: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class SourceReport(_message.Message):
     __slots__ = ("address", "nbytes", "duration", "failure", "bad_chunk_count")
