@@ -244,6 +244,10 @@ class Fsdp(Strict):
     tensor_parallel: int = Field(default=1, ge=1)
     """Ranks, one after the other, that have a part of every matrix of a block each, and the same
     rows; divides the model's heads and key heads. For ranks of one machine."""
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks, one after the other, that have a part of the experts of every layer each, and exchange
+    tokens for them (all-to-all); replicas times it divides ranks, and it the number of experts. Not
+    beside tensor_parallel."""
 
 
 class TrainerConfig(Strict):
@@ -357,6 +361,13 @@ class TrainerConfig(Strict):
         fsdp = self.fsdp
         if self.ranks % (fsdp.replicas * fsdp.context_parallel * fsdp.tensor_parallel):
             raise ValueError("replicas times context_parallel times tensor_parallel divides ranks")
+        if self.ranks % (fsdp.replicas * fsdp.expert_parallel):
+            raise ValueError("replicas times expert_parallel divides ranks")
+        if fsdp.expert_parallel > 1 and fsdp.tensor_parallel > 1:
+            raise ValueError(
+                "ranks that share every matrix have no experts of their own; take expert_parallel: "
+                "1 or tensor_parallel: 1"
+            )
         if fsdp.context_parallel * fsdp.tensor_parallel > 1 and self.critic is not None:
             raise ValueError(
                 "a critic sees whole rows; take context_parallel and tensor_parallel 1"

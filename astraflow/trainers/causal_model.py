@@ -71,7 +71,7 @@ class CausalModel:
     Attributes:
         never_sampled: i64[b], on the host, rising.
         row_groups: Other ranks that have the same rows, and compute a part of them each.
-        makes_scores: Whether it is a reward model, whose logits are one number.
+        makes_scores: Whether it is a reward model or a critic, whose logits are one number.
     """
 
     def __init__(self, module: nn.Module, *, never_sampled: Iterable[int] = ()) -> None:

@@ -224,4 +224,6 @@ def valued(module: nn.Module) -> CausalModel:
     nn.init.zeros_(head.weight)
     model.config.tie_word_embeddings = False
     model.set_output_embeddings(head)
-    return CausalModel(module)
+    found = CausalModel(module)
+    found.makes_scores = True
+    return found

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from astraflow.config.loader import dump_recipe, json_schema, load_recipe
-from astraflow.config.recipe import PolicyConfig
+from astraflow.config.recipe import PolicyConfig, TrainerConfig
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -134,6 +134,18 @@ def test_ranks_share_adapters_a_critic_and_a_store_but_have_no_broadcast():
     broadcast = {"node_count": 1, "port": 29500}
     with pytest.raises(ValueError, match="has one sender, so it needs ranks: 1"):
         PolicyConfig.model_validate(fields | {"trainer": shared | {"broadcast": broadcast}})
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "why"),
+    [
+        ({"expert_parallel": 2, "tensor_parallel": 2}, "take expert_parallel: 1 or tensor_paral"),
+        ({"expert_parallel": 2, "replicas": 4}, "replicas times expert_parallel divides ranks"),
+    ],
+)
+def test_ranks_that_cannot_share_experts_out_are_refused(fsdp, why):
+    with pytest.raises(ValueError, match=why):
+        TrainerConfig.model_validate({"ranks": 4, "fsdp": fsdp})
 
 
 def test_code_beside_a_recipe_can_be_named(small):

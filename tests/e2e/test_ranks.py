@@ -60,12 +60,19 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     assert "PAYLOAD_LOST" not in str(books)
 
 
-@pytest.mark.parametrize("kind", ["context_parallel", "tensor_parallel"])
-def test_ranks_that_share_rows_train_and_publish(tmp_path, cache, kind):
+@pytest.mark.parametrize(
+    ("recipe", "kind", "count"),
+    [
+        ("sort.yaml", "context_parallel", 3),
+        ("sort.yaml", "tensor_parallel", 3),
+        ("sort-moe.yaml", "expert_parallel", 2),
+    ],
+)
+def test_ranks_that_share_rows_or_experts_train_and_publish(tmp_path, cache, recipe, kind, count):
     with started(
-        "sort.yaml",
-        "policies.solver.trainer.ranks=3",
-        f"policies.solver.trainer.fsdp.{kind}=3",
+        recipe,
+        f"policies.solver.trainer.ranks={count}",
+        f"policies.solver.trainer.fsdp.{kind}={count}",
         "policies.solver.trainer.step_count=3",
         "raas.count=1",
         "evals={}",

@@ -124,6 +124,7 @@ def make_rows(count: int, *, seed: int = 0) -> list[Row]:
 
 def to_part(rows: Sequence[Row], *, index: int = 0, without: Sequence[str] = ()) -> BatchPart:
     token_columns = ("tokens", "loss_mask", "logprobs", "advantages", "loss_weights")
+    token_columns += ("routed_experts",)
     columns = {
         name: Column(axis=ColumnAxis.TOKEN, values=np.concatenate([row[name] for row in rows]))
         for name in token_columns

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -56,14 +57,19 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
         ranks.tensor.adopt(module, blocks)
     if ranks.context is not None:
         ranks.context.adopt(module, part_count=1 if ranks.tensor is None else ranks.tensor.count)
+    if ranks.experts is not None:
+        ranks.experts.adopt(module, blocks)
     for block in blocks:
         if ranks.tensor is not None:
             ranks.tensor.cut(block)
+        precision = _precision(settings, is_last=block is blocks[-1])
+        within = replace(precision, output_dtype=None, cast_forward_inputs=False)
+        for each in [] if ranks.experts is None else ranks.experts.cut(block):
+            shard(each, mesh=ranks.shard_mesh("experts"), mp_policy=within)
         if settings.checkpointing:
             recompute(block)
-        precision = _precision(settings, is_last=block is blocks[-1])
-        shard(block, mesh=ranks.shard_mesh(is_block=True), mp_policy=precision)
-    shard(module, mesh=ranks.shard_mesh())
+        shard(block, mesh=ranks.shard_mesh("block"), mp_policy=precision)
+    shard(module, mesh=ranks.shard_mesh("model"))
     for each in _fsdp_modules(module):
         # A loss is divided by what counts in the whole batch: gradients of ranks add up.
         each.set_gradient_divide_factor(1.0)
@@ -176,7 +182,8 @@ class ShardedEngine(TorchEngine):
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep this rank's rows of a model, which all have from rank 0."""
         settings = resolved(self._settings.fsdp, self._ranks.device)
-        said = self._said(model) if self._ranks.row_groups and self._ranks.rank == 0 else None
+        is_asked = bool(self._ranks.row_groups or self._ranks.experts)
+        said = self._said(model) if is_asked and self._ranks.rank == 0 else None
         model.row_groups = self._ranks.row_groups
         whole = {name: each.detach() for name, each in model.module.named_parameters()}
         shard_model(model.module, self._ranks, settings)
@@ -184,12 +191,12 @@ class ShardedEngine(TorchEngine):
         model.compute_on(self._ranks.device)
         # Asks the model, which all ranks have to do together.
         _ = model.linear_head
-        if self._ranks.row_groups:
+        if is_asked:
             self._require_same(model, said)
         return model
 
     def _require_same(self, model: CausalModel, said: Tensor | None) -> None:
-        """Refuse a model of which ranks that share rows say something else than one does.
+        """Refuse a model of which ranks that share rows or experts say something else than one.
 
         Args:
             model: Shared out.
@@ -202,7 +209,8 @@ class ShardedEngine(TorchEngine):
                 raise AstraflowError(
                     Reason.CAPABILITY_MISSING,
                     f"{type(model.module).__name__} computes something else when ranks share its "
-                    "rows; take fsdp.tensor_parallel: 1 and fsdp.context_parallel: 1",
+                    "rows or experts; take 1 for fsdp.tensor_parallel, fsdp.context_parallel and "
+                    "fsdp.expert_parallel",
                 )
 
     @torch.no_grad()

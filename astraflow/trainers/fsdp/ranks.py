@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from astraflow.config.policies import Fsdp
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import resolve_device
 from astraflow.trainers.context_parallel import ContextParallel, RowGroup
+from astraflow.trainers.expert_parallel import ExpertParallel
 from astraflow.trainers.tensor_parallel import TensorParallel
 from astraflow.trainers.tensors import local, whole
 
@@ -38,6 +39,8 @@ _DATA = "data"
 _CONTEXT = "context"
 
 _TENSOR = "tensor"
+
+_EXPERT = "expert"
 
 
 def _named(
@@ -64,6 +67,7 @@ class Ranks:
         device: Of this rank.
         context: Those that have the same rows as this rank, a part of each; None: nobody.
         tensor: Those that have the same rows, and a part of every matrix each; None: nobody.
+        experts: Those that have some of a layer's experts each; None: nobody.
     """
 
     def __init__(self, *, device: torch.device, fsdp: Fsdp) -> None:
@@ -78,27 +82,36 @@ class Ranks:
         """
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         replicas, context, tensor = fsdp.replicas, fsdp.context_parallel, fsdp.tensor_parallel
-        if self.count % (replicas * context * tensor):
+        expert = fsdp.expert_parallel
+        if self.count % (replicas * context * tensor) or self.count % (replicas * expert):
             raise AstraflowError(
                 Reason.INVALID_FIELD,
-                f"{self.count} ranks make no {replicas} replicas of {context} x {tensor} ranks; "
-                "take a trainer.fsdp.replicas, context_parallel and tensor_parallel whose product "
-                "divides trainer.ranks",
+                f"{self.count} ranks make no {replicas} replicas of {context} x {tensor} ranks, or "
+                f"of {expert} with a part of the experts; take a trainer.fsdp.replicas, "
+                "context_parallel and tensor_parallel whose product divides trainer.ranks, as that "
+                "of replicas and expert_parallel does",
             )
         self.device = device
         make = partial(init_device_mesh, device.type)
-        # A parameter is cut over the second dimension; one of a block over two, where blocks are.
+        # A parameter is cut over the second dimension; one of a block, or of experts, over two
+        # where these are.
         self._mesh: DeviceMesh = make(
             (replicas, self.count // replicas), mesh_dim_names=(_REPLICATE, _SHARD)
         )
-        self._block_mesh = self._mesh
+        self._block_mesh = self._expert_mesh = self._mesh
         self.context: ContextParallel | None = None
         self.tensor: TensorParallel | None = None
+        self.experts: ExpertParallel | None = None
         self._sharing_count = context * tensor
         if tensor > 1:
             shape = (replicas, self.count // replicas // tensor, tensor)
             self._block_mesh = make(shape, mesh_dim_names=(_REPLICATE, _SHARD, _TENSOR))
             self.tensor = TensorParallel(self._block_mesh[_TENSOR])
+        if expert > 1:
+            shape = (replicas, self.count // replicas // expert, expert, 1)
+            names = (_REPLICATE, _SHARD, _EXPERT, _TENSOR)
+            self._expert_mesh = make(shape, mesh_dim_names=names)
+            self.experts = ExpertParallel(self._expert_mesh[_EXPERT], self._expert_mesh[_TENSOR])
         if context > 1:
             shape = (self.count // self._sharing_count, context, tensor)
             rows = make(shape, mesh_dim_names=(_DATA, _CONTEXT, _TENSOR))
@@ -153,9 +166,10 @@ class Ranks:
         """Those that have the same rows as this rank."""
         return [each for each in (self.context, self.tensor) if each is not None]
 
-    def shard_mesh(self, *, is_block: bool = False) -> DeviceMesh:
-        """Return what `fully_shard` takes for the model, or one of its blocks."""
-        mesh = self._block_mesh if is_block else self._mesh
+    def shard_mesh(self, of: Literal["model", "block", "experts"]) -> DeviceMesh:
+        """Return what `fully_shard` takes for the model, one of its blocks, or experts of these."""
+        meshes = {"model": self._mesh, "block": self._block_mesh, "experts": self._expert_mesh}
+        mesh = meshes[of]
         return mesh[_REPLICATE, _SHARD] if mesh.size(0) > 1 else mesh[_SHARD]
 
     @property
@@ -178,7 +192,7 @@ class Ranks:
 
         Those of blocks are gathered where blocks are cut otherwise: all ranks call this together.
         """
-        if not _is_of_block(tensor):
+        if not _is_cut_otherwise(tensor):
             return local(tensor)
         all_rows = whole(tensor.detach())
         share = -(-len(all_rows) // self.shard_count)
@@ -240,10 +254,10 @@ class Ranks:
         return self.all_gather_object(said)[:: self._sharing_count]
 
 
-def _is_of_block(tensor: Tensor) -> bool:
-    """Whether a tensor is cut over ranks that share every matrix of a block."""
+def _is_cut_otherwise(tensor: Tensor) -> bool:
+    """Whether a tensor is cut over ranks that share every matrix of a block, or its experts."""
     mesh = getattr(tensor, "device_mesh", None)
-    return mesh is not None and _TENSOR in mesh.mesh_dim_names
+    return mesh is not None and not {_TENSOR, _EXPERT}.isdisjoint(mesh.mesh_dim_names)
 
 
 def _host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
