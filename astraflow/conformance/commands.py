@@ -24,6 +24,7 @@ from astraflow.conformance.tap import Tap
 from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import VersionInfo
+from astraflow.rpc.concurrency import first_error
 from astraflow.telemetry.logging import configure_logging
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import start_run
@@ -137,11 +138,13 @@ def check_member(role: CheckedRole, terms: CheckTerms, *, as_json: bool) -> bool
     """Look at a member, show what was found, and return whether it keeps the contract.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a command that cannot be started.
+        AstraflowError: INVALID_FIELD for a command that cannot be started, or a model without
+            weights.
     """
     _require_program(terms.command)
     _quiet()
-    checks = asyncio.run(examine(role, terms, on_ready=_say_where))
+    with first_error():
+        checks = asyncio.run(examine(role, terms, on_ready=_say_where))
     show(checks, as_json=as_json)
     return checks.are_kept
 

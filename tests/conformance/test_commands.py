@@ -52,6 +52,13 @@ def test_a_command_that_cannot_be_started_is_refused(command):
     assert f"--exec '{command}'" in found.exception.message
 
 
+def test_a_model_without_weights_is_refused(tmp_path):
+    found = said("raas", "--model", str(tmp_path), "--exec", sys.executable)
+
+    assert isinstance(found.exception, AstraflowError)
+    assert "has no *.safetensors" in found.exception.message
+
+
 def test_a_file_that_is_no_program_is_a_finding(tmp_path):
     script = tmp_path / "peer"
     script.write_bytes(b"\x7fno program")

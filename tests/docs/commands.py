@@ -27,7 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 OF_THE_SYSTEM = {
     *(".", "bash", "buf", "cargo", "cd", "cp", "export", "go", "mkdir", "node", "npm", "npx"),
-    *("openssl", "printf", "sky", "alfworld-download"),
+    *("openssl", "printf", "sky", "tail", "alfworld-download"),
 }
 """Programs of others: of what they are given only our own files are looked up."""
 MODULES = {"tinker_cookbook.recipes.rl_loop": "tinker-cookbook", "venv": "the standard library"}

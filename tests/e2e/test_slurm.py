@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not has_slurm(), reason="Slurm is missing: scripts/install_clusters.sh"),
 ]
 
-ON_SLURM = ("executor={name: slurm, options: {partition: p}}",)
+ON_SLURM = ("executor={name: slurm, options: {partition: gpu}}",)
 
 
 @pytest.fixture(scope="module")
