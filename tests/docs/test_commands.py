@@ -102,7 +102,7 @@ UP = {
     r"\S+ bench link --listen": "serving",
     r"\S+ autoscale \S+$": r"\S",
     r".* --(watch|follow)\b": r"\S",
-    r".*# in a terminal of its own": ": step [1-9]",
+    r".*# .*in a terminal of its own": ": step [1-9]",
 }
 """What does not end by itself, and what it says once it is up."""
 
