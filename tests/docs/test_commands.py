@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from crash_ends.postgres import free_port
+from tests.e2e.conftest import WARM_UP
 from tests.e2e.places import has_slurm, slurm_cluster
 from tests.e2e.test_recipes import SHORT
 
@@ -118,7 +119,7 @@ NEEDS = {
 }
 STEPS = 4
 SHORT_SORT = [
-    "policies.solver.model.warm_up.step_count=40",
+    WARM_UP,
     f"policies.solver.trainer.step_count={STEPS}",
     "policies.solver.trainer.optimizer.decay=null",
     "data.held_out.limit=32",
@@ -186,12 +187,13 @@ def script(path, logs):
         words = next((words for form, words in UP.items() if re.match(form, command)), None)
         if reason(path, command):
             continue
-        lines.append(f"echo {shlex.quote(f'$ {command}')}")
+        lines.append(f"echo $SECONDS s: {shlex.quote(command)}")
         if words is None or command.endswith("&"):
             lines.append(shortened(command))
         else:
             log = logs / str(count)
-            lines.append(f"{{ {command}\n}} > {log} 2>&1 &\nup {shlex.quote(words)} {log}")
+            early = re.sub(r"astraflow run \S+\.yaml", rf"\g<0> --set {WARM_UP}", command)
+            lines.append(f"{{ {early}\n}} > {log} 2>&1 &\nup {shlex.quote(words)} {log}")
     return "\n".join([*lines, "end"])
 
 
