@@ -224,7 +224,9 @@ class RunProgress:
             return
         step = min(policy.step for policy in status.policies)
         counts = [policy.trainer.step_count or 120 for policy in self._recipe.policies.values()]
-        if step >= self._printed_step + max(1, max(counts) // _LINES):
+        # The first ones sooner: of a long run something is to be read after its first steps.
+        apart = min(max(1, max(counts) // _LINES), self._printed_step + 2)
+        if step >= self._printed_step + apart:
             self._printed_step = step
             for policy in status.policies:
                 line = line_of(policy, failures=status.failures)

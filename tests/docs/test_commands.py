@@ -118,11 +118,12 @@ NEEDS = {
     ],
 }
 STEPS = 4
+FEW = "data.held_out.limit=32"
 SHORT_SORT = [
     WARM_UP,
     f"policies.solver.trainer.step_count={STEPS}",
     "policies.solver.trainer.optimizer.decay=null",
-    "data.held_out.limit=32",
+    FEW,
 ]
 VARIANTS = {"recipes/sort-pair-lora.yaml": ("solver", "verifier")}
 PORTS = re.compile(r"\b(7000|7070|7100|8000|19190)\b")
@@ -192,7 +193,8 @@ def script(path, logs):
             lines.append(shortened(command))
         else:
             log = logs / str(count)
-            early = re.sub(r"astraflow run \S+\.yaml", rf"\g<0> --set {WARM_UP}", command)
+            soon = f"--set {WARM_UP} --set {FEW}"
+            early = re.sub(r"astraflow run \S+\.yaml", rf"\g<0> {soon}", command)
             lines.append(f"{{ {early}\n}} > {log} 2>&1 &\nup {shlex.quote(words)} {log}")
     return "\n".join([*lines, "end"])
 

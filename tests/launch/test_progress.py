@@ -118,3 +118,15 @@ def test_what_the_policy_broke_is_one_line(shown):
     text = shown(replace(report(failed=1, last=fault), recent_failed_count=0))
     assert "the policy broke a rollout, which counts: it hangs" in text
     assert "long" not in text
+
+
+def test_the_first_steps_of_a_long_run_are_told_soon(tmp_path):
+    changes = {"policies.solver.trainer.step_count": 5000}
+    recipe = small_recipe(tmp_path, scorer="exact", prompts=[{"prompt": "1"}], changes=changes)
+    console = Console(width=200, force_terminal=False, no_color=True)
+    with console.capture() as captured:
+        progress = RunProgress(console, recipe)
+        for step in range(1000):
+            progress.show(status(report(), step=step))
+    told = [int(line.split()[2]) for line in captured.get().splitlines()]
+    assert told == [0, 2, 6, 14, 30, 62, 126, 254, 510, 926]
