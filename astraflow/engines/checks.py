@@ -66,6 +66,19 @@ def check_prompt(prompt: np.ndarray, *, vocab_size: int, max_context: int) -> No
         )
 
 
+def max_context_of(asked: int | None, own: int) -> int:
+    """Return the tokens of prompt and completion; None asks for all that the model can.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for more than the model was made for.
+    """
+    if asked is not None and asked > own:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"engine.max_context {asked} is more than the model's {own}"
+        )
+    return asked or own
+
+
 def check_part(part: TensorUpdate, shape: tuple[int, ...]) -> None:
     """Reject what does not fit a tensor of the model.
 

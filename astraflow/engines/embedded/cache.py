@@ -18,9 +18,9 @@ class SlotLayer(CacheLayerMixin):
     A forward pass over prompts writes to it; a decode step gets views.
     """
 
-    def __init__(self, plan: "SlotPlan") -> None:
+    def __init__(self, cache: "SlotCache") -> None:
         cast("Any", super()).__init__()
-        self._plan = plan
+        self._cache = cache
         self._kept_keys = torch.empty(0)
         self._kept_values = torch.empty(0)
 
@@ -37,8 +37,8 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         length = key_states.shape[2]
-        prompts = self._plan.prompts
-        rows = slice(self._plan.first_row, self._plan.first_row + len(prompts))
+        prompts = self._cache.prompts
+        rows = slice(self._cache.first_row, self._cache.first_row + len(prompts))
         self._kept_keys[rows, :, :length] = key_states[prompts]
         self._kept_values[rows, :, :length] = value_states[prompts]
         return key_states, value_states
@@ -60,7 +60,7 @@ class SlotLayer(CacheLayerMixin):
         return self._kept_keys[rows, :, :columns], self._kept_values[rows, :, :columns]
 
     def grow(self) -> None:
-        """Take the plan's capacity, keeping what is there."""
+        """Take the cache's capacity, keeping what is there."""
         if self.is_initialized:
             self._kept_keys = _copied_into(self._kept_keys, self._sized(self._kept_keys))
             self._kept_values = _copied_into(self._kept_values, self._sized(self._kept_values))
@@ -71,12 +71,12 @@ class SlotLayer(CacheLayerMixin):
         self._kept_values[targets, :, :length] = self._kept_values[sources, :, :length]
 
     def _sized(self, like: torch.Tensor) -> torch.Tensor:
-        shape = (self._plan.row_capacity, like.shape[1], self._plan.capacity, like.shape[3])
-        return like.new_zeros(shape)
+        cache = self._cache
+        return like.new_zeros((cache.row_capacity, like.shape[1], cache.capacity, like.shape[3]))
 
 
-class SlotPlan:
-    """What the layers share.
+class SlotCache(Cache):
+    """A cache that any attention model of transformers can write prompts to.
 
     Attributes:
         row_capacity: Slots.
@@ -85,23 +85,14 @@ class SlotPlan:
         prompts: i64[n], which prompt of the pass each of these n rows begins with.
     """
 
-    __slots__ = ("capacity", "first_row", "prompts", "row_capacity")
-
-    def __init__(self, *, row_capacity: int, capacity: int) -> None:
-        self.row_capacity = row_capacity
-        self.capacity = capacity
+    def __init__(self, *, layer_count: int, row_limit: int, limit: int) -> None:
+        self.row_capacity = min(16, row_limit)
+        self.capacity = min(64, limit)
         self.first_row = 0
         self.prompts = torch.empty(0, dtype=torch.long)
-
-
-class SlotCache(Cache):
-    """A cache that any attention model of transformers can write prompts to."""
-
-    def __init__(self, *, layer_count: int, row_limit: int, limit: int) -> None:
-        self._plan = SlotPlan(row_capacity=min(16, row_limit), capacity=min(64, limit))
         self._row_limit = row_limit
         self._limit = limit
-        self._layers = [SlotLayer(self._plan) for _ in range(layer_count)]
+        self._layers = [SlotLayer(self) for _ in range(layer_count)]
         super().__init__(layers=list(self._layers))
 
     def expect_prompts(self, prompts: torch.Tensor, *, first_row: int, length: int) -> None:
@@ -113,8 +104,8 @@ class SlotCache(Cache):
             length: Padded.
         """
         self._reserve(first_row + len(prompts), length)
-        self._plan.first_row = first_row
-        self._plan.prompts = prompts
+        self.first_row = first_row
+        self.prompts = prompts
 
     def states(self, rows: slice, *, length: int) -> list[torch.Tensor]:
         """Return keys, then values, of each layer in turn, [rows, heads, length, head size].
@@ -130,11 +121,10 @@ class SlotCache(Cache):
             layer.move(sources, targets, length)
 
     def _reserve(self, rows: int, columns: int) -> None:
-        plan = self._plan
-        if rows <= plan.row_capacity and columns <= plan.capacity:
+        if rows <= self.row_capacity and columns <= self.capacity:
             return
-        plan.row_capacity = grown(plan.row_capacity, needed=rows, limit=self._row_limit)
-        plan.capacity = grown(plan.capacity, needed=columns, limit=self._limit)
+        self.row_capacity = grown(self.row_capacity, needed=rows, limit=self._row_limit)
+        self.capacity = grown(self.capacity, needed=columns, limit=self._limit)
         for layer in self._layers:
             layer.grow()
 

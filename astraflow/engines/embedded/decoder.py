@@ -10,6 +10,7 @@ import torch
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
+from astraflow.engines.checks import max_context_of
 from astraflow.engines.devices import computed_dtype
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
@@ -378,20 +379,6 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def max_context_of(asked: int | None, architecture: Architecture) -> int:
-    """Return the tokens of prompt and completion; None asks for all that the model can.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for more than the model was made for.
-    """
-    if asked is not None and asked > architecture.max_context:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"engine.max_context {asked} is more than the model's {architecture.max_context}",
-        )
-    return asked or architecture.max_context
-
-
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -420,7 +407,7 @@ def build_decoder_settings(
     return DecoderSettings(
         architecture=architecture,
         max_batch=settings.max_batch,
-        max_context=max_context_of(settings.max_context, architecture),
+        max_context=max_context_of(settings.max_context, architecture.max_context),
         dtype=_dtype_of(settings, architecture, device),
         device=device,
         sampler=Sampler(

@@ -5,7 +5,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from astraflow.engines.checks import (
     require_policy,
 )
 from astraflow.engines.embedded.adapters import AdapterSlots, add_adapter_places, places_of
-from astraflow.engines.embedded.decoder import DecoderSettings, build_decoder_settings
+from astraflow.engines.embedded.decoder import build_decoder_settings
 from astraflow.engines.embedded.grammars import Grammars
 from astraflow.engines.embedded.model import build_module, load_config, read_architecture
 from astraflow.engines.embedded.rows import Request
@@ -43,34 +43,41 @@ from astraflow.engines.embedded.weights import (
 from astraflow.engines.embedded.worker import DecodeWorker
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import mixtures_of
-from astraflow.engines.tokenizer import FastTokenizer, load_tokenizer, read_special_ids
+from astraflow.engines.tokenizer import load_tokenizer, read_special_ids
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
 
 """Makes a version, beside the live one and those that are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
-    """A module and how it decodes.
+class SharedBase:
+    """A module and the thread that decodes with it; takes no request once it is closed.
 
     Attributes:
         model_dir: Of its architecture and tokenizer.
-        module: Its weights mean nothing yet.
-        decoding: Of its decoders.
+        module: Its weights mean nothing before the first version.
+        kv: What becomes of a cache when another version takes over.
         tokenizer: None: no text is read.
         grammars: Of its tokens; None: no text is read.
+        decoding: Of its decoders.
+        worker: The thread.
     """
 
-    model_dir: Path
-    module: torch.nn.Module
-    decoding: DecoderSettings
-    tokenizer: FastTokenizer | None
-    grammars: Grammars | None
+    def __init__(
+        self,
+        model_dir: Path,
+        settings: EngineSettings,
+        *,
+        draws_all: bool = False,
+        adapters: Sequence[Lora] = (),
+    ) -> None:
+        """Read a Hugging Face directory, and start the threads.
 
-    @classmethod
-    def of(cls, model_dir: Path, settings: EngineSettings, *, draws_all: bool = False) -> "Plan":
-        """Read a Hugging Face directory; `draws_all`: padding and beginning of text are drawn, too.
+        Args:
+            model_dir: Its weights are read, too, where there are adapters.
+            settings: Of the recipe.
+            draws_all: Whether padding and beginning of text are drawn, too.
+            adapters: Of each policy; empty: one trains all of the weights.
 
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
@@ -84,34 +91,24 @@ class Plan:
         decoding = build_decoder_settings(
             settings, read_architecture(config), special=special, tokenizer=tokenizer
         )
+        self.model_dir = model_dir
+        self.module = build_module(config, dtype=decoding.dtype, device=decoding.device)
+        self.kv = KvPolicy(settings.kv)
+        self.tokenizer = tokenizer
         vocab_size = decoding.architecture.vocab_size
-        return cls(
-            model_dir=model_dir,
-            module=build_module(config, dtype=decoding.dtype, device=decoding.device),
-            decoding=decoding,
-            tokenizer=tokenizer,
-            grammars=tokenizer and Grammars(tokenizer, vocab_size=vocab_size),
-        )
-
-
-class SharedBase:
-    """Hands requests and versions to the thread of a module, and takes none once it is closed.
-
-    Attributes:
-        plan: What runs.
-        kv: What becomes of a cache when another version takes over.
-        worker: The thread.
-    """
-
-    def __init__(self, plan: Plan, *, thread_count: int, kv: KvPolicy) -> None:
-        """Start the threads."""
-        self.plan = plan
-        self.kv = kv
+        self.grammars = tokenizer and Grammars(tokenizer, vocab_size=vocab_size)
+        places = places_of(adapters)
+        if places:
+            slots = Slots(self.module)
+            slots.install(read_directory(model_dir, slots, version=0))
+            add_adapter_places(self.module, places)
+        self.decoding = replace(decoding, adapters=places)
         self._is_closed = False
         self._submitted: list[Request] = []
+        count = settings.thread_count
         # Its own thread: torch bounds threads per thread, and decoding needs the other cores.
-        self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (thread_count,))
-        self.worker = DecodeWorker(plan.module, plan.decoding, thread_count=thread_count, kv=kv)
+        self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (count,))
+        self.worker = DecodeWorker(self.module, self.decoding, thread_count=count, kv=self.kv)
 
     def unseen_count(self, adapter: int) -> int:
         """Return the requests of a policy that the worker has not seen yet."""
@@ -193,9 +190,9 @@ class EmbeddedEngine:
         self._policy_id = policy_id
         self._base = base
         self._slots = slots
-        self._settings = base.plan.decoding
+        self._settings = base.decoding
         self.max_context_token_count = self._settings.max_context
-        self.tells_experts = bool(mixtures_of(base.plan.module))
+        self.tells_experts = bool(mixtures_of(base.module))
         self._versions = base.worker.version_sets[slots.adapter]
         self._swapping = asyncio.Lock()
 
@@ -213,9 +210,8 @@ class EmbeddedEngine:
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
         """
-        plan = Plan.of(model_dir, settings, draws_all=draws_all)
-        base = SharedBase(plan, thread_count=settings.thread_count, kv=KvPolicy(settings.kv))
-        return cls(policy_id, base, Slots(plan.module))
+        base = SharedBase(model_dir, settings, draws_all=draws_all)
+        return cls(policy_id, base, Slots(base.module))
 
     @property
     def version(self) -> int | None:
@@ -244,7 +240,7 @@ class EmbeddedEngine:
         """Sample one completion; see `Engine.generate`."""
         request = self._request(prompt, sampling, version)
         request.watch = watch
-        grammars = self._base.plan.grammars
+        grammars = self._base.grammars
         if sampling.grammar is not None and grammars is not None:
             request.guide = await asyncio.to_thread(grammars.guide, sampling.grammar)
         self._base.submit(request)
@@ -269,7 +265,7 @@ class EmbeddedEngine:
         Raises:
             AstraflowError: APPLY_FAILED naming the tensor that does not fit.
         """
-        source = model_dir or self._base.plan.model_dir
+        source = model_dir or self._base.model_dir
 
         def make(_base: Weights | None, _kept: Collection[Weights]) -> Staged:
             return Staged(weights=read_directory(source, self._slots, version=version))
@@ -326,9 +322,8 @@ class EmbeddedEngine:
         vocab_size, max_context = self._settings.architecture.vocab_size, self._settings.max_context
         tokens = np.asarray(prompt, np.int64)
         check_prompt(tokens, vocab_size=vocab_size, max_context=max_context)
-        check_sampling(
-            sampling, vocab_size=vocab_size, reads_text=self._base.plan.tokenizer is not None
-        )
+        reads_text = self._base.tokenizer is not None
+        check_sampling(sampling, vocab_size=vocab_size, reads_text=reads_text)
         room = max_context - len(tokens)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         return Request(
@@ -363,16 +358,10 @@ def adapter_engines(
         AstraflowError: INVALID_FIELD when the directory, the settings or the targets do not
             fit, APPLY_FAILED when its weights do not.
     """
-    plan = Plan.of(model_dir, settings, draws_all=draws_all)
-    slots = Slots(plan.module)
-    slots.install(read_directory(model_dir, slots, version=0))
-    places = places_of(list(policies.values()))
-    add_adapter_places(plan.module, places)
-    plan = replace(plan, decoding=replace(plan.decoding, adapters=places))
-    base = SharedBase(plan, thread_count=settings.thread_count, kv=KvPolicy(settings.kv))
+    base = SharedBase(model_dir, settings, draws_all=draws_all, adapters=list(policies.values()))
     return {
-        policy_id: EmbeddedEngine(policy_id, base, AdapterSlots(plan.module, place))
-        for policy_id, place in zip(policies, places, strict=True)
+        policy_id: EmbeddedEngine(policy_id, base, AdapterSlots(base.module, place))
+        for policy_id, place in zip(policies, base.decoding.adapters, strict=True)
     }
 
 

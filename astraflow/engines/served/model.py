@@ -11,7 +11,7 @@ import numpy as np
 from astraflow.config.model_dirs import read_config
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
-from astraflow.engines.checks import apply_failed, check_part
+from astraflow.engines.checks import apply_failed, check_part, max_context_of
 from astraflow.engines.served.routed_experts import ExpertLayout
 from astraflow.engines.tokenizer import (
     FastTokenizer,
@@ -58,18 +58,12 @@ class ModelDescription:
             AstraflowError: INVALID_FIELD.
         """
         fields = _text_config(directory)
-        own: int = fields["max_position_embeddings"]
-        if max_context is not None and max_context > own:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"engine.max_context {max_context} is more than the model's {own}",
-            )
         has_text = (directory / "tokenizer.json").is_file()
         tokenizer = load_tokenizer(directory) if has_text else None
         return cls(
             directory=directory,
             vocab_size=fields["vocab_size"],
-            max_context=max_context or own,
+            max_context=max_context_of(max_context, fields["max_position_embeddings"]),
             special=tokenizer.special_ids if tokenizer else read_special_ids(directory),
             tokenizer=tokenizer,
             shapes=_shapes(directory, is_tied=bool(fields.get("tie_word_embeddings"))),

@@ -93,7 +93,7 @@ async def test_one_step_serves_both_policies_each_with_its_own(engines, model):
 async def test_the_base_is_in_memory_once_and_has_no_place_in_updates(engines, model):
     solver, verifier = engines.values()
     assert solver._base is verifier._base
-    module = solver._base.plan.module
+    module = solver._base.module
     base_count = sum(p.numel() for p in model.reference(0).parameters())
     adapter_count = sum(int(np.prod(s)) for e in engines.values() for s in e.named_tensors.values())
     assert sum(p.numel() for p in module.parameters()) == base_count + adapter_count
