@@ -13,7 +13,6 @@ import structlog
 from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import apply_failed, require_policy
@@ -33,41 +32,6 @@ from astraflow.engines.served.engine import Source
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.server import Life
-
-
-class AdapterServer(ServerHost):
-    """Samples with adapters beside its model.
-
-    Attributes:
-        engines: Of the policies that share it.
-        kv: What becomes of a cache when another version takes over.
-    """
-
-    def __init__(
-        self,
-        dialect: Dialect,
-        *,
-        model: ModelDescription,
-        settings: EngineSettings,
-        room: AdapterLimits,
-    ) -> None:
-        """Start the server, or attach to it; needs a running event loop."""
-        self.engines: list[AdapterEngine] = []
-        self._is_attached = settings.url is not None
-        self.kv = KvPolicy(settings.kv)
-        super().__init__(dialect, model=model, settings=settings, on_lost=self._lost, adapters=room)
-
-    async def close(self) -> None:
-        """End the server, or leave it as it was; the second time does nothing."""
-        if self._is_attached and self.server.life.is_up:
-            for tenant in self.engines:
-                await tenant.leave()
-        await super().close()
-
-    def _lost(self) -> None:
-        for tenant in self.engines:
-            self.background.start(tenant.restore())
-
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -92,11 +56,18 @@ class AdapterEngine:
     tells_experts = False
 
     def __init__(
-        self, policy_id: PolicyId, server: AdapterServer, settings: Lora, model: ModelDescription
+        self,
+        policy_id: PolicyId,
+        host: ServerHost,
+        settings: Lora,
+        model: ModelDescription,
+        *,
+        siblings: "Sequence[AdapterEngine]",
     ) -> None:
-        """Serve a policy; see `adapter_engines`."""
+        """Serve a policy, one of those that share the server; see `adapter_engines`."""
         self._policy_id = policy_id
-        self._host = server
+        self._host = host
+        self._siblings = siblings
         self._settings = settings
         self._model = model
         self._versions = AdapterVersions(_VERSION_COUNT, self._let_go)
@@ -105,11 +76,10 @@ class AdapterEngine:
         self._numbers = count()
         made = uuid.uuid4().hex[:8]
         self._names = cycle([f"{policy_id}-{made}-{index}" for index in range(_NAME_COUNT)])
-        self._completions = CompletionClient(server, kv=server.kv)
+        self._completions = CompletionClient(host)
         self._meter = self._completions.meter
-        self.name = server.dialect.name
+        self.name = host.dialect.name
         self.max_context_token_count = model.max_context
-        server.engines.append(self)
 
     @property
     def version(self) -> int | None:
@@ -160,7 +130,10 @@ class AdapterEngine:
         return self._meter.load()
 
     async def close(self) -> None:
-        """End the server, for all its policies."""
+        """End the server, for all its policies, or leave it as it was; again does nothing."""
+        if self._host.is_attached and self._host.server.life.is_up:
+            for each in self._siblings:
+                await each.leave()
         await self._host.close()
 
     async def restore(self) -> None:
@@ -261,8 +234,15 @@ def adapter_engines(
         rank=max(lora.rank for lora in policies.values()),
         targets=targets_of(name for adapted in models.values() for name in adapted.shapes),
     )
-    server = AdapterServer(dialect, model=model, settings=settings, room=room)
-    return {
-        policy: AdapterEngine(policy, server, policies[policy], adapted)
+    engines: list[AdapterEngine] = []
+
+    def restore() -> None:
+        for engine in engines:
+            host.background.start(engine.restore())
+
+    host = ServerHost(dialect, model=model, settings=settings, on_lost=restore, adapters=room)
+    engines += (
+        AdapterEngine(policy, host, policies[policy], adapted, siblings=engines)
         for policy, adapted in models.items()
-    }
+    )
+    return dict(zip(models, engines, strict=True))

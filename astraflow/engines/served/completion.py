@@ -154,7 +154,6 @@ class CompletionClient:
         self,
         host: ServerHost,
         *,
-        kv: KvPolicy,
         tells_experts: bool = False,
         is_changing: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -164,7 +163,7 @@ class CompletionClient:
         self._model = host.model
         self._server = host.server
         self._background = host.background
-        self._kv = kv
+        self._kv = host.kv
         self._tells_experts = tells_experts
         host.background.start(self.meter.follow(host.server, host.dialect))
         host.background.start(end_silence(host.server, self.meter, is_changing=is_changing))

@@ -131,14 +131,13 @@ class ServedEngine:
         Raises:
             AstraflowError: INVALID_FIELD for what this make of server cannot do.
         """
-        kv = _kv_policy(dialect, settings)
+        _require_kv(dialect, settings)
         self.tells_experts = _tells_experts(model, settings)
         self.name = dialect.name
         self.max_context_token_count = model.max_context
         self._dialect = dialect
         self._model = model
         self._policy_id = policy_id
-        self._kv = kv
         self._version: int | None = None
         self._holds = VersionHolds(lambda: self._version)
         self._source: Source | None = None
@@ -147,7 +146,6 @@ class ServedEngine:
         self._server, self._background = self._host.server, self._host.background
         self._completions = CompletionClient(
             self._host,
-            kv=kv,
             tells_experts=self.tells_experts,
             is_changing=lambda: self._holds.is_changing,
         )
@@ -259,7 +257,7 @@ class ServedEngine:
         """Change the weights in a pause; the server ends when anything in it goes wrong."""
         started, inflight_count = perf_counter(), self._meter.running_count
         try:
-            await self._dialect.change(http, file, version=version, kv=self._kv)
+            await self._dialect.change(http, file, version=version, kv=self._host.kv)
         except (AstraflowError, httpx.HTTPError) as error:
             self._server.condemn(f"version {version} was not applied whole: {error}")
             raise AstraflowError(
@@ -299,12 +297,10 @@ def _tells_experts(model: ModelDescription, settings: EngineSettings) -> bool:
     return settings.routed_experts
 
 
-def _kv_policy(dialect: Dialect, settings: EngineSettings) -> KvPolicy:
-    kv = KvPolicy(settings.kv)
-    if kv not in dialect.kv_policies:
+def _require_kv(dialect: Dialect, settings: EngineSettings) -> None:
+    if KvPolicy(settings.kv) not in dialect.kv_policies:
         raise AstraflowError(
             Reason.INVALID_FIELD,
-            f"raas.engine.kv {kv} is not for kind {dialect.name}; it can"
+            f"raas.engine.kv {settings.kv} is not for kind {dialect.name}; it can"
             f" {' or '.join(sorted(dialect.kv_policies))}",
         )
-    return kv

@@ -14,6 +14,7 @@ import httpx
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError
+from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.devices import Machine, visible_gpus
 from astraflow.engines.served.dialect import AdapterLimits, Dialect, ServerCommand, ServerSetup
 from astraflow.engines.served.exchange import ExchangeFolder
@@ -72,6 +73,8 @@ class ServerHost:
         background: What is done beside it.
         folder: What it is handed.
         server: Reached through it.
+        kv: What becomes of a cache when another version takes over.
+        is_attached: Whether somebody else runs it.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class ServerHost:
         self.model = model
         self._settings = settings
         self._adapters = adapters
+        self.kv = KvPolicy(settings.kv)
+        self.is_attached = settings.url is not None
         self.background = Background()
         self.folder = ExchangeFolder(dialect.name)
         self.server = InferenceServer(

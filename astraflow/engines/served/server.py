@@ -66,49 +66,6 @@ IsAlive = Callable[[httpx.AsyncClient], Awaitable[bool]]
 Wake = Callable[[httpx.AsyncClient], Awaitable[object]]
 
 
-class ServerProcess:
-    """One life of a server: from its start to its end."""
-
-    def __init__(
-        self, process: asyncio.subprocess.Process, log_file: Path, *, log_start: int
-    ) -> None:
-        self._process = process
-        self._log_file = log_file
-        self._log_start = log_start
-
-    @classmethod
-    async def start(cls, launch: ServerCommand, log_file: Path) -> "ServerProcess":
-        """Start it; it appends to a log, and ends with this process at the latest."""
-        log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with log_file.open("ab") as output:
-            log_start = output.tell()
-            process = await asyncio.create_subprocess_exec(
-                *kept_command(launch),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=environment(launch),
-                start_new_session=True,
-            )
-        return cls(process, log_file, log_start=log_start)
-
-    async def wait(self) -> int:
-        """Return its exit code once it has ended, with all its processes."""
-        return await self._process.wait()
-
-    async def end(self) -> None:
-        """Ask it to end; it is killed when it does not."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        await self.wait()
-
-    def last_words(self) -> str:
-        """Return what its log says of its end."""
-        with self._log_file.open("rb") as log:
-            log.seek(self._log_start)
-            return last_words(log.read().decode(errors="replace"))
-
-
 class Life:
     """One life of a server, from its start to its end; it begins without weights of the run.
 
@@ -242,10 +199,10 @@ class InferenceServer:
     async def _live(self, life: Life, stack: AsyncExitStack) -> None:
         """Start it, and return when its life is over."""
         try:
-            process, url = await self._start(stack)
+            process, log_start, url = await self._start(stack)
             http = _client(url)
             stack.push_async_callback(http.aclose)
-            async with beside(self._watch(process, life)):
+            async with beside(self._watch(process, life, log_start)):
                 await self._wait_alive(http, life)
                 log.info("the server generates", url=url, log=str(self._log_file))
                 life.up.set_result(http)
@@ -253,13 +210,32 @@ class InferenceServer:
         except AstraflowError as error:
             self._end(life, error)
 
-    async def _start(self, stack: AsyncExitStack) -> tuple[ServerProcess | None, str]:
+    async def _start(
+        self, stack: AsyncExitStack
+    ) -> tuple[asyncio.subprocess.Process | None, int, str]:
+        """Start it; it appends to its log, and ends with this process at the latest.
+
+        Returns:
+            The process, None where somebody else runs it; where its part of the log begins; its
+            address.
+        """
         if self._launch is None:
-            return None, self._url or ""
+            return None, 0, self._url or ""
         port = free_port()
-        process = await ServerProcess.start(self._launch(port), self._log_file)
-        stack.push_async_callback(process.end)
-        return process, f"http://127.0.0.1:{port}"
+        launch = self._launch(port)
+        self._log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._log_file.open("ab") as output:
+            log_start = output.tell()
+            process = await asyncio.create_subprocess_exec(
+                *kept_command(launch),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment(launch),
+                start_new_session=True,
+            )
+        stack.push_async_callback(_ended, process)
+        return process, log_start, f"http://127.0.0.1:{port}"
 
     async def _wait_alive(self, http: httpx.AsyncClient, life: Life) -> None:
         """Wait for a real token."""
@@ -285,10 +261,14 @@ class InferenceServer:
             return False
         return True
 
-    async def _watch(self, process: ServerProcess | None, life: Life) -> None:
+    async def _watch(
+        self, process: asyncio.subprocess.Process | None, life: Life, log_start: int
+    ) -> None:
         if process is not None:
             code = await process.wait()
-            said = process.last_words()
+            with self._log_file.open("rb") as written:
+                written.seek(log_start)
+                said = last_words(written.read().decode(errors="replace"))
             killed = " (killed, as a machine without memory does)" if code == _KILLED else ""
             self._end(
                 life, _server_failed(f"the server ended with code {code}{killed}; it said:\n{said}")
@@ -299,6 +279,13 @@ class InferenceServer:
             return await asyncio.wait_for(self._is_alive(http), self._token_s)
         except (AstraflowError, TimeoutError, httpx.HTTPError):
             return False
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Ask a server to end, with all its processes; it is killed when it does not."""
+    if process.stdin is not None:
+        process.stdin.close()
+    await process.wait()
 
 
 def _server_failed(message: str) -> AstraflowError:
