@@ -1,8 +1,7 @@
 """Runs a workflow once and says what came of it: always a rollout, never an exception."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from typing import cast
 
 from astraflow.core.clock import Clock, SystemClock
@@ -39,16 +38,6 @@ class LoadedWorkflow:
     policy_fault_reward: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    """What a rollout says beside its ids and times."""
-
-    outcome: Outcome
-    score: Score | None = None
-    failure: Failure | None = None
-    trajectories: tuple[Trajectory, ...] = field(default=())
-
-
 async def run_episode(
     loaded: LoadedWorkflow, episode: Episode, *, clock: Clock = _SYSTEM_CLOCK
 ) -> Rollout:
@@ -68,12 +57,16 @@ async def run_episode(
         group=task.group_id,
         sample=episode.sample_index,
     ) as traceparent:
-        result = await _result(loaded, episode)
-    rollout = _rollout(loaded, episode, result, start_time=start_time, finish_time=clock.now())
-    return replace(rollout, traceparent=traceparent) if traceparent else rollout
+        rollout = await _run(loaded, episode)
+    return replace(
+        rollout,
+        start_time=start_time,
+        finish_time=clock.now(),
+        traceparent=traceparent or task.traceparent,
+    )
 
 
-async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:
+async def _run(loaded: LoadedWorkflow, episode: Episode) -> Rollout:
     timeout = episode.task.timeout
     limit_s = None if timeout is None else timeout.total_seconds()
     deadline = asyncio.timeout(limit_s)
@@ -85,11 +78,11 @@ async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:
         if deadline.expired():
             message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
             failure = _failure(Reason.ROLLOUT_TIMEOUT, message, raised)
-            return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+            return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
         return _failed(loaded, episode, _first(raised))
 
 
-def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> _Result:
+def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> Rollout:
     what = f"workflow {loaded.workflow_id}"
     score = checked_score(score, what=what, made_by=loaded.workflow.run)
     trajectories = episode.trajectories()
@@ -100,16 +93,16 @@ def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> _
             Reason.ENVIRONMENT_FAILED, message, cause=place.cause, traceback=place.traceback
         )
     outcome = Outcome.TRUNCATED if score.truncated else Outcome.SCORED
-    return _Result(outcome=outcome, score=score, trajectories=trajectories)
+    return _rollout(loaded, episode, outcome, score=score, trajectories=trajectories)
 
 
-def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _Result:
+def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> Rollout:
     if isinstance(error, PolicyFault):
         return _policy_fault(loaded, episode, error)
     if not isinstance(error, AstraflowError):
         message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
         failure = _failure(Reason.ENVIRONMENT_FAILED, message, error)
-        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+        return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     place = place_of(error)
     failure = replace(
         error.to_failure(),
@@ -118,14 +111,16 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _
         traceback=place.traceback,
     )
     if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
-        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+        return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     trajectories = episode.trajectories()
     if error.reason is Reason.CONTEXT_TOO_LONG:
-        return _Result(outcome=Outcome.TRUNCATED, trajectories=trajectories)
-    return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
+        return _rollout(loaded, episode, Outcome.TRUNCATED, trajectories=trajectories)
+    return _rollout(
+        loaded, episode, Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories
+    )
 
 
-def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> _Result:
+def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> Rollout:
     reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
     if not episode.has_sampled:
         message = (
@@ -133,7 +128,7 @@ def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) 
             f"token: {fault.message}"
         )
         failure = _failure(Reason.ENVIRONMENT_FAILED, message, fault)
-        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+        return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     try:
         score = checked_score(
             Score(reward=reward, parts=fault.parts), what="a PolicyFault", made_by=None
@@ -141,9 +136,13 @@ def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) 
     except AstraflowError as error:
         failure = _failure(Reason.SCORER_FAILED, error.message, fault)
         trajectories = episode.trajectories()
-        return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
-    return _Result(
-        outcome=Outcome.POLICY_FAULT,
+        return _rollout(
+            loaded, episode, Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories
+        )
+    return _rollout(
+        loaded,
+        episode,
+        Outcome.POLICY_FAULT,
         score=score,
         failure=_failure(Reason.POLICY_FAULT, fault.message, fault),
         trajectories=episode.trajectories(),
@@ -172,25 +171,23 @@ def _first(error: BaseException) -> BaseException:
 def _rollout(
     loaded: LoadedWorkflow,
     episode: Episode,
-    result: _Result,
+    outcome: Outcome,
     *,
-    start_time: datetime,
-    finish_time: datetime,
+    score: Score | None = None,
+    failure: Failure | None = None,
+    trajectories: tuple[Trajectory, ...] = (),
 ) -> Rollout:
-    score = result.score
+    """Return a rollout that does not say yet when it was made."""
     return Rollout(
         rollout_id=episode.rollout_id,
         task_id=episode.task.task_id,
         group_id=episode.task.group_id,
         sample_index=episode.sample_index,
-        outcome=result.outcome,
+        outcome=outcome,
         reward=None if score is None else score.reward,
         reward_parts={} if score is None else score.parts,
-        failure=result.failure,
+        failure=failure,
         reward_code_digest=loaded.scorer_digest,
-        trajectories=result.trajectories,
+        trajectories=trajectories,
         metrics={} if score is None else score.metrics,
-        start_time=start_time,
-        finish_time=finish_time,
-        traceparent=episode.task.traceparent,
     )

@@ -109,6 +109,20 @@ def _unsound(message: str, value: object, made_by: Callable[..., Any] | None) ->
     )
 
 
+def refuse_scorer(scorer: GuardedScorer | None, why: str) -> None:
+    """Refuse a scorer where a workflow rewards by itself.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the recipe names one.
+    """
+    if scorer is not None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{why}; leave the scorer out",
+            metadata={"field": "scorer"},
+        )
+
+
 def needs_scorer(scorer: GuardedScorer | None) -> GuardedScorer:
     """Return the scorer of a workflow that cannot do without.
 

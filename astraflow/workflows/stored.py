@@ -10,7 +10,7 @@ from astraflow.core.tasks import Prompt
 from astraflow.workflows.agents.messages import Message
 from astraflow.workflows.episode import Episode, Recorder
 from astraflow.workflows.prompts import PromptOptions, show_prompt
-from astraflow.workflows.scoring import GuardedScorer
+from astraflow.workflows.scoring import GuardedScorer, refuse_scorer
 
 
 class StoredOptions(PromptOptions):
@@ -27,12 +27,7 @@ class Stored:
     Options = StoredOptions
 
     def __init__(self, options: StoredOptions, scorer: GuardedScorer | None) -> None:
-        if scorer is not None:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                "stored answers have their rewards; leave the scorer out",
-                metadata={"field": "scorer"},
-            )
+        refuse_scorer(scorer, "stored answers have their rewards")
         self._options = options
 
     async def run(self, episode: Episode) -> float:

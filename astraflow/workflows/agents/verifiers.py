@@ -23,7 +23,7 @@ from astraflow.workflows.agents.workflows import (
     ProgramOptions,
     environment,
 )
-from astraflow.workflows.scoring import GuardedScorer
+from astraflow.workflows.scoring import GuardedScorer, refuse_scorer
 
 _AGENT = Path(__file__).with_name("verifiers_agent.py")
 _SHOWN_CHARS = 600
@@ -51,12 +51,7 @@ class Verifiers(Command):
     Options = VerifiersOptions  # pyright: ignore[reportAssignmentType] - a class of its own
 
     def __init__(self, options: VerifiersOptions, scorer: GuardedScorer | None) -> None:
-        if scorer is not None:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                "a verifiers environment has a rubric of its own; leave the scorer out",
-                metadata={"field": "scorer"},
-            )
+        refuse_scorer(scorer, "a verifiers environment has a rubric of its own")
         self._python = options.python
         command = agent_command(options.environment, options.arguments, python=options.python)
         shared = options.model_dump(include=set(ProgramOptions.model_fields))

@@ -10,39 +10,18 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 _KEY_VARIABLE = "VERIFIERS_AGENT_KEY"
 _SHOWN_CHARS = 400
 
 
-class PolicyEndpoint(NamedTuple):
-    """Where the policy is."""
-
-    base_url: str
-    key: str
-    model: str
-
-
-class Played(NamedTuple):
-    """What came of an episode.
-
-    Attributes:
-        reward: Of the rubric.
-        parts: Of the reward, by name.
-        metrics: By name.
-        failure: Why the episode is void; empty: it is not.
-    """
-
-    reward: float = 0.0
-    parts: Mapping[str, float] = MappingProxyType({})
-    metrics: Mapping[str, float] = MappingProxyType({})
-    failure: str = ""
+class VoidEpisodeError(Exception):
+    """Nothing is to be trained on of an episode; it says why."""
 
 
 class Taskset:
@@ -65,24 +44,28 @@ class Taskset:
             data = task.data.model_dump(mode="json", exclude_defaults=True)
             yield {**data, "id": task.key, "prompt": task.data.prompt_text}
 
-    async def play(self, row: dict[str, Any], entrance: PolicyEndpoint) -> Played:
-        """Play one task."""
+    async def play(self, row: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
+        """Play one task; return what is reported of it: reward, parts, metrics.
+
+        Raises:
+            VoidEpisodeError: It went wrong, or has no one reward.
+        """
         v1: Any = import_module("verifiers.v1")
-        os.environ[_KEY_VARIABLE] = entrance.key
-        client = v1.EvalClientConfig(base_url=entrance.base_url, api_key_var=_KEY_VARIABLE)
-        context = v1.ModelContext(model=entrance.model, client=client)
+        os.environ[_KEY_VARIABLE] = session["api_key"]
+        client = v1.EvalClientConfig(base_url=session["base_url"], api_key_var=_KEY_VARIABLE)
+        context = v1.ModelContext(model=session["models"][0], client=client)
         # Anew for each episode: it keeps a client for every address that it ever called.
         async with self._env.serving():
             episode = await self._env.run_episode(self._task(row), context)
         if not episode.ok:
             errors = [*episode.errors, *(error for one in episode.traces for error in one.errors)]
-            return Played(failure="; ".join(error.message for error in errors) or "it is not ok")
+            raise VoidEpisodeError("; ".join(error.message for error in errors) or "it is not ok")
         trained = [trace for trace in episode.traces if trace.agent.trainable]
         if len(trained) != 1:
-            return Played(failure=f"{len(trained)} agents are trainable; one reward is served")
+            raise VoidEpisodeError(f"{len(trained)} agents are trainable; one reward is served")
         (trace,) = trained
         parts = {name: each.value for name, each in trace.rewards.items() if each is not None}
-        return Played(reward=trace.reward, parts=parts, metrics=_numbers(trace.metrics))
+        return {"reward": trace.reward, "parts": parts, "metrics": _numbers(trace.metrics)}
 
     def _task(self, row: dict[str, Any]) -> Any:
         while len(self._seen) <= row["idx"]:
@@ -121,18 +104,18 @@ class RowEnvironment:
         for row in env.get_eval_dataset() if split == "eval" else env.get_dataset():
             yield {**row, "id": str(row["example_id"])}
 
-    async def play(self, row: dict[str, Any], entrance: PolicyEndpoint) -> Played:
-        """Play one row."""
+    async def play(self, row: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
+        """Play one row; as `Taskset.play`."""
         verifiers: Any = import_module("verifiers")
         openai: Any = import_module("openai")
-        async with openai.AsyncOpenAI(base_url=entrance.base_url, api_key=entrance.key) as client:
+        url, key, model = session["base_url"], session["api_key"], session["models"][0]
+        async with openai.AsyncOpenAI(base_url=url, api_key=key) as client:
             given = {name: value for name, value in row.items() if name != "id"}
             policy = verifiers.OpenAIChatCompletionsClient(client)
-            done = await self._env.run_rollout(given, policy, entrance.model, {})
+            done = await self._env.run_rollout(given, policy, model, {})
         if done.get("error"):
-            return Played(failure=json.dumps(done["error"], default=str))
-        metrics = _numbers(done["metrics"] or {})
-        return Played(reward=float(done["reward"]), metrics=metrics)
+            raise VoidEpisodeError(json.dumps(done["error"], default=str))
+        return {"reward": float(done["reward"]), "metrics": _numbers(done["metrics"] or {})}
 
 
 def load(name: str, arguments: dict[str, Any]) -> Taskset | RowEnvironment:
@@ -167,21 +150,18 @@ def serve(
 ) -> None:
     """Play one episode, and report what came of it."""
     key, url = session["api_key"], session["session_url"]
-    entrance = PolicyEndpoint(base_url=session["base_url"], key=key, model=session["models"][0])
+    told, failure = None, ""
     try:
-        played = asyncio.get_event_loop().run_until_complete(
-            environment.play(session["task"], entrance)
+        told = asyncio.get_event_loop().run_until_complete(
+            environment.play(session["task"], session)
         )
+    except VoidEpisodeError as void:
+        failure = str(void)
     except Exception as error:  # noqa: BLE001 - an environment raises anything
-        played = Played(failure=f"{type(error).__name__}: {error}"[-_SHOWN_CHARS:])
-    if not played.failure:
-        told = {
-            "reward": played.reward,
-            "parts": dict(played.parts),
-            "metrics": dict(played.metrics),
-        }
+        failure = f"{type(error).__name__}: {error}"
+    if told is not None:
         line.post(f"{url}/reward", told, key)
-    line.post(f"{url}/end", {"failure": played.failure[-_SHOWN_CHARS:]}, key)
+    line.post(f"{url}/end", {"failure": failure[-_SHOWN_CHARS:]}, key)
 
 
 def serve_all(environment: Taskset | RowEnvironment) -> None:

@@ -16,7 +16,7 @@ from astraflow.workflows.environments.protocol import Message, Observation, Step
 from astraflow.workflows.episode import Episode, Recorder
 from astraflow.workflows.ports import Reply
 from astraflow.workflows.protocol import Score
-from astraflow.workflows.scoring import GuardedScorer
+from astraflow.workflows.scoring import GuardedScorer, refuse_scorer
 
 FindAction = Callable[[str], str | None]
 
@@ -100,12 +100,7 @@ class EnvironmentWorkflow:
     Options = EnvironmentOptions
 
     def __init__(self, options: EnvironmentOptions, scorer: GuardedScorer | None) -> None:
-        if scorer is not None:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                "an environment rewards by itself; leave the scorer out",
-                metadata={"field": "scorer"},
-            )
+        refuse_scorer(scorer, "an environment rewards by itself")
         self._options = options
         self._find_action = action_finder(options.action)
         self._pool = EnvironmentPool(options)

@@ -142,9 +142,11 @@ class F1:
         return Score(reward=found[options.reward], metrics=found)
 
 
-class RegexOptions(Strict):
-    """What is looked for."""
+class RegexOptions(KeptOptions):
+    """What is looked for, and what that may take."""
 
+    time_s: float = Field(default=5.0, gt=0)
+    """Seconds for one answer."""
     pattern: str | None = None
     """Of Python's `re`; unset: the prompt has it."""
     field: str = "answer"
@@ -189,19 +191,15 @@ class Match:
 class Regex(KeptScorer):
     """1 when a pattern is found in the text, and its group is the answer; else 0."""
 
-    class Options(RegexOptions, KeptOptions):
-        """What is looked for, and what that may take."""
+    Options = RegexOptions
 
-        time_s: float = Field(default=5.0, gt=0)
-        """Seconds for one answer."""
-
-    def __init__(self, options: Options) -> None:
-        inner = {name: getattr(options, name) for name in RegexOptions.model_fields}
-        super().__init__("astraflow.workflows.rewards.compare:Match", inner, options)
+    def __init__(self, options: RegexOptions) -> None:
+        name = "astraflow.workflows.rewards.compare:Match"
+        super().__init__(name, options.model_dump(), options)
 
 
-class MathOptions(Strict):
-    """What is compared."""
+class MathOptions(KeptOptions):
+    """What is compared, and what that may take."""
 
     field: str = "answer"
     """Field of the prompt with the right answer, in LaTeX or plain."""
@@ -243,12 +241,8 @@ class Equal:
 class Math(KeptScorer):
     """1 when the last expression of the text equals the answer, else 0."""
 
-    class Options(MathOptions, KeptOptions):
-        """What is compared, and what that may take."""
+    Options = MathOptions
 
-        time_s: float = Field(default=10.0, gt=0)
-        """Seconds for one answer."""
-
-    def __init__(self, options: Options) -> None:
-        inner = {name: getattr(options, name) for name in MathOptions.model_fields}
-        super().__init__("astraflow.workflows.rewards.compare:Equal", inner, options)
+    def __init__(self, options: MathOptions) -> None:
+        name = "astraflow.workflows.rewards.compare:Equal"
+        super().__init__(name, options.model_dump(), options)
