@@ -76,7 +76,8 @@ def tinker(
     """
     from astraflow.cli.roles import tls_of  # noqa: PLC0415
     from astraflow.config.pool import EngineSettings  # noqa: PLC0415
-    from astraflow.tinker.app import TinkerSettings, main_tinker  # noqa: PLC0415 - torch
+    from astraflow.tinker.app import main_tinker  # noqa: PLC0415 - torch
+    from astraflow.tinker.learner import TinkerSettings  # noqa: PLC0415
 
     settings = TinkerSettings(
         model_dir=_directory_of(model),

@@ -7,8 +7,6 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import structlog
@@ -21,13 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from astraflow.config.pool import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.http import HttpLimits, HttpServer, behind_secret
-from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.tinker.checkpoints import TinkerCheckpoints, require_id
-from astraflow.tinker.learner import LoadedBase, Settings
+from astraflow.tinker.learner import LoadedBase, TinkerSettings
 from astraflow.tinker.promises import JSON, FutureResult, Promise, Promises, digest_of
 from astraflow.tinker.requests import (
     CreateModel,
@@ -341,34 +337,6 @@ def _json(fields: dict[str, Any], status: int = 200) -> Response:
 _CONNECTIONS, _HOST_CONNECTIONS = 8192, 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinkerSettings:
-    """What is served, and how.
-
-    Attributes:
-        model_dir: The Hugging Face directory that all models start from.
-        base_model: What clients call it.
-        token: That clients show; empty: they show none.
-    """
-
-    model_dir: Path
-    base_model: str
-    listen: str
-    directory: Path
-    engine: EngineSettings
-    max_rank: int
-    max_tokens_per_pass: int
-    token: str = ""
-    tls: Tls | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a key that no client could show."""
-        if self.token and not self.token.startswith(("tml-", "eyJ")):
-            raise AstraflowError(
-                Reason.INVALID_FIELD, "the key: clients send only keys that begin with tml-"
-            )
-
-
 def main_tinker(settings: TinkerSettings, *, as_json: bool) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code."""
     configure_logging("tinker")
@@ -400,13 +368,7 @@ async def serving(settings: TinkerSettings) -> AsyncGenerator[str]:
     """
     engine = settings.engine
     prepare_torch(thread_count=engine.thread_count)
-    computed = Settings(
-        model_dir=settings.model_dir,
-        device=engine.device,
-        max_context=engine.max_context,
-        max_tokens_per_pass=settings.max_tokens_per_pass,
-    )
-    base = await asyncio.to_thread(LoadedBase, computed)
+    base = await asyncio.to_thread(LoadedBase, settings)
     samplers = Samplers(
         settings.model_dir, engine, layer_shapes=base.layer_shapes, max_rank=settings.max_rank
     )

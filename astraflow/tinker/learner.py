@@ -4,7 +4,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from astraflow.config.lora import CONFIG_FILE, Lora, last_name
+from astraflow.config.pool import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.modules import target_layers
 from astraflow.engines.protocol import Likeliest
+from astraflow.rpc.tls import Tls
 from astraflow.tinker.losses import Batch, find_loss, require_known
 from astraflow.tinker.requests import AdamParams
 from astraflow.tinker.wire import TrainRequest
@@ -47,30 +49,43 @@ _LOOK_ELEMENTS: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How models are computed.
+class TinkerSettings:
+    """What is served, and how.
 
     Attributes:
-        model_dir: The Hugging Face directory that all start from.
-        device: auto, cpu or cuda[:N].
-        max_context: Tokens of one sequence; None: what the model was made for.
+        model_dir: The Hugging Face directory that all models start from.
+        base_model: What clients call it.
         max_tokens_per_pass: Of one forward and backward pass.
+        token: That clients show; empty: they show none.
     """
 
     model_dir: Path
-    device: str
-    max_context: int | None = None
-    max_tokens_per_pass: int = 16384
+    base_model: str
+    listen: str
+    directory: Path
+    engine: EngineSettings
+    max_rank: int
+    max_tokens_per_pass: int
+    token: str = ""
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a key that no client could show."""
+        if self.token and not self.token.startswith(("tml-", "eyJ")):
+            raise AstraflowError(
+                Reason.INVALID_FIELD, "the key: clients send only keys that begin with tml-"
+            )
 
 
 class LoadedBase:
     """The model that all start from. Its weights are in memory once, and never change."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._module = load_module(settings.model_dir, device=settings.device).eval()
+    def __init__(self, settings: TinkerSettings) -> None:
+        self._module = load_module(settings.model_dir, device=settings.engine.device).eval()
         self._module.requires_grad_(requires_grad=False)
         own: int = cast("Any", self._module).config.get_text_config().max_position_embeddings
-        self.settings = replace(settings, max_context=settings.max_context or own)
+        self.settings = settings
+        self._max_context = settings.engine.max_context or own
         self._scorers: OrderedDict[Path | None, CausalModel] = OrderedDict()
 
     def lora(self, *, rank: int, attention: bool = True, mlp: bool = True) -> Lora:
@@ -97,15 +112,17 @@ class LoadedBase:
 
     def learner(self, lora: Lora | None, *, seed: int = 0) -> "Learner":
         """Return a model to train, as the base is; without adapters, all weights, in a copy."""
-        return Learner(self._model(lora, seed=seed), lora, self.settings)
+        return self._learner(self._model(lora, seed=seed), lora)
 
     def restored(self, checkpoint: Path, *, with_optimizer: bool) -> "Learner":
         """Return a model to train, as `Learner.save` left it."""
         lora = lora_in(checkpoint)
-        model = self._model(lora)
-        learner = Learner(model, lora, self.settings)
+        learner = self._learner(self._model(lora), lora)
         learner.load(checkpoint, with_optimizer=with_optimizer)
         return learner
+
+    def _learner(self, model: CausalModel, lora: Lora | None) -> "Learner":
+        return Learner(model, lora, self.settings, max_context=self._max_context)
 
     def prompt_logprobs(
         self, snapshot: Path | None, prompt: Sequence[int], *, last: int, likeliest_count: int
@@ -167,7 +184,7 @@ class LoadedBase:
             return CausalModel(twin_of(self._module))
         lora = lora_in(snapshot)
         if lora is None:
-            return CausalModel(load_module(snapshot, device=self.settings.device))
+            return CausalModel(load_module(snapshot, device=self.settings.engine.device))
         model = self._model(lora)
         read_adapters(model.module, snapshot)
         return model
@@ -176,8 +193,16 @@ class LoadedBase:
 class Learner:
     """One model that is trained: gradients add up until a step uses them."""
 
-    def __init__(self, model: CausalModel, lora: Lora | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        lora: Lora | None,
+        settings: TinkerSettings,
+        *,
+        max_context: int,
+    ) -> None:
         """Train the parameters of a model that have gradients: adapters, or all (None)."""
+        self._max_context = max_context
         self.lora = lora
         self._model = model
         self._settings = settings
@@ -202,7 +227,7 @@ class Learner:
             request.data,
             loss.inputs,
             vocab_size=self._model.vocabulary_size,
-            max_context=self._settings.max_context,
+            max_context=self._max_context,
         )
         # Where the first input is 0 the loss is 0, whatever a model says.
         applies = batch.inputs[loss.inputs[0]] != 0
@@ -282,7 +307,7 @@ class Learner:
         if self.lora is not None:
             read_adapters(self._model.module, directory)
         else:
-            saved = load_module(directory, device=self._settings.device)
+            saved = load_module(directory, device=self._settings.engine.device)
             self._model.module.load_state_dict(saved.state_dict())
         self._adam = torch.optim.AdamW(list(self._parameters.values()), lr=0.0, fused=True)
         self._adam.zero_grad(set_to_none=True)

@@ -17,6 +17,7 @@ _MAX_LIKELIEST = 20
 _MAX_SAMPLES = 1024
 
 Number = Annotated[int, Field(ge=0, lt=_I31)]
+OptimizerConfig = dict[Literal["type"], Literal["adamw"]]
 SessionId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$")]
 Text = Annotated[str, Field(max_length=4096)]
 Token = Annotated[int, Field(ge=0, lt=_I31)]
@@ -47,12 +48,6 @@ class LoraConfig(TinkerFields):
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
-
-
-class OptimizerConfig(TinkerFields):
-    """The optimizer of a new model."""
-
-    type: Literal["adamw"] = "adamw"  # pyright: ignore[reportIncompatibleVariableOverride] - narrower
 
 
 class CreateModel(TinkerFields):

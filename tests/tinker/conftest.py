@@ -19,7 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from astraflow.config.pool import EngineSettings
-from astraflow.tinker.app import TinkerSettings, serving
+from astraflow.tinker.app import serving
+from astraflow.tinker.learner import TinkerSettings
 from astraflow_proto.tinker.v1 import tinker_pb2 as pb
 
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
