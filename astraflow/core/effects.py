@@ -279,10 +279,15 @@ class Decision:
         count, of numbers with a fraction five digits; bytes and tensors do not.
         """
         answer, effects = self.answer, self.effects
-        if type(answer) is ItemAck and len(effects) == 1 and type(effects[0]) is RecordRollout:
+        records = [
+            (each.rollout.rollout_id, each.member_id)
+            for each in effects
+            if type(each) is RecordRollout
+        ]
+        if type(answer) is ItemAck and len(records) == len(effects):
             # What most events come to, as the other line says it.
             said = answer.item_id, str(answer.disposition), str(answer.reason)
-            text = repr((said, [(effects[0].rollout.rollout_id, effects[0].member_id)]))
+            text = repr((said, records))
         else:
             first, *others = _plain([answer, *effects])
             text = repr((first, others))

@@ -194,7 +194,8 @@ def runs_of(
 
     What is in the payload store counts as it is described.
     """
-    travels = _MAX_PART_NBYTES // max(map(_token_nbytes, trajectories), default=_TOKEN_NBYTES)
+    others = [each for each in trajectories if each.payload is not None or each.columns]
+    travels = _MAX_PART_NBYTES // max(map(_token_nbytes, others), default=_TOKEN_NBYTES)
     bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
     return split(lengths, bound)
 

@@ -35,10 +35,16 @@ class RequestKind:
     handle: Callable[..., Any]
 
 
-def _take_rollout(
-    run: Components, member: LiveRaas, event: ev.RolloutArrived, now: datetime
+def take_rollout(
+    run: Components,
+    member: LiveRaas,
+    event: ev.RolloutArrived,
+    now: datetime,
+    *,
+    is_useful: bool = False,
 ) -> ItemAck:
-    ack = run.intake.rollout(member, event, now)
+    """Take a rollout; `is_useful` where `Intake.refusal` was asked at this state of the run."""
+    ack = run.intake.rollout(member, event, now, is_useful=is_useful)
     if run.settings.takes_payloads and ack.disposition is Disposition.ACCEPTED:
         run.payloads.note(event.rollout)
     return ack
@@ -137,7 +143,7 @@ def _other(journal: str, handle: Callable[[Components, Any, datetime], Any]) -> 
 
 REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     # Nodes.
-    ev.RolloutArrived: _raas("rollout_arrived", _take_rollout),
+    ev.RolloutArrived: _raas("rollout_arrived", take_rollout),
     ev.RolloutRepeated: _raas("rollout_repeated", lambda run, _node, e, _now: run.intake.repeat(e)),
     ev.TaskFinished: _raas(
         "task_finished", lambda run, node, e, now: run.intake.result(node, e.result, now)

@@ -26,7 +26,7 @@ from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.members import MemberRole
 from astraflow.core.policy.state import PolicyState, find_policy
 from astraflow.core.pool.sources import sources_of, version_with_sources
-from astraflow.core.requests import REQUESTS
+from astraflow.core.requests import REQUESTS, take_rollout
 from astraflow.core.settings import RunSettings
 from astraflow.core.status import (
     DeadLetter,
@@ -73,6 +73,9 @@ def _policy_status(policy: PolicyState) -> PolicyStatus:
 class Run:
     """One run, from its first member to its last."""
 
+    # The rollout that `refusal` found to be of use, until the next event; no part of a snapshot.
+    _useful: ev.RolloutArrived | None = None
+
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
         self._components = Components(settings, start_time=start_time)
 
@@ -94,8 +97,14 @@ class Run:
             event.member_id, now
         )
         kind, asked = REQUESTS[type(event)], cast("Any", event)
+        useful = self._useful
+        if useful is not None:
+            self._useful = None
         try:
-            if kind.sender is None:
+            if useful is not None and event is useful:
+                member = run.sessions.raas(useful.member_id)
+                answer = take_rollout(run, member, useful, now, is_useful=True)
+            elif kind.sender is None:
                 answer = kind.handle(run, event, now)
             else:
                 of_role = (
@@ -115,9 +124,11 @@ class Run:
             run.lifecycle.fail(run.faults.first)
         for info in run.pacing.advance(now):
             run.evaluation.note_version(info.policy_id, info.version, now)
-        for policy in run.pacing.take_lost():
-            run.intake.recall(policy, now)
-        run.loading.advance(now)
+        if len(run.policies) > 1:
+            for policy in run.pacing.take_lost():
+                run.intake.recall(policy, now)
+        if len(run.loading.served) < len(run.policies):
+            run.loading.advance(now)
         if run.evaluation.active:
             run.evaluation.advance(now)
         run.batching.advance(now)
@@ -126,7 +137,8 @@ class Run:
         is_reading = not all(work.is_offered for work in run.evaluation.active.values())
         if not is_reading and run.training.advance(now):
             run.batching.advance(now)
-        run.saving.advance(now)
+        if run.saving.asked:
+            run.saving.advance(now)
         run.ending.advance(now)
         run.balance.advance(now)
         if run.payloads.known:
@@ -135,11 +147,15 @@ class Run:
     def refusal(self, event: ev.RolloutArrived) -> Refusal | None:
         """Return what would be said to a rollout that is of no use; None: apply it.
 
+        Applied as the next event it is not looked at again.
+
         Raises:
             AstraflowError: SESSION_ENDED.
         """
         self._components.sessions.raas(event.member_id)
-        return self._components.intake.refusal(event)
+        refusal = self._components.intake.refusal(event)
+        self._useful = event if refusal is None else None
+        return refusal
 
     @property
     def next_deadline(self) -> datetime | None:
@@ -150,8 +166,8 @@ class Run:
             run.tasks.next_deadline,
             run.evaluation.next_deadline if run.evaluation.active else None,
             run.ending.next_deadline,
-            run.pacing.next_deadline,
-            run.loading.next_deadline,
+            run.pacing.next_deadline if len(run.policies) > 1 else None,
+            run.loading.next_deadline if len(run.loading.served) < len(run.policies) else None,
         )
         return min((time for time in due if time is not None), default=None)
 

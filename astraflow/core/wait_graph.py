@@ -133,7 +133,7 @@ def _not_issued(run: Components, waiter: str, now: datetime) -> Iterator[WaitRea
     policy_ids = run.settings.workflow.policy_ids
     pool = [
         member
-        for member in run.sessions.pool
+        for member in run.sessions.pool.values()
         if member.serves(policy_ids)
         and not member.is_draining
         and not run.sessions.is_silent(member, now)

@@ -16,7 +16,7 @@ from time import perf_counter
 
 from astraflow.core.effects import Effect
 from astraflow.core.events import Event
-from astraflow.storage.fault_points import FaultPoint, hit
+from astraflow.storage.fault_points import FaultPoint, armed, hit
 from astraflow.storage.journal import Journal
 
 # A group is carried out without a pause of the event loop.
@@ -123,7 +123,8 @@ class Commits:
             group = self._writing = [self._waiting.popleft() for _ in range(size)]
             if not self._waiting:
                 self._came.clear()
-            hit(FaultPoint.JOURNAL_WAITING)
+            if armed:
+                hit(FaultPoint.JOURNAL_WAITING)
             started = perf_counter()
             await journal.append([decided.record for decided in group])
             if self._on_commit is not None:
@@ -134,7 +135,8 @@ class Commits:
         self.nbytes += sum([len(decided.record) for decided in group])
         for decided in group:
             self._carry_out(decided)
-            hit(FaultPoint.CARRIED_OUT_HALF)
+            if armed:
+                hit(FaultPoint.CARRIED_OUT_HALF)
         self._writing = []
         self._safe_count += len(group)
         while self._readers and self._readers[0][0] <= self._safe_count:

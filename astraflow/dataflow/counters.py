@@ -4,8 +4,9 @@ They begin at 0 with the process, as Prometheus expects of counters. What the ru
 not counted again here.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 from astraflow.core.effects import (
     CloseSession,
@@ -20,7 +21,8 @@ from astraflow.core.versions import VersionReport, VersionState
 from astraflow.dataflow.members import MemberHistory
 from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 
-_VERSIONS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
+_VERSIONS = partial(Histogram, (0, 1, 2, 3, 4, 6, 8, 16, 32))
+_LONG = partial(Histogram, LONG_SECONDS)
 
 
 class HubCounters:
@@ -49,11 +51,11 @@ class HubCounters:
         self.commit_size = Histogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self.rollouts = Counter[tuple[str, str]]()
         self.tokens = Counter[tuple[str]]()
-        self.staleness: dict[tuple[str], Histogram] = {}
-        self.batch_wait: dict[tuple[str], Histogram] = {}
-        self.batch_train: dict[tuple[str], Histogram] = {}
-        self.pull: dict[tuple[str, str], Histogram] = {}
-        self.pause: dict[tuple[str, str], Histogram] = {}
+        self.staleness = defaultdict[tuple[str], Histogram](_VERSIONS)
+        self.batch_wait = defaultdict[tuple[str], Histogram](_LONG)
+        self.batch_train = defaultdict[tuple[str], Histogram](_LONG)
+        self.pull = defaultdict[tuple[str, str], Histogram](_LONG)
+        self.pause = defaultdict[tuple[str, str], Histogram](_LONG)
         self.pulled_nbytes = Counter[tuple[str, str]]()
         self.failed_versions = Counter[tuple[str, str]]()
         self.lost_count = 0
@@ -64,10 +66,8 @@ class HubCounters:
         self.commit_size.observe(record_count)
 
     def see(self, effect: Effect, history: MemberHistory) -> None:
-        """Count what an effect tells; the history says where members stand."""
+        """Count what an effect tells, but a rollout; the history says where members stand."""
         match effect:
-            case RecordRollout():
-                self._rollout(effect, history.region_of(effect.member_id))
             case RecordBatch():
                 self._batch(effect)
             case RecordVersion():
@@ -80,18 +80,19 @@ class HubCounters:
             case _:
                 pass
 
-    def _rollout(self, effect: RecordRollout, region: str) -> None:
+    def rollout(self, effect: RecordRollout, region: str) -> None:
+        """Count a rollout of a member that stands in a region."""
         rollout = effect.rollout
         self.rollouts[effect.purpose, rollout.outcome] += 1
         self.tokens[(region,)] += sum([one.sampled_count for one in rollout.trajectories])
 
     def _batch(self, effect: RecordBatch) -> None:
         key = (effect.policy_id,)
-        ages = self.staleness.setdefault(key, Histogram(_VERSIONS))
+        ages = self.staleness[key]
         for staleness, count in effect.staleness_counts.items():
             ages.observe(staleness, count)
-        for held, name in ((self.batch_wait, "time/wait_s"), (self.batch_train, "time/train_s")):
-            held.setdefault(key, Histogram(LONG_SECONDS)).observe(effect.metrics[name])
+        self.batch_wait[key].observe(effect.metrics["time/wait_s"])
+        self.batch_train[key].observe(effect.metrics["time/train_s"])
 
     def _version(self, report: VersionReport, region: str) -> None:
         key = (report.policy_id, region)
@@ -101,13 +102,9 @@ class HubCounters:
             return
         self.pulled_nbytes[key] += report.pulled_nbytes
         if report.pull_duration is not None:
-            _seconds(self.pull, key).observe(report.pull_duration.total_seconds())
+            self.pull[key].observe(report.pull_duration.total_seconds())
         if report.pause_duration is not None:
-            _seconds(self.pause, key).observe(report.pause_duration.total_seconds())
-
-
-def _seconds(held: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Histogram:
-    return held.setdefault(key, Histogram(LONG_SECONDS))
+            self.pause[key].observe(report.pause_duration.total_seconds())
 
 
 def counter_families(counters: HubCounters) -> Iterator[Family]:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import structlog
 
+from astraflow.core.batches import StreamBatches
 from astraflow.core.effects import (
     AnnounceVersion,
     ClearOutbox,
@@ -32,6 +33,8 @@ from astraflow.core.effects import (
     SendScrubOrder,
     SendTask,
 )
+from astraflow.core.events import RolloutArrived
+from astraflow.dataflow.commits import Decided
 from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.members import MemberDirectory
 from astraflow.dataflow.payloads import PayloadCleaner
@@ -73,12 +76,28 @@ class EffectExecutor:
     watches: Watches = field(default_factory=Watches)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def carry_out(self, effect: Effect, now: datetime) -> None:
-        if is_tracing():
-            effect = self.traces.stamp(effect, now)
+    def carry_out(self, decided: Decided) -> None:
+        """Do what comes of an event that the journal holds."""
+        event, now, traces = decided.event, decided.time, self.traces if is_tracing() else None
+        if isinstance(event, StreamBatches):
+            self.outboxes.open_batches(event.member_id, event.rank)
+        for effect in decided.effects:
+            self._do(effect if traces is None else traces.stamp(effect, now), now)
+        if not isinstance(event, RolloutArrived):
+            if traces is not None:
+                traces.see(event, decided.answer)
+            self.directory.note(event, decided.answer, now)
+        self.watches.change.touch()
+
+    def _do(self, effect: Effect, now: datetime) -> None:
         match effect:
             # The most frequent one first: each line is a question.
-            case RecordRollout() | RecordBatch() | RecordVersion():
+            case RecordRollout():
+                history = self.directory.history
+                history.accept(effect.member_id)
+                self.counters.rollout(effect, history.region_of(effect.member_id))
+                self.recorder.record(effect, now)
+            case RecordBatch() | RecordVersion():
                 self.directory.see(effect, now)
                 self.counters.see(effect, self.directory.history)
                 self.recorder.record(effect, now)

@@ -24,7 +24,6 @@ from astraflow.core.events import (
     Event,
     MemberLeft,
     RaasJoined,
-    RolloutArrived,
     SaveRequested,
     SessionSecrets,
     Ticked,
@@ -136,7 +135,7 @@ class Hub:
             payloads=payloads,
         )
         self.counters = self.executor.counters
-        self.commits = Commits(journal, self._carry_out, on_commit=self.counters.committed)
+        self.commits = Commits(journal, self.executor.carry_out, on_commit=self.counters.committed)
         self.metrics_address = ""
         self.event_count = 0
         self.max_apply_s = 0.0
@@ -232,7 +231,8 @@ class Hub:
         now = self._clock.now() if now is None else now
         if self._chain_s is None:
             self._chain_s = time.thread_time()
-        kept = without_secrets(event)
+        has_secrets = isinstance(event, RaasJoined | TrainerRegistered)
+        kept = without_secrets(event) if has_secrets else event
         record = b""
         if self._keeps_records:
             record = record_bytes(kept, now, received=received, goes_on=goes_on)
@@ -260,17 +260,6 @@ class Hub:
             self.max_apply_s = max(self.max_apply_s, took_s)
             self._deadline.refresh()
         return outcome.answer
-
-    def _carry_out(self, decided: Decided) -> None:
-        event = decided.event
-        if isinstance(event, StreamBatches):
-            self.executor.outboxes.open_batches(event.member_id, event.rank)
-        for effect in decided.effects:
-            self.executor.carry_out(effect, decided.time)
-        if not isinstance(event, RolloutArrived):
-            self.executor.traces.see(event, decided.answer)
-            self.directory.note(event, decided.answer, decided.time)
-        self.executor.watches.change.touch()
 
     async def read_prompts(self) -> None:
         """Draw prompts as the run asks for them, for ever."""

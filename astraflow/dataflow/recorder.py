@@ -209,19 +209,19 @@ def _trained_rows(head: Mapping[str, Any], rows: Sequence[TrainedRow]) -> dict[s
             "rollout_id": [row.rollout_id for row in rows],
             "trajectory": [row.trajectory_index for row in rows],
             "member": [members[row.member_id] for row in rows],
-            "reward": [_rounded(row.reward) for row in rows],
-            "advantage": [_rounded(row.advantage) for row in rows],
+            "reward": _rounded([row.reward for row in rows]),
+            "advantage": _rounded([row.advantage for row in rows]),
             "version_spans": [_spans(row.version_spans) for row in rows],
         },
         "reward_parts": {
-            name: [_rounded(row.reward_parts.get(name, nan)) for row in rows] for name in parts
+            name: _rounded([row.reward_parts.get(name, nan) for row in rows]) for name in parts
         },
     }
 
 
-def _rounded(value: float) -> float | None:
-    """Return a number in six digits; None: there is none."""
-    return float(f"{value:.6g}") if isfinite(value) else None
+def _rounded(values: Sequence[float]) -> list[float | None]:
+    """Return numbers in six digits; None: there is none."""
+    return [float(f"{value:.6g}") if isfinite(value) else None for value in values]
 
 
 def _spans(spans: Sequence[VersionSpan]) -> list[list[int]]:

@@ -54,7 +54,8 @@ class FaultPoint(StrEnum):
     """Some of the records are let go."""
 
 
-_left: dict[FaultPoint, int] = {}
+armed: Final[dict[FaultPoint, int]] = {}
+"""Where to die and at the how-manieth time; who comes to a place often looks here first."""
 
 
 def arm(environment: Mapping[str, str] = os.environ) -> None:
@@ -63,23 +64,18 @@ def arm(environment: Mapping[str, str] = os.environ) -> None:
     Raises:
         AstraflowError: INVALID_FIELD for an unknown place or a count that is no number above 0.
     """
-    _left.clear()
+    armed.clear()
     asked = environment.get(VARIABLE, "")
     if asked:
         point, count = _parsed(asked)
-        _left[point] = count
+        armed[point] = count
 
 
 def hit(point: FaultPoint) -> None:
     """Die here, if this process was told to."""
-    if _left:
-        _count_down(point)
-
-
-def _count_down(point: FaultPoint) -> None:
-    if point in _left:
-        _left[point] -= 1
-        if not _left[point]:
+    if point in armed:
+        armed[point] -= 1
+        if not armed[point]:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.fault_points import FaultPoint, hit
-from astraflow.storage.sqlite import Durability, checksum, verified
+from astraflow.storage.sqlite import Durability, checksums, verified
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -355,7 +355,7 @@ class PostgresJournal:
 
     def _append(self, records: Sequence[bytes]) -> int:
         start, count = self.end, len(records)
-        sums = [checksum(position, record) for position, record in enumerate(records, start)]
+        sums = checksums(records, start)
         named = {
             "start": start,
             "count": count,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from enum import StrEnum
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
@@ -19,7 +20,7 @@ from zlib import crc32
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.storage.fault_points import FaultPoint, hit
+from astraflow.storage.fault_points import FaultPoint, armed, hit
 from astraflow.storage.lock import FileLock
 from astraflow.storage.watermark import Level, Watermark, read_level, watermark_of
 
@@ -72,6 +73,11 @@ _SYNCHRONOUS = {Durability.PROCESS: "OFF", Durability.POWER: "FULL"}
 def checksum(position: int, record: bytes) -> int:
     """Return the CRC-32 of a record at its place."""
     return crc32(record, position & 0xFFFFFFFF)
+
+
+def checksums(records: Sequence[bytes], start: int) -> list[int]:
+    """Return the checksums of records that go on from a position."""
+    return [crc32(record, number & 0xFFFFFFFF) for number, record in enumerate(records, start)]
 
 
 def verified(
@@ -376,16 +382,15 @@ class SqliteJournal:
 
     def _append(self, records: Sequence[bytes]) -> int:
         position = self.end
-        rows = [
-            (number, checksum(number, record), record)
-            for number, record in enumerate(records, position)
-        ]
+        rows = zip(count(position), checksums(records, position), records, strict=False)
         with self._database:
             self._database.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
-            hit(FaultPoint.JOURNAL_WRITTEN)
-        self._watermark.rise(position + len(rows))
-        hit(FaultPoint.JOURNAL_COMMITTED)
-        self.end += len(rows)
+            if armed:
+                hit(FaultPoint.JOURNAL_WRITTEN)
+        self._watermark.rise(position + len(records))
+        if armed:
+            hit(FaultPoint.JOURNAL_COMMITTED)
+        self.end += len(records)
         return position
 
     def _trim(self, before: int) -> None:

@@ -89,7 +89,7 @@ DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
 # Of vectors: number on the wire, numpy's type, bytes per element; looked up at once.
 _ELEMENTS = {each: (DTYPES.encode(each), each.numpy, each.itemsize) for each in Dtype}
 _NUMBERS = {each.numpy: DTYPES.encode(each) for each in Dtype if Dtype.of(each.numpy) is each}
-_BOOL = np.dtype(np.bool_)
+_NO_BOOL = "a bool is neither 0 nor 1"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S = 86_400
 _SECOND_NS = 1_000_000_000
@@ -167,11 +167,6 @@ def optional_span(message: HasFields, field: str) -> timedelta | None:
     return decode_span(getattr(message, field)) if message.HasField(field) else None
 
 
-def optional(message: HasFields, field: str) -> Any:
-    """Return an optional field, None when it is unset."""
-    return getattr(message, field) if message.HasField(field) else None
-
-
 def set_time(target: Timestamp, moment: datetime | None) -> None:
     """Fill a Timestamp field; None leaves it unset."""
     if moment is not None:
@@ -238,22 +233,19 @@ def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarr
     shape, data, dtype = tuple(message.shape), message.data, DTYPES.decode(message.dtype)
     if len(data) != prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
         raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
-    return _elements(data, dtype.numpy, field).reshape(shape)
+    if dtype is Dtype.BOOL and data.translate(None, b"\0\1"):
+        raise invalid(field, _NO_BOOL)
+    return np.frombuffer(data, dtype.numpy).reshape(shape)
 
 
 def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.ndarray:
-    """Return a one-dimensional Tensor of a given dtype."""
+    """Return a one-dimensional Tensor of a given dtype, as `decode_tensor`."""
     number, numpy, itemsize = _ELEMENTS[dtype]
     shape, data = message.shape, message.data
     if message.dtype != number or len(shape) != 1:
         raise invalid(field, f"must be {dtype}[n]")
     if len(data) != shape[0] * itemsize:
         raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
-    return _elements(data, numpy, field)
-
-
-def _elements(data: bytes, dtype: np.dtype[np.generic], field: str) -> np.ndarray:
-    """Return what some bytes hold, read-only and over them."""
-    if dtype == _BOOL and data.translate(None, b"\0\1"):
-        raise invalid(field, "a bool is neither 0 nor 1")
-    return np.frombuffer(data, dtype)
+    if dtype is Dtype.BOOL and data.translate(None, b"\0\1"):
+        raise invalid(field, _NO_BOOL)
+    return np.frombuffer(data, numpy)

@@ -139,9 +139,9 @@ def record_bytes(
         member, length = _member(entry.member_id), _varint(len(received))
         arrived = _varint(len(member) + len(_ROLLOUT_TAG) + len(length) + len(received))
         return b"".join((head, _ARRIVED_TAG, arrived, member, _ROLLOUT_TAG, length, received))
-    kind = type(entry)
+    field, encode = _ENCODERS[type(entry)]
     record = pb.Record()
-    getattr(record, _field(kind)).CopyFrom(_FUNCTIONS[kind][0](entry))
+    getattr(record, field).CopyFrom(encode(entry))
     return head + record.SerializeToString()
 
 
@@ -262,8 +262,8 @@ _FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]
 }
 
 
-def _field(kind: type[Any]) -> str:
-    return "run_opened" if kind is RunOpened else REQUESTS[kind].journal
-
-
-_DECODERS = {_field(kind): decode for kind, (_, decode) in _FUNCTIONS.items()}
+_FIELDS = {RunOpened: "run_opened", **{kind: each.journal for kind, each in REQUESTS.items()}}
+_ENCODERS: Mapping[type[Any], tuple[str, Callable[[Any], Any]]] = {
+    kind: (_FIELDS[kind], encode) for kind, (encode, _) in _FUNCTIONS.items()
+}
+_DECODERS = {_FIELDS[kind]: decode for kind, (_, decode) in _FUNCTIONS.items()}

@@ -25,6 +25,7 @@ from astraflow.core.rollouts import (
 from astraflow.core.tensors import Dtype
 from astraflow.wire.converters import FieldRule, converted, converter, least, sized
 from astraflow.wire.fields import (
+    DTYPES,
     EnumTable,
     at_least,
     decode_tensor,
@@ -32,10 +33,9 @@ from astraflow.wire.fields import (
     fill_tensor,
     invalid,
     moment_of,
-    optional,
     required,
 )
-from astraflow.wire.tasks import decode_sampling, read_sampling, write_sampling
+from astraflow.wire.tasks import read_sampling, write_sampling
 from astraflow_proto.rollout.v1 import (
     batch_pb2,
     column_pb2,
@@ -65,7 +65,11 @@ COLUMN_AXES = EnumTable(ColumnAxis, column_pb2.ColumnAxis, "COLUMN_AXIS")
 
 # The run removes objects by their names, and readers open them.
 _PAYLOAD_NAME = re.compile(r"[a-z0-9-]{1,64}")
-_ELSEWHERE = np.empty(0)
+
+_VECTORS = {"tokens": Dtype.I32, "sampled_mask": Dtype.BOOL, "logprobs": Dtype.F32}
+# What a trajectory is made with whose arrays lie in the payload store.
+_NOTHING = np.empty(0)
+_ELSEWHERE: dict[str, Any] = {**dict.fromkeys(_VECTORS, _NOTHING), "columns": {}}
 
 
 def fill_columns(
@@ -115,21 +119,29 @@ def read_arrays(data: bytes) -> dict[str, Any]:
         message = payload_pb2.TrajectoryArrays.FromString(data)
     except DecodeError as error:
         raise invalid("payload", str(error)) from error
-    return {
-        "tokens": decode_vector(message.tokens, Dtype.I32, "tokens"),
-        "sampled_mask": decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask"),
-        "logprobs": decode_vector(message.logprobs, Dtype.F32, "logprobs"),
-        "columns": decode_columns(message.columns),
-    }
+    return _decode_arrays(message)
 
 
 def _fill_arrays(
     message: payload_pb2.TrajectoryArrays | trajectory_pb2.Trajectory, trajectory: Trajectory
 ) -> None:
-    fill_tensor(message.tokens, trajectory.tokens)
-    fill_tensor(message.sampled_mask, trajectory.sampled_mask)
-    fill_tensor(message.logprobs, trajectory.logprobs)
-    fill_columns(message.columns, trajectory.columns)
+    for name, dtype in _VECTORS.items():
+        # A trajectory has them of these types and of one length.
+        tensor, values = getattr(message, name), getattr(trajectory, name)
+        tensor.dtype, tensor.data = DTYPES.numbers[dtype], values.tobytes()
+        tensor.shape.append(len(values))
+    if trajectory.columns:
+        fill_columns(message.columns, trajectory.columns)
+
+
+def _decode_arrays(
+    message: payload_pb2.TrajectoryArrays | trajectory_pb2.Trajectory,
+) -> dict[str, Any]:
+    arrays: dict[str, Any] = {
+        name: decode_vector(getattr(message, name), dtype, name) for name, dtype in _VECTORS.items()
+    }
+    arrays["columns"] = decode_columns(message.columns) if message.columns else {}
+    return arrays
 
 
 _encode_version_span, _decode_version_span = converter(VersionSpan, trajectory_pb2.VersionSpan)
@@ -161,28 +173,21 @@ def _fill_trajectory(message: trajectory_pb2.Trajectory, trajectory: Trajectory)
 
 
 def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
-    parent = message.parent_trajectory_id
+    name, policy, parent = message.trajectory_id, message.policy_id, message.parent_trajectory_id
+    segment = message.segment_index
     payload = _decode_reference(message) if message.HasField("payload") else None
-    is_here = payload is None
     return Trajectory(
-        trajectory_id=TrajectoryId(required(message.trajectory_id, "trajectory_id")),
-        policy_id=PolicyId(required(message.policy_id, "policy_id")),
+        trajectory_id=TrajectoryId(name or required(name, "trajectory_id")),
+        policy_id=PolicyId(policy or required(policy, "policy_id")),
         agent=message.agent,
-        tokens=decode_vector(message.tokens, Dtype.I32, "tokens") if is_here else _ELSEWHERE,
-        sampled_mask=(
-            decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask")
-            if is_here
-            else _ELSEWHERE
-        ),
-        logprobs=decode_vector(message.logprobs, Dtype.F32, "logprobs") if is_here else _ELSEWHERE,
+        **(_decode_arrays(message) if payload is None else _ELSEWHERE),
         version_spans=tuple(map(_decode_version_span, message.version_spans)),
-        sampling=decode_sampling(message.sampling),
+        sampling=read_sampling(message.sampling.SerializeToString()),
         finish_reason=FINISH_REASONS.decode(message.finish_reason),
         parent_trajectory_id=TrajectoryId(parent) if parent else None,
         branch_offset=message.branch_offset,
-        segment_index=at_least(message.segment_index, 0, "segment_index"),
-        reward=optional(message, "reward"),
-        columns=decode_columns(message.columns) if message.columns else {},
+        segment_index=at_least(segment, 0, "segment_index") if segment else 0,
+        reward=message.reward if message.HasField("reward") else None,
         engine=message.engine,
         payload=payload,
     )
@@ -252,9 +257,10 @@ def _trajectory(data: bytes, parts: Any) -> Trajectory:
         trajectory_id=TrajectoryId(name or required(name, "trajectory_id")),
         policy_id=PolicyId(policy or required(policy, "policy_id")),
         agent=agent or "",
-        tokens=np.frombuffer(data, _I32, count, tokens) if is_here else _ELSEWHERE,
-        sampled_mask=np.frombuffer(data, _BOOL, count, mask) if is_here else _ELSEWHERE,
-        logprobs=np.frombuffer(data, _F32, count, logprobs) if is_here else _ELSEWHERE,
+        tokens=np.frombuffer(data, _I32, count, tokens) if is_here else _NOTHING,
+        sampled_mask=np.frombuffer(data, _BOOL, count, mask) if is_here else _NOTHING,
+        logprobs=np.frombuffer(data, _F32, count, logprobs) if is_here else _NOTHING,
+        columns={},
         version_spans=tuple(
             [
                 VersionSpan(
@@ -270,9 +276,8 @@ def _trajectory(data: bytes, parts: Any) -> Trajectory:
         finish_reason=FINISH_REASONS.decode(finish or 0),
         parent_trajectory_id=TrajectoryId(parent) if parent else None,
         branch_offset=branch or 0,
-        segment_index=at_least(segment or 0, 0, "segment_index"),
+        segment_index=at_least(segment, 0, "segment_index") if segment else 0,
         reward=reward,
-        columns={},
         engine=engine or "",
         payload=None if is_here else _payload(*count),
     )
@@ -323,7 +328,7 @@ def _decode_source(message: batch_pb2.RowSource) -> RowSource:
         trajectory=decode_trajectory(message.trajectory),
         advantage=message.advantage,
         is_masked=message.masked,
-        loss_weight=optional(message, "loss_weight"),
+        loss_weight=message.loss_weight if message.HasField("loss_weight") else None,
     )
 
 

@@ -41,14 +41,17 @@ RENAMED: Mapping[str, str] = {
     "astraflow.dataflow.roster:Entry": "astraflow.dataflow.members:MemberRecord",
     "astraflow.core.algorithms.curation:Curator._selectors": "selectors",
     "astraflow.core.algorithms.curation:Mixing._counts": "counts",
+    "astraflow.core.control.ending:Loading._served": "served",
     "astraflow.core.policy.metrics:Window._rewards": "rewards",
     "astraflow.core.pool.live_members:CapacityIndex._changed": "changed",
+    "astraflow.core.pool.sessions:Sessions._pool": "pool",
     "astraflow.core.versions:VersionLedger._next": "next_version",
     "astraflow.core.versions:VersionLedger._shown": "shown_version",
     "astraflow.core.work.eval_work:EvalWork._prompts": "prompts",
     "astraflow.core.work.evaluation:Evaluation._active": "active",
     "astraflow.core.work.pacing:Barrier._given_up": "given_up",
     "astraflow.core.work.pacing:Barrier._waited_since": "waited_since",
+    "astraflow.core.work.saving:Saving._asked": "asked",
     "astraflow.core.work.training:Training._policy_ids": "policy_ids",
 }
 """Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""

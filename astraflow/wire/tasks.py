@@ -12,7 +12,7 @@ from astraflow.core.tasks import (
     WorkflowSpec,
 )
 from astraflow.wire.converters import FieldRule, converted, converter, least
-from astraflow.wire.fields import at_least, decode_json, encode_json, invalid, required
+from astraflow.wire.fields import decode_json, encode_json, invalid, required
 from astraflow_proto.rollout.v1 import sampling_pb2, task_pb2
 
 _KNOBS = (
@@ -32,6 +32,10 @@ _KEPT_COUNT = 256
 
 def encode_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams.FromString(write_sampling(sampling))
+
+
+def _fill_sampling(message: sampling_pb2.SamplingParams, sampling: SamplingParams) -> None:
+    message.MergeFromString(write_sampling(sampling))
 
 
 @lru_cache(maxsize=_KEPT_COUNT)
@@ -62,12 +66,16 @@ def read_sampling(data: bytes) -> SamplingParams:
     given = {knob: getattr(message, knob) for knob in _KNOBS if message.HasField(knob)}
     sampling = SamplingParams(
         **given,
-        max_new_tokens=at_least(message.max_new_tokens, 0, "max_new_tokens"),
-        min_new_tokens=at_least(message.min_new_tokens, 0, "min_new_tokens"),
+        max_new_tokens=message.max_new_tokens,
+        min_new_tokens=message.min_new_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         stop_strings=tuple(message.stop_strings),
         ignore_eos=message.ignore_eos,
     )
+    if sampling.max_new_tokens < 0:
+        raise invalid("max_new_tokens", f"{sampling.max_new_tokens} is below 0")
+    if sampling.min_new_tokens < 0:
+        raise invalid("min_new_tokens", f"{sampling.min_new_tokens} is below 0")
     if not sampling.temperature >= 0:
         raise invalid("temperature", f"{sampling.temperature} is below 0")
     if not 0 < sampling.top_p <= 1:
@@ -81,7 +89,13 @@ def read_sampling(data: bytes) -> SamplingParams:
     return sampling
 
 
-converted(SamplingParams, sampling_pb2.SamplingParams, encode_sampling, decode_sampling)
+converted(
+    SamplingParams,
+    sampling_pb2.SamplingParams,
+    encode_sampling,
+    decode_sampling,
+    fill=_fill_sampling,
+)
 
 encode_code, decode_code = converter(RegisteredCode, task_pb2.RegisteredCode, name=required)
 

@@ -49,7 +49,7 @@ def test_indexes_say_what_a_look_at_everybody_would(make_raas, steps):
                 case "drain":
                     sessions.drain(known, NOW + timedelta(seconds=number))
         for count in (1, 4):
-            roomy = [member for member in sessions.pool if member.free_count >= count]
+            roomy = [member for member in sessions.pool.values() if member.free_count >= count]
             assert sessions.capacity_index.has_credit(count) == bool(roomy)
             assert {each.member_id for each in with_capacity(sessions, count)} == {
                 each.member_id for each in roomy if each.live

@@ -230,7 +230,7 @@ class Balance:
         policy_ids, sessions = self.settings.workflow.policy_ids, self.sessions
         live = [
             member
-            for member in sessions.pool
+            for member in sessions.pool.values()
             if member.is_ready(policy_ids)
             and not member.is_draining
             and not sessions.is_silent(member, now)
@@ -249,7 +249,7 @@ class Balance:
 
     def _present(self) -> int:
         """Return the accelerators of all nodes but those that drain."""
-        pool = self.sessions.pool
+        pool = self.sessions.pool.values()
         return sum(accelerators(member) for member in pool if not member.is_draining)
 
     def _busy(self, live: list[LiveRaas]) -> float:
@@ -272,7 +272,7 @@ class Balance:
             self._full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
     def _snapshot(self, now: datetime) -> CounterSnapshot:
-        members, measured = self.sessions.pool, self.measured
+        members, measured = self.sessions.pool.values(), self.measured
         return CounterSnapshot(
             time=now,
             policies={policy_id: self._sums(p) for policy_id, p in self.policies.items()},
@@ -349,7 +349,7 @@ class Balance:
                 inflight_count=member.outstanding,
                 is_live=bool(member.live),
             )
-            for member in self.sessions.pool
+            for member in self.sessions.pool.values()
             if not member.is_draining
         )
 

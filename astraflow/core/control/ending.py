@@ -30,6 +30,9 @@ class Loading:
 
     Once some RaaS has served a policy, later versions that fail are the nodes' own matter: they
     go on with what they have, and try again.
+
+    Attributes:
+        served: Policies that were live somewhere; once all are there is nothing to watch for.
     """
 
     settings: RunSettings
@@ -37,7 +40,7 @@ class Loading:
     sessions: Sessions
     lifecycle: RunLifecycle
     _failing_since: datetime | None = field(init=False, default=None)
-    _served: set[str] = field(init=False, default_factory=set[str])
+    served: set[str] = field(init=False, default_factory=set[str])
 
     @property
     def next_deadline(self) -> datetime | None:
@@ -48,8 +51,6 @@ class Loading:
 
     def advance(self, now: datetime) -> None:
         """Fail the run when all of the pool has failed to load a policy for too long."""
-        if len(self._served) == len(self.policies):
-            return
         failing = [p for p in self.policies.values() if self._is_failing(p)]
         if not failing:
             self._failing_since = None
@@ -60,13 +61,13 @@ class Loading:
 
     def _is_failing(self, policy: PolicyState) -> bool:
         """Whether somebody tried to load a policy, nobody has it, and everybody failed."""
-        if policy.policy_id in self._served or policy.end is not None:
+        if policy.policy_id in self.served or policy.end is not None:
             return False
         sessions = self.sessions
         if sessions.version_index.is_live(policy.policy_id):
-            self._served.add(policy.policy_id)
+            self.served.add(policy.policy_id)
             return False
-        pool = [member for member in sessions.pool if policy.policy_id in member.policies]
+        pool = [member for member in sessions.pool.values() if policy.policy_id in member.policies]
         shown = policy.versions.shown_version
         failed = [member.failed.get(policy.policy_id) for member in pool]
         return bool(failed) and all(each is not None and each >= shown for each in failed)
@@ -238,7 +239,7 @@ class RunEnding:
             return True
         return newest.step >= policy.progress.step and all(
             member.live.get(policy.policy_id) == newest.version
-            for member in self.sessions.pool
+            for member in self.sessions.pool.values()
             if policy.policy_id in member.policies and not member.is_draining
         )
 

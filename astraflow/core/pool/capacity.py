@@ -124,7 +124,7 @@ class Measured:
 
 def size_of(prompt: Prompt) -> int:
     """Return how many letters a prompt has, in all its fields."""
-    return sum(map(_letters, prompt.fields.values()))
+    return sum([len(v) if type(v) is str else _letters(v) for v in prompt.fields.values()])
 
 
 def _letters(value: object) -> int:

@@ -177,11 +177,6 @@ class LiveRaas(LiveMember):
         self._leave_versions()
         self.capacity_index = self.eval_capacity_index = self.version_index = None
 
-    def measure(self, *, seconds: float, token_count: int) -> None:
-        """Count an accepted rollout in its speed; its credit was given back before."""
-        self.speed.note(seconds=seconds, token_count=token_count, outstanding=self.outstanding + 1)
-        self.enter()
-
     def hold(self, assignment: Assignment) -> None:
         """Count a task against the credit."""
         self.assignments[assignment.task.task_id] = assignment

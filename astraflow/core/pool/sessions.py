@@ -1,6 +1,6 @@
 """Sessions: who takes part, and until when."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import heappop, heappush, heapreplace
@@ -42,6 +42,7 @@ class Sessions:
     Attributes:
         ttl: A session that says nothing for so long ends.
         source_record: What receivers said of sources of weights.
+        pool: The RaaS, in the order in which they joined.
         capacity_index: The pool by free credit for training.
         eval_capacity_index: The same for evaluations; None: there are none.
         version_index: The pool by what is live there.
@@ -56,7 +57,7 @@ class Sessions:
         self.eval_capacity_index = CapacityIndex(unit=1, is_eval=True) if has_evals else None
         self.version_index = VersionIndex()
         self._members: dict[MemberId, LiveRaas | LiveTrainer] = {}
-        self._pool: dict[MemberId, LiveRaas] = {}
+        self.pool: dict[MemberId, LiveRaas] = {}
         self._trainers: dict[PolicyId, LiveTrainer] = {}
         self._number = 0
         # When to look at which session for its end, never later than that is; the number tells
@@ -70,11 +71,6 @@ class Sessions:
 
     def __iter__(self) -> Iterator[LiveRaas | LiveTrainer]:
         return iter(self._members.values())
-
-    @property
-    def pool(self) -> Collection[LiveRaas]:
-        """The RaaS, in the order in which they joined."""
-        return self._pool.values()
 
     def trainer_of(self, policy_id: PolicyId) -> LiveTrainer | None:
         return self._trainers.get(policy_id)
@@ -136,7 +132,7 @@ class Sessions:
             )
             member.version_index = self.version_index
             self.version_index.enter(member)
-            self._pool[member.member_id] = member
+            self.pool[member.member_id] = member
         self._enter_end(member)
 
     def close(self, member_id: MemberId) -> None:
@@ -144,7 +140,7 @@ class Sessions:
         if isinstance(member, LiveTrainer):
             self._trainers.pop(member.policy_id, None)
         else:
-            del self._pool[member_id]
+            del self.pool[member_id]
             member.leave_indexes()
         self._departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
         while len(self._departed) > _DEPARTED_COUNT:

@@ -136,7 +136,7 @@ class Evaluation:
         if self.lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
         pinned = self._pin(suite, event.versions)
-        is_served = any(may_serve_pinned(member, pinned) for member in self.sessions.pool)
+        is_served = any(may_serve_pinned(member, pinned) for member in self.sessions.pool.values())
         if not is_served and not self._may_come(pinned):
             failure = not_served(pinned)
             raise AstraflowError(failure.reason, failure.message)
@@ -288,7 +288,7 @@ class Evaluation:
 
         view = PoolView(
             index=sessions.eval_capacity_index or sessions.capacity_index,
-            pool=sessions.pool,
+            pool=sessions.pool.values(),
             is_fit=is_fit,
             capacity_of=lambda member: eval_capacity(member, share),
         )
@@ -296,7 +296,7 @@ class Evaluation:
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""
-        pool = [member for member in self.sessions.pool if not member.is_draining]
+        pool = [member for member in self.sessions.pool.values() if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
             not self.has_pool and self._may_come(work.versions)
         ):
@@ -336,10 +336,10 @@ class Evaluation:
         self._finished[work.eval_run_id] = run
         while len(self._finished) > _KEPT_COUNT:
             del self._finished[next(iter(self._finished))]
-        for member in self.sessions.pool:
+        for member in self.sessions.pool.values():
             member.pinned.difference_update(work.versions.items())
         # Who still has tasks of another one keeps its versions.
-        for member in self.sessions.pool:
+        for member in self.sessions.pool.values():
             groups = (assignment.group for assignment in member.assignments.values())
             held = {group.eval_run_id for group in groups if isinstance(group, EvalGroup)}
             for other in self.active.values():

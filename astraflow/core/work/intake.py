@@ -99,9 +99,12 @@ class Intake:
             return None
         return self._refusal(event, self._closed_ack(rollout, assignment), group)
 
-    def rollout(self, member: LiveRaas, event: RolloutArrived, now: datetime) -> ItemAck:
-        """Take a rollout, whole or not at all."""
-        refusal, rollout = self.refusal(event), event.rollout
+    def rollout(
+        self, member: LiveRaas, event: RolloutArrived, now: datetime, *, is_useful: bool = False
+    ) -> ItemAck:
+        """Take a rollout, whole or not at all; one that is useful has no `refusal`."""
+        rollout = event.rollout
+        refusal = None if is_useful else self.refusal(event)
         if refusal is not None:
             if refusal.event is not None:
                 self._count_repeat(refusal.event.policy_ids)
@@ -126,9 +129,13 @@ class Intake:
             token_count = sum([each.sampled_count for each in rollout.trajectories])
             if token_count:
                 seconds = (now - assignment.issue_time).total_seconds()
-                member.measure(seconds=seconds, token_count=token_count)
-                speeds = (other.speed for other in self.sessions.pool)
-                self.measured.note(token_count, speeds, is_eval=assignment.is_eval)
+                # Its credit was given back before.
+                outstanding = member.outstanding + 1
+                member.speed.note(seconds=seconds, token_count=token_count, outstanding=outstanding)
+                member.enter()
+                speeds = (other.speed for other in self.sessions.pool.values())
+                is_eval = isinstance(group, EvalGroup)
+                self.measured.note(token_count, speeds, is_eval=is_eval)
             self._keep(member, group, rollout, now)
         return ItemAck(item_id=rollout.rollout_id, disposition=Disposition.ACCEPTED)
 

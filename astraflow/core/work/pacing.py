@@ -208,7 +208,8 @@ class PolicyPacing:
             if sources_of(self.sessions, info):
                 return info.version
         return min(
-            (member.live.get(policy.policy_id, -1) for member in self.sessions.pool), default=-1
+            (member.live.get(policy.policy_id, -1) for member in self.sessions.pool.values()),
+            default=-1,
         )
 
     def min_version(self, policy: PolicyState, *, is_open: bool) -> int:

@@ -27,7 +27,11 @@ _KEPT_COUNT = 64
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saving:
-    """Asks trainers for checkpoints, one at a time, and puts together what they wrote."""
+    """Asks trainers for checkpoints, one at a time, and puts together what they wrote.
+
+    Attributes:
+        asked: The checkpoint that is asked for; empty: none.
+    """
 
     policies: Mapping[PolicyId, PolicyState]
     sessions: Sessions
@@ -35,7 +39,7 @@ class Saving:
     lifecycle: RunLifecycle
     effects: Effects
     _saved: dict[str, SavedRun] = field(init=False, default_factory=dict[str, SavedRun])
-    _asked: str = field(init=False, default="")
+    asked: str = field(init=False, default="")
     _parts: dict[PolicyId, PolicyCheckpoint] = field(
         init=False, default_factory=dict[PolicyId, PolicyCheckpoint]
     )
@@ -53,10 +57,10 @@ class Saving:
             return
         if self.lifecycle.is_ending:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; its last weights are saved")
-        is_asked = checkpoint_id == self._asked
+        is_asked = checkpoint_id == self.asked
         self._must_be_here(self._missing if is_asked else self._active)
         if not is_asked:
-            self._asked, self._parts = checkpoint_id, {}
+            self.asked, self._parts = checkpoint_id, {}
             for policy in self._active:
                 self.order(policy)
 
@@ -67,10 +71,10 @@ class Saving:
             AstraflowError: NOT_READY when a trainer is missing, or another checkpoint came between.
         """
         saved = self._saved.get(checkpoint_id)
-        if saved is None and checkpoint_id != self._asked:
+        if saved is None and checkpoint_id != self.asked:
             raise AstraflowError(
                 Reason.NOT_READY,
-                f"checkpoint {self._asked} was asked for after {checkpoint_id}; ask again",
+                f"checkpoint {self.asked} was asked for after {checkpoint_id}; ask again",
             )
         if saved is None:
             self._must_be_here(self._missing)
@@ -79,28 +83,28 @@ class Saving:
     def order(self, policy: PolicyState) -> None:
         """Tell the trainer of a policy what it has yet to save."""
         trainer = self.sessions.trainer_of(policy.policy_id)
-        if trainer is not None and self._asked and not self._has(policy):
-            self.effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
+        if trainer is not None and self.asked and not self._has(policy):
+            self.effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self.asked))
 
     def note(self, policy: PolicyState, checkpoint_id: str) -> None:
-        if checkpoint_id and checkpoint_id == self._asked and not self._has(policy):
+        if checkpoint_id and checkpoint_id == self.asked and not self._has(policy):
             self._parts[policy.policy_id] = _part(policy)
 
     def advance(self, now: datetime) -> None:
         """See whether every trainer has saved."""
-        if not self._asked or self._missing:
+        if self._missing:
             return
         policies = self.policies.values()
         saved = SavedRun(
-            checkpoint_id=self._asked,
+            checkpoint_id=self.asked,
             policies=tuple(self._parts.get(each.policy_id) or _part(each) for each in policies),
             drawn_counts=self.prompts.drawn_counts,
             save_time=now,
         )
-        self._saved[self._asked] = saved
+        self._saved[self.asked] = saved
         if len(self._saved) > _KEPT_COUNT:
             del self._saved[next(iter(self._saved))]
-        self._asked, self._parts = "", {}
+        self.asked, self._parts = "", {}
         self.effects.do(RunSaved(saved=saved))
 
     @property
@@ -113,7 +117,7 @@ class Saving:
         return [policy for policy in self._active if not self._has(policy)]
 
     def _has(self, policy: PolicyState) -> bool:
-        return policy.policy_id in self._parts and policy.lineage.knows(self._asked)
+        return policy.policy_id in self._parts and policy.lineage.knows(self.asked)
 
     def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:

@@ -104,7 +104,8 @@ def choose(view: PoolView, request: PlacementRequest) -> MemberCapacity | None:
         return room
     late = _best(view, request, count, latest_s=None)
     if late is None:
-        if any(other.most >= count for other in view.all()):
+        most = max((other.most for other in view.all()), default=0)
+        if not most or most >= count:
             return None
         count = 1
         room = _best(view, request, count, latest_s=request.latest_s)
@@ -267,7 +268,7 @@ class Scheduler:
             return True
         if not index.has_credit(1):
             return False
-        return not any(member.max_outstanding >= count for member in self.sessions.pool)
+        return not any(member.max_outstanding >= count for member in self.sessions.pool.values())
 
     def take_prompt(self, prompts: PromptQueue, member: LiveRaas) -> Prompt:
         """Take the next prompt for a RaaS; a slow one gets a short one of the next few."""
@@ -323,7 +324,7 @@ class Scheduler:
             latest_s = slack_s(newest)
         view = PoolView(
             index=sessions.capacity_index,
-            pool=sessions.pool,
+            pool=sessions.pool.values(),
             is_fit=is_fit,
             capacity_of=training_capacity,
         )

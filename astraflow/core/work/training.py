@@ -64,7 +64,9 @@ class Training:
         """
         if self.lifecycle.is_paused or self.lifecycle.is_final:
             return False
-        if not self._issue_all_again(now) or self.lifecycle.stop is not None:
+        if self._again and not self._issue_all_again(now):
+            return False
+        if self.lifecycle.stop is not None:
             return False
         is_last = False
         if self.scheduler.has_credit:

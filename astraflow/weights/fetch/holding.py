@@ -19,7 +19,7 @@ from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import Loaded
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layouts import LayoutFrame
-from astraflow.weights.patches.routes import PROFILES, is_readable
+from astraflow.weights.patches.routes import PROFILES, READABLE
 from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
 from astraflow.weights.serve.relay import WeightRelay, whole_patch
 from astraflow.wire.signatures import require_signed
@@ -229,6 +229,6 @@ def _whole_patch(
     """Return the patch from nothing that can be made of a state again; None: there is none."""
     for each in target.patches:
         is_whole = each.base_version is None and each.shard_count == 1
-        if is_whole and each.profile in profiles and is_readable(each):
+        if is_whole and each.profile in profiles and (each.profile, each.codec_version) in READABLE:
             return each
     return None

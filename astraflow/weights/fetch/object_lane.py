@@ -22,7 +22,7 @@ from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.storage.buckets import Bucket
 from astraflow.transport.frames import source_late, source_lost
 from astraflow.weights.patches.layouts import WHOLE
-from astraflow.weights.patches.routes import cheapest_way, is_readable, steps
+from astraflow.weights.patches.routes import READABLE, cheapest_way, steps
 from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
 from astraflow.weights.publish.publisher import combined
 from astraflow.wire.signatures import require_signed
@@ -139,7 +139,7 @@ class ObjectLane:
             return info.payload_nbytes * (1 - count / max(info.chunk_count, 1))
 
         reachable = chain.from_iterable(manifest.reachable for manifest in newest)
-        readable = steps(filter(is_readable, reachable))
+        readable = steps(p for p in reachable if (p.profile, p.codec_version) in READABLE)
         found = cheapest_way(readable, spec.base_version, spec.version, missing_nbytes)
         if found is None:
             raise AstraflowError(

@@ -249,9 +249,8 @@ class WeightPuller:
         layout = frame.layout
         forward = [
             sum(patch.payload_nbytes for patch in step)
-            for info in known.values()
-            for step in steps(info.patches)
-            if step[0].base_version == info.version - 1
+            for step in steps(patch for info in known.values() for patch in info.patches)
+            if step[0].base_version == step[0].version - 1
         ]
         most = 2 * max(forward) if forward else layout.nbytes
         bound = TransferBound(

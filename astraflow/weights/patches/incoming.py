@@ -23,7 +23,7 @@ from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch
-from astraflow.weights.patches.routes import is_readable, registered_bound, steps
+from astraflow.weights.patches.routes import READABLE, registered_bound, steps
 from astraflow.weights.patches.state import GrowingState, HeldState, bits_in
 from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
@@ -232,16 +232,17 @@ class IncomingVersion:
         return index
 
     def _require_registered(self, index: PatchIndex) -> None:
-        info = self._known.get(index.patch.version)
+        patch = index.patch
+        info = self._known.get(patch.version)
         if info is not None:
-            require_signed(info, index.patch)
-        if not self._is_known(index) or not is_readable(index.patch):
+            require_signed(info, patch)
+        if not self._is_known(index) or (patch.profile, patch.codec_version) not in READABLE:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN,
-                f"the patch to version {index.patch.version} is none that the run told of and"
+                f"the patch to version {patch.version} is none that the run told of and"
                 " this release can read",
             )
-        if index.root_digest != index.patch.root_digest:
+        if index.root_digest != patch.root_digest:
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH, "the chunk digests do not add up to the registered root"
             )

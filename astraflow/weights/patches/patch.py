@@ -130,11 +130,6 @@ class Patch:
     def is_complete(self) -> bool:
         return self.is_finished and len(self.chunks) == self.info.chunk_count
 
-    @property
-    def oldest_version(self) -> int:
-        info = self.info
-        return info.version if info.base_version is None else info.base_version
-
     def add(self, chunk: Chunk) -> None:
         """Add a chunk; while it is encoded, the next one."""
         self.chunks[chunk.header.index] = chunk
@@ -198,9 +193,7 @@ class Patch:
         known = [each.payload_nbytes for each in found if each is not None]
         return sum(known) if len(known) == len(found) else self.info.payload_nbytes
 
-    def missing_nbytes(self, have: ChunkSet | None) -> int:
-        if have is None:
-            return self.info.payload_nbytes
+    def missing_nbytes(self, have: ChunkSet) -> int:
         return sum(h.payload_nbytes for n, h in enumerate(self.headers) if n not in have)
 
     def _header(self, index: int) -> ChunkHeader | None:

@@ -1,7 +1,7 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from astraflow.codec.chunks import CODEC_VERSION
@@ -11,6 +11,9 @@ from astraflow.wire.transfers import TransferBound, TransferSpec
 
 PROFILES: Final = (CodecProfile.FAST, CodecProfile.COMPACT)
 """What is coded and decoded by this release."""
+
+READABLE: Final = frozenset((profile, CODEC_VERSION) for profile in PROFILES)
+"""Profiles and codec versions of patches that this release reads."""
 
 # What coding a second patch costs however small it is, and what measured goodputs are off by.
 _LEAST_S: Final = 0.01
@@ -159,13 +162,12 @@ def registered_bound(
 
 def _registered_steps(
     known: Mapping[int, VersionInfo], base: int | None, target: int
-) -> Iterator[PatchStep]:
-    """Yield what may lie on a way from a base to a version, by version."""
-    for version in sorted(known):
-        if version <= target and (base is None or version > base):
-            patches = filter(is_readable, known[version].patches)
-            yield from steps(replace(each, version=version) for each in patches)
-
-
-def is_readable(patch: PatchInfo) -> bool:
-    return patch.profile in PROFILES and patch.codec_version == CODEC_VERSION
+) -> list[PatchStep]:
+    """Return what may lie on a way from a base to a version, by version."""
+    return steps(
+        patch
+        for version, info in known.items()
+        if version <= target and (base is None or version > base)
+        for patch in info.patches
+        if (patch.profile, patch.codec_version) in READABLE
+    )

@@ -121,9 +121,10 @@ class PatchStore:
         self.history.forget(keep=self.keep, room_nbytes=self._room_nbytes)
         oldest = self.history.oldest or 0
         with self._lock:
-            old = [n for n, each in self._patches.items() if each.oldest_version < oldest]
-            for name in old:
-                del self._patches[name]
+            for name in [*self._patches]:
+                base = name.version if name.base_version is None else name.base_version
+                if base < oldest:
+                    del self._patches[name]
 
     def plan(self, spec: TransferSpec) -> Way:
         """Return the patches that lead from the base to the version, the cheapest for a reader.
@@ -146,8 +147,11 @@ class PatchStore:
             )
         patches, model_nbytes = self.patches, self.history.shard_layout.payload_nbytes
 
+        had = {each.root_digest: each for each in spec.have_chunks}
+
         def cost(patch: Patch) -> float:
-            missing_nbytes = patch.missing_nbytes(spec.had(patch.root))
+            have, nbytes = had.get(patch.info.root_digest), patch.info.payload_nbytes
+            missing_nbytes = nbytes if have is None else patch.missing_nbytes(have)
             return reading_cost(spec, patch.info, missing_nbytes, model_nbytes)
 
         for profiles in profile_choices(spec):
