@@ -1,5 +1,6 @@
 """The hub as its callers see it: an address that may not answer for a while."""
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Self, TypeVar
@@ -88,7 +89,8 @@ class HubChannel:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        retry, was_cut = self.retry(), False
+        retry: Retry | None = None
+        was_cut = False
         while True:
             try:
                 answer = await method(request, metadata=metadata, timeout=timeout_s)
@@ -97,9 +99,10 @@ class HubChannel:
                     was_cut = True
                 elif not was_cut or raised_from(error).reason not in _TAKEN:
                     raise raised_from(error) from error
+                retry = retry or self.retry()
                 await retry.pause(self.unreachable(error), is_away=is_away(error))
             else:
-                retry.reset()
+                self.liveness.heard_s = time.monotonic()
                 return answer
 
     async def watch(

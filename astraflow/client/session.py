@@ -263,7 +263,7 @@ class MemberSession(SessionCalls):
         self, method: Callable[..., Awaitable[Response]], request: object, *, timeout_s: float = 10
     ) -> Response:
         """Make an idempotent call as this member."""
-        retry = self.hub.retry()
+        retry: Retry | None = None
         while True:
             token = self.info.token
             try:
@@ -275,6 +275,7 @@ class MemberSession(SessionCalls):
                     raise
                 # A hub that restarts again and again ends one session after the other.
                 await self.reopen(token)
+                retry = retry or self.hub.retry()
                 await retry.pause(error)
 
     async def run_stream(

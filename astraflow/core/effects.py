@@ -320,10 +320,15 @@ def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
     if kind in _SHORT:
         return _SHORT[kind]
     if is_dataclass(kind):
-        names = tuple(each.name for each in fields(kind) if each.name not in _LATER)
+        names = [each.name for each in fields(kind) if each.name not in _LATER]
         # Not its name, which may be another one in the next release.
         number = _EFFECTS.index(kind) if kind in _EFFECTS else None
-        return lambda value: (number, *_plain(getattr(value, name) for name in names))
+
+        def tell(value: Any) -> tuple[Any, ...]:
+            held: list[Any] = [getattr(value, name) for name in names]
+            return (number, *[_encoder(type(each))(each) for each in held])
+
+        return tell
     fitting = (tell for base, tell in _ENCODERS if issubclass(kind, base))
     return next(fitting, _OMITTED)
 

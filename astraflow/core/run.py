@@ -25,6 +25,7 @@ from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.members import MemberRole
 from astraflow.core.policy.state import PolicyState, find_policy
+from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.pool.sources import sources_of, version_with_sources
 from astraflow.core.requests import REQUESTS, take_rollout
 from astraflow.core.settings import RunSettings
@@ -73,8 +74,9 @@ def _policy_status(policy: PolicyState) -> PolicyStatus:
 class Run:
     """One run, from its first member to its last."""
 
-    # The rollout that `refusal` found to be of use, until the next event; no part of a snapshot.
-    _useful: ev.RolloutArrived | None = None
+    # The rollout that `refusal` found to be of use, and its sender, until the next event; no part
+    # of a snapshot.
+    _useful: tuple[ev.RolloutArrived, LiveRaas] | None = None
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
         self._components = Components(settings, start_time=start_time)
@@ -101,9 +103,8 @@ class Run:
         if useful is not None:
             self._useful = None
         try:
-            if useful is not None and event is useful:
-                member = run.sessions.raas(useful.member_id)
-                answer = take_rollout(run, member, useful, now, is_useful=True)
+            if useful is not None and event is useful[0]:
+                answer = take_rollout(run, useful[1], useful[0], now, is_useful=True)
             elif kind.sender is None:
                 answer = kind.handle(run, event, now)
             else:
@@ -152,9 +153,9 @@ class Run:
         Raises:
             AstraflowError: SESSION_ENDED.
         """
-        self._components.sessions.raas(event.member_id)
+        member = self._components.sessions.raas(event.member_id)
         refusal = self._components.intake.refusal(event)
-        self._useful = event if refusal is None else None
+        self._useful = (event, member) if refusal is None else None
         return refusal
 
     @property

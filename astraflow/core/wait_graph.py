@@ -22,7 +22,7 @@ def explain(run: Components, policy: PolicyState, now: datetime) -> tuple[WaitRe
     if policy.end is not None:
         return ()
     waiter = policy.policy_id
-    trainer = run.sessions.trainer_of(waiter)
+    trainer = run.sessions.trainers.get(waiter)
     if trainer is None:
         return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
     if not policy.lease_table.streams:

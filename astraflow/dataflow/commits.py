@@ -49,7 +49,7 @@ class Commits:
     def __init__(
         self,
         journal: Journal | None,
-        carry_out: Callable[[Decided], None],
+        carry_out: Callable[[Sequence[Decided]], None],
         *,
         on_commit: Callable[[int, float], None] | None = None,
     ) -> None:
@@ -92,13 +92,14 @@ class Commits:
         self._decided_count += 1
         if self.journal is None:
             self._safe_count += 1
-            self._carry_out(decided)
+            self._carry_out([decided])
         else:
             self._waiting.append(decided)
             self._came.set()
 
-    async def passed(self, ticket: int) -> None:
-        """Wait until a decision, and all before it, are safe and carried out."""
+    async def passed(self, ticket: int | None = None) -> None:
+        """Wait until a decision, None: the newest, and all before it, are safe and carried out."""
+        ticket = self._decided_count if ticket is None else ticket
         if self._safe_count < ticket:
             reader = asyncio.get_running_loop().create_future()
             self.then(ticket, lambda: reader.done() or reader.set_result(None))
@@ -133,10 +134,7 @@ class Commits:
 
     def _complete(self, group: list[Decided]) -> None:
         self.nbytes += sum([len(decided.record) for decided in group])
-        for decided in group:
-            self._carry_out(decided)
-            if armed:
-                hit(FaultPoint.CARRIED_OUT_HALF)
+        self._carry_out(group)
         self._writing = []
         self._safe_count += len(group)
         while self._readers and self._readers[0][0] <= self._safe_count:

@@ -1,6 +1,7 @@
 """The effect executor: it carries out what the run decides, and never waits."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
@@ -33,7 +34,7 @@ from astraflow.core.effects import (
     SendScrubOrder,
     SendTask,
 )
-from astraflow.core.events import RolloutArrived
+from astraflow.core.events import RolloutArrived, TaskFinished
 from astraflow.dataflow.commits import Decided
 from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.members import MemberDirectory
@@ -45,6 +46,7 @@ from astraflow.dataflow.watches import Watches
 from astraflow.rpc.access import ended_error, fenced_error
 from astraflow.rpc.concurrency import Outbox
 from astraflow.rpc.streams import StreamClosed, StreamRegistry
+from astraflow.storage.fault_points import FaultPoint, armed, hit
 from astraflow.telemetry.traces import is_tracing
 
 log = structlog.get_logger(__name__)
@@ -76,17 +78,21 @@ class EffectExecutor:
     watches: Watches = field(default_factory=Watches)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def carry_out(self, decided: Decided) -> None:
-        """Do what comes of an event that the journal holds."""
-        event, now, traces = decided.event, decided.time, self.traces if is_tracing() else None
-        if isinstance(event, StreamBatches):
-            self.outboxes.open_batches(event.member_id, event.rank)
-        for effect in decided.effects:
-            self._do(effect if traces is None else traces.stamp(effect, now), now)
-        if not isinstance(event, RolloutArrived):
+    def carry_out(self, group: Sequence[Decided]) -> None:
+        """Do what comes of events that the journal holds."""
+        traces = self.traces if is_tracing() else None
+        for decided in group:
+            event, now = decided.event, decided.time
+            if isinstance(event, StreamBatches):
+                self.outboxes.open_batches(event.member_id, event.rank)
+            for effect in decided.effects:
+                self._do(effect if traces is None else traces.stamp(effect, now), now)
             if traces is not None:
                 traces.see(event, decided.answer)
-            self.directory.note(event, decided.answer, now)
+            if not isinstance(event, RolloutArrived | TaskFinished):
+                self.directory.note(event, decided.answer, now)
+            if armed:
+                hit(FaultPoint.CARRIED_OUT_HALF)
         self.watches.change.touch()
 
     def _do(self, effect: Effect, now: datetime) -> None:

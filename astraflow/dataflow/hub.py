@@ -199,7 +199,7 @@ class Hub:
 
     async def safe(self) -> None:
         """Wait until what was decided so far is safe."""
-        await self.commits.passed(self.commits.ticket)
+        await self.commits.passed()
 
     async def when_safe(self, answer: Told) -> Told:
         """Return what a reader asked for, once all that it may tell of is safe."""

@@ -211,7 +211,7 @@ def _trained_rows(head: Mapping[str, Any], rows: Sequence[TrainedRow]) -> dict[s
             "member": [members[row.member_id] for row in rows],
             "reward": _rounded([row.reward for row in rows]),
             "advantage": _rounded([row.advantage for row in rows]),
-            "version_spans": [_spans(row.version_spans) for row in rows],
+            "version_spans": _spans([row.version_spans for row in rows]),
         },
         "reward_parts": {
             name: _rounded([row.reward_parts.get(name, nan) for row in rows]) for name in parts
@@ -224,8 +224,8 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
     return [float(f"{value:.6g}") if isfinite(value) else None for value in values]
 
 
-def _spans(spans: Sequence[VersionSpan]) -> list[list[int]]:
-    return [[span.version, span.length] for span in spans]
+def _spans(rows: Sequence[Sequence[VersionSpan]]) -> list[list[list[int]]]:
+    return [[[span.version, span.length] for span in spans] for spans in rows]
 
 
 def _rollout_row(now: datetime, effect: RecordRollout, *, payload_url: str) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
         "reward": trajectory.reward,
         "sampled_count": trajectory.sampled_count,
         **arrays,
-        "version_spans": _spans(trajectory.version_spans),
+        "version_spans": _spans([trajectory.version_spans])[0],
     }
 
 

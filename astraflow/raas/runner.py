@@ -116,11 +116,6 @@ class HeldTask:
         return bool(self.episodes)
 
     @property
-    def is_done(self) -> bool:
-        """Whether every sample has a rollout or a failure."""
-        return self.sent_count + len(self.failures) == len(self.task.sample_indexes)
-
-    @property
     def queued_count(self) -> int:
         """Samples that wait for a version or their turn."""
         return len(self.waiting) if self.is_started else len(self.task.sample_indexes)
@@ -423,7 +418,7 @@ class EpisodeRunner:
 
     def _close_done(self, held: HeldTask) -> None:
         """Send the result of a task once every sample has a rollout or a failure."""
-        if not held.is_done:
+        if held.sent_count + len(held.failures) < len(held.task.sample_indexes):
             return
         if not held.is_disowned:
             self._results.close_task(held.result)

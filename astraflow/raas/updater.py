@@ -14,7 +14,7 @@ import structlog
 from astraflow.client.raas import VersionClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.rollouts import Rollout, TaskResult
+from astraflow.core.rollouts import TaskResult
 from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.core.versions import (
     UNSOUND,
@@ -313,15 +313,13 @@ class PublishRequester:
     ) -> None:
         """Count nothing yet; `every`: tasks between two requests, by policy; left out: never."""
         self._results = results
+        self.send = results.send
+        """Send a rollout; False: it is larger than the run reads."""
         self._versions = versions
         self._every = every
         self._task_count = 0
         self._due: dict[PolicyId, None] = {}
         self._is_due = asyncio.Event()
-
-    def send(self, rollout: Rollout) -> bool:
-        """Send a rollout; False: it is larger than the run reads."""
-        return self._results.send(rollout)
 
     def close_task(self, result: TaskResult) -> None:
         """Send the result of a task, and count it."""

@@ -12,10 +12,12 @@ empty, an enum that is unspecified then.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
+from math import inf
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -25,7 +27,6 @@ from astraflow.wire.fields import (
     enum_table,
     invalid,
     required,
-    set_span,
     set_time,
 )
 
@@ -66,6 +67,16 @@ def least(bound: int) -> Check:
 
     _PASSES[check] = f"{{}} >= {bound}"
     return check
+
+
+def rate(value: float, field: str) -> float:
+    """Check a number of things per second."""
+    if not 0 < value < inf:
+        raise invalid(field, f"{value} is no rate")
+    return value
+
+
+_PASSES[rate] = "0 < {} < inf"
 
 
 def sized(nbytes: int, *, or_none: bool = False) -> Check:
@@ -140,7 +151,7 @@ _SCALARS: Mapping[type[Any], Collection[int]] = {
 }
 _KNOWN: Mapping[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any, Any], None]]] = {
     "google.protobuf.Timestamp": (datetime, decode_time, set_time),
-    "google.protobuf.Duration": (timedelta, decode_span, set_span),
+    "google.protobuf.Duration": (timedelta, decode_span, Duration.FromTimedelta),
 }
 
 
@@ -168,7 +179,7 @@ class _Pair:
         rules: Mapping[str, FieldRule | Check],
     ) -> None:
         self._what = f"{kind.__name__} and {message.DESCRIPTOR.full_name}"
-        self._names: dict[str, Any] = {"Kind": kind, "Message": message, "check": check}
+        self._names: dict[str, Any] = {"inf": inf, "Kind": kind, "Message": message, "check": check}
         self._reads: list[str] = []
         self._writes: list[str] = []
         hints = get_type_hints(kind)

@@ -176,12 +176,6 @@ def set_time(target: Timestamp, moment: datetime | None) -> None:
         target.nanos = since.microseconds * 1000
 
 
-def set_span(target: Duration, span: timedelta | None) -> None:
-    """Fill a Duration field; None leaves it unset."""
-    if span is not None:
-        target.FromTimedelta(span)
-
-
 def encode_json(fields: Mapping[str, Any]) -> bytes:
     """Return one JSON object as UTF-8; an empty one as no bytes."""
     return json.dumps(dict(fields), separators=(",", ":")).encode() if fields else b""

@@ -45,6 +45,7 @@ RENAMED: Mapping[str, str] = {
     "astraflow.core.policy.metrics:Window._rewards": "rewards",
     "astraflow.core.pool.live_members:CapacityIndex._changed": "changed",
     "astraflow.core.pool.sessions:Sessions._pool": "pool",
+    "astraflow.core.pool.sessions:Sessions._trainers": "trainers",
     "astraflow.core.versions:VersionLedger._next": "next_version",
     "astraflow.core.versions:VersionLedger._shown": "shown_version",
     "astraflow.core.work.eval_work:EvalWork._prompts": "prompts",

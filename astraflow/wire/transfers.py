@@ -4,13 +4,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 from typing import Self
 
 from astraflow.codec.rates import DecodeRate
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile, LaneKind
-from astraflow.wire.converters import FieldRule, converted, converter, least
+from astraflow.wire.converters import FieldRule, converted, converter, least, rate
 from astraflow.wire.fields import invalid, required
 from astraflow.wire.weights import DIGEST_NBYTES, PatchIndex, SentChunk
 from astraflow_proto.weights.v1 import transfer_pb2
@@ -144,20 +143,14 @@ def _decode_chunk_set(message: transfer_pb2.ChunkSet) -> ChunkSet:
     return ChunkSet(root_digest=message.root_digest, indexes=tuple(runs))
 
 
-def _positive(value: float, field: str) -> float:
-    if not 0 < value < inf:
-        raise invalid(field, f"{value} is no rate")
-    return value
-
-
 converted(ChunkSet, transfer_pb2.ChunkSet, _encode_chunk_set, _decode_chunk_set)
 
 converter(
     DecodeRate,
     transfer_pb2.DecodeRate,
-    model_bytes_per_s=_positive,
-    payload_bytes_per_s=_positive,
-    whole_bytes_per_s=_positive,
+    model_bytes_per_s=rate,
+    payload_bytes_per_s=rate,
+    whole_bytes_per_s=rate,
 )
 
 encode_transfer_spec, decode_transfer_spec = converter(

@@ -69,7 +69,8 @@ class PolicyPort:
                 for a sampling that a trainer cannot score, see `SamplingParams.reshaped_by`.
         """
         if self.is_trained:
-            sampling.require_trainable()
+            if sampling.is_reshaped:
+                sampling.require_trainable()
             if before is not None and before.temperature != sampling.temperature:
                 raise AstraflowError(
                     Reason.INVALID_FIELD,

@@ -41,7 +41,7 @@ def mixed_seed(seed: int | None, other: int) -> int:
 def expert_columns(length: int, generations: Iterable[Generation]) -> dict[str, Column]:
     """Return the column of the experts that a trajectory's tokens went through, if known."""
     parts = [each.routed_experts for each in generations if each.routed_experts is not None]
-    routes = joined_routes(length, parts)
+    routes = joined_routes(length, parts) if parts else None
     return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 

@@ -115,7 +115,7 @@ class RunEnding:
             return RunState.PAUSED
         if is_through:
             return RunState.SOURCE_EXHAUSTED
-        trainers = [self.sessions.trainer_of(policy.policy_id) for policy in live]
+        trainers = [self.sessions.trainers.get(policy.policy_id) for policy in live]
         is_waiting = None in trainers or not self.sessions.pool
         return RunState.WAITING if is_waiting else RunState.RUNNING
 
@@ -224,7 +224,7 @@ class RunEnding:
         for policy in ended:
             if policy.policy_id not in self._released and self._may_leave(policy, now):
                 self._released.add(policy.policy_id)
-            member = self.sessions.trainer_of(policy.policy_id)
+            member = self.sessions.trainers.get(policy.policy_id)
             if policy.policy_id in self._released and member is not None and policy.end is not None:
                 self.batching.end_data(policy, member, policy.end)
 

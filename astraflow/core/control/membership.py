@@ -137,7 +137,7 @@ class Membership:
         policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self.effects.do(RecordVersion(member_id=member.member_id, report=report))
-        trainer = self.sessions.trainer_of(report.policy_id)
+        trainer = self.sessions.trainers.get(report.policy_id)
         if report.is_unsound and trainer is not None:
             # What the trainer published may be damaged there: it is to look at its copy.
             self.effects.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
@@ -341,7 +341,7 @@ class Joining:
                 f"{request.policy_id}, the trainer wants {request.groups_per_batch}",
                 metadata={"field": "groups_per_batch"},
             )
-        other = self.sessions.trainer_of(request.policy_id)
+        other = self.sessions.trainers.get(request.policy_id)
         if other is not None and other.member_id != known:
             raise AstraflowError(
                 Reason.POLICY_TAKEN,

@@ -166,10 +166,11 @@ class SampleFlow:
 
     def prune(self) -> None:
         """Drop what is too old for the next batch."""
-        stale, gone = self.buffer.prune(self._progress.train_version)
+        train_version = self._progress.train_version
+        stale, gone = self.buffer.prune(train_version)
         self.books.drop_all(stale, RolloutPlace.FRESH, Reason.STALE)
         self.open_count -= len(gone)
-        self.replay.prune(self._progress.train_version)
+        self.replay.prune(train_version)
         self._lost += [
             IssuedPrompt.of(each.head, each.number) for each in gone if each.number <= self._spared
         ]

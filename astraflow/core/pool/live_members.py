@@ -135,7 +135,9 @@ class LiveRaas(LiveMember):
     def describe(self, request: JoinPool) -> None:
         """Note what it says of itself: what it has engines for, and where it relays."""
         self.name = request.name
-        self.speed.capacity = request.capacity
+        if self.speed.capacity != request.capacity:
+            self.speed.capacity = request.capacity
+            self.enter()
         self._leave_versions()
         self.policies = {served.policy_id: served for served in request.policies}
         self.relay_endpoint = request.relay_endpoint

@@ -43,6 +43,7 @@ class Sessions:
         ttl: A session that says nothing for so long ends.
         source_record: What receivers said of sources of weights.
         pool: The RaaS, in the order in which they joined.
+        trainers: The trainer of each policy that has one.
         capacity_index: The pool by free credit for training.
         eval_capacity_index: The same for evaluations; None: there are none.
         version_index: The pool by what is live there.
@@ -58,7 +59,7 @@ class Sessions:
         self.version_index = VersionIndex()
         self._members: dict[MemberId, LiveRaas | LiveTrainer] = {}
         self.pool: dict[MemberId, LiveRaas] = {}
-        self._trainers: dict[PolicyId, LiveTrainer] = {}
+        self.trainers: dict[PolicyId, LiveTrainer] = {}
         self._number = 0
         # When to look at which session for its end, never later than that is; the number tells
         # entries of one time and member apart.
@@ -71,9 +72,6 @@ class Sessions:
 
     def __iter__(self) -> Iterator[LiveRaas | LiveTrainer]:
         return iter(self._members.values())
-
-    def trainer_of(self, policy_id: PolicyId) -> LiveTrainer | None:
-        return self._trainers.get(policy_id)
 
     def find(self, member_id: MemberId) -> LiveRaas | LiveTrainer | None:
         return self._members.get(member_id)
@@ -122,7 +120,7 @@ class Sessions:
         self._members[member.member_id] = member
         self._departed.pop(member.member_id, None)
         if isinstance(member, LiveTrainer):
-            self._trainers[member.policy_id] = member
+            self.trainers[member.policy_id] = member
         else:
             self._number += 1
             member.number = self._number
@@ -138,7 +136,7 @@ class Sessions:
     def close(self, member_id: MemberId) -> None:
         member = self._members.pop(member_id)
         if isinstance(member, LiveTrainer):
-            self._trainers.pop(member.policy_id, None)
+            self.trainers.pop(member.policy_id, None)
         else:
             del self.pool[member_id]
             member.leave_indexes()

@@ -176,7 +176,7 @@ class _Ranking:
 
     def _origin(self) -> list[SourceInfo]:
         record = self.sessions.source_record
-        trainer = self.sessions.trainer_of(self.info.policy_id)
+        trainer = self.sessions.trainers.get(self.info.policy_id)
         if trainer is None:
             return []
         return [

@@ -142,7 +142,7 @@ class Batching:
         return policy.samples.fresh_count if self._is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
-        member = self.sessions.trainer_of(policy.policy_id)
+        member = self.sessions.trainers.get(policy.policy_id)
         if member is None:
             return
         batch_id = BatchId(self.ids.next("batch"))

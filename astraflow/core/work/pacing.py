@@ -273,7 +273,7 @@ class PolicyPacing:
 
     def request(self, policy: PolicyState) -> PublishAnswer:
         """Ask the trainer of a policy for a version, once, unless the newest has all steps."""
-        trainer = self.sessions.trainer_of(policy.policy_id)
+        trainer = self.sessions.trainers.get(policy.policy_id)
         if trainer is None:
             raise AstraflowError(
                 Reason.NOT_READY,
@@ -291,7 +291,7 @@ class PolicyPacing:
 
     def _order(self, policy: PolicyState) -> None:
         """Tell the trainer which version was asked for, once it may come."""
-        trainer = self.sessions.trainer_of(policy.policy_id)
+        trainer = self.sessions.trainers.get(policy.policy_id)
         if trainer is not None and policy.progress.can_order:
             policy.progress.is_ordered = True
             self.effects.do(SendPublishOrder(member_id=trainer.member_id))
@@ -310,7 +310,7 @@ class PolicyPacing:
         )
 
     def _has_trainer(self, policy: PolicyState) -> bool:
-        return self.sessions.trainer_of(policy.policy_id) is not None
+        return self.sessions.trainers.get(policy.policy_id) is not None
 
     def _may_miss(self, full: PolicyState, starving: PolicyState) -> bool:
         """Whether a policy that is full may miss groups that another one needs."""

@@ -82,7 +82,7 @@ class Saving:
 
     def order(self, policy: PolicyState) -> None:
         """Tell the trainer of a policy what it has yet to save."""
-        trainer = self.sessions.trainer_of(policy.policy_id)
+        trainer = self.sessions.trainers.get(policy.policy_id)
         if trainer is not None and self.asked and not self._has(policy):
             self.effects.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self.asked))
 
@@ -121,7 +121,7 @@ class Saving:
 
     def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:
-            if self.sessions.trainer_of(policy.policy_id) is None:
+            if self.sessions.trainers.get(policy.policy_id) is None:
                 raise AstraflowError(
                     Reason.NOT_READY,
                     f"{policy.policy_id} has no trainer that could save; ask again with the same "

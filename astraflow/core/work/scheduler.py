@@ -150,7 +150,8 @@ def _best(
     best: MemberCapacity | None = None
     rank = (inf, 0, 0, 0)
     slack_s = request.slack_s
-    # Nobody is done before: the pace of a member is that for `unit` samples.
+    # The pace of a member is that for `unit` samples: with fewer nobody is done before this.
+    is_unit = request.count == view.index.unit
     share = min(1.0, request.count / view.index.unit)
     for free, bucket in view.index.buckets(count):
         for pace_s, member in bucket:
@@ -164,7 +165,7 @@ def _best(
                 if request.token_count or not pace_s:
                     break  # Who comes later in this bucket has no lower rank.
                 continue
-            finish_s = request.finish_s(member, outstanding)
+            finish_s = least_s if is_unit else request.finish_s(member, outstanding)
             if latest_s is not None and slack_s is not None and finish_s > slack_s(member.live):
                 continue
             if not view.is_fit(member) or (room := view.capacity_of(member)).free < count:

@@ -40,8 +40,8 @@ class Compact:
         """Return how much sooner a reader with a known link is done if it waits for the patch."""
         compact_nbytes = round(nbytes * self.share)
         saved = (nbytes - compact_nbytes) / spec.goodput_bytes_per_s
-        slower = _decoding_s(spec, CodecProfile.COMPACT, model_nbytes, compact_nbytes)
-        slower -= _decoding_s(spec, CodecProfile.FAST, model_nbytes, nbytes)
+        slower = decoding_s(spec, CodecProfile.COMPACT, model_nbytes, compact_nbytes)
+        slower -= decoding_s(spec, CodecProfile.FAST, model_nbytes, nbytes)
         return saved - slower - self.seconds(model_nbytes)
 
     def is_worth(self, readers: Iterable[TransferSpec], nbytes: int, model_nbytes: int) -> bool:
@@ -57,18 +57,7 @@ def profile_choices(spec: TransferSpec) -> tuple[frozenset[CodecProfile], ...]:
     return tuple(frozenset(spec.profiles[: n + 1]) for n in range(len(spec.profiles)))
 
 
-def reading_cost(spec: TransferSpec, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
-    """Return what a patch costs a reader: seconds, or bytes where its goodput is unknown."""
-    if spec.goodput_bytes_per_s <= 0:
-        return nbytes
-    is_whole = info.base_version is None
-    decoding_s = _decoding_s(
-        spec, info.profile, model_nbytes, info.payload_nbytes, is_whole=is_whole
-    )
-    return nbytes / spec.goodput_bytes_per_s + decoding_s
-
-
-def _decoding_s(
+def decoding_s(
     spec: TransferSpec,
     profile: CodecProfile,
     model_nbytes: int,
@@ -76,6 +65,7 @@ def _decoding_s(
     *,
     is_whole: bool = False,
 ) -> float:
+    """Return how long a reader decodes a patch of so many bytes."""
     of_reader = (each for each in spec.decode_rates if each.profile is profile)
     rate = next(of_reader, None) or measured_rates().decode[profile]
     return rate.seconds(model_nbytes, nbytes, is_whole=is_whole) / max(spec.core_count, 1)

@@ -20,7 +20,7 @@ from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches, evicted
-from astraflow.weights.patches.routes import Compact, profile_choices, reading_cost
+from astraflow.weights.patches.routes import Compact, decoding_s, profile_choices
 from astraflow.wire.transfers import TransferSpec
 
 SPARE_NBYTES: Final = 64 << 20
@@ -92,17 +92,22 @@ class PatchStore:
         if self.next[0] != version:
             self.next = (version, Patch())
         patch, following = self.next[1], version
-        error = source_lost(f"version {version} failed and is made anew; ask for it again")
         try:
             yield patch
-            following, error = version + 1, evicted(version, version - 1, _NEWEST)
+            following = version + 1
         finally:
             self._is_sparse = patch.is_finished or not patch.chunks
             if patch.is_finished:
                 self.likely_nbytes = patch.info.payload_nbytes
             # Whoever finds it over looks what comes next.
             self.next = (following, Patch())
-            patch.end() if patch.is_finished else patch.fail(error)
+            if patch.is_finished:
+                patch.end()
+            elif following > version:
+                patch.fail(evicted(version, version - 1, _NEWEST))
+            else:
+                again = f"version {version} failed and is made anew; ask for it again"
+                patch.fail(source_lost(again))
 
     def is_sooner(self, spec: TransferSpec) -> bool:
         """Whether a reader has the next version sooner by what is made first.
@@ -150,9 +155,16 @@ class PatchStore:
         had = {each.root_digest: each for each in spec.have_chunks}
 
         def cost(patch: Patch) -> float:
-            have, nbytes = had.get(patch.info.root_digest), patch.info.payload_nbytes
-            missing_nbytes = nbytes if have is None else patch.missing_nbytes(have)
-            return reading_cost(spec, patch.info, missing_nbytes, model_nbytes)
+            """Return seconds, or bytes where the goodput of the reader is unknown."""
+            info, have = patch.info, had.get(patch.info.root_digest)
+            nbytes = info.payload_nbytes if have is None else patch.missing_nbytes(have)
+            if spec.goodput_bytes_per_s <= 0:
+                return nbytes
+            whole = info.base_version is None
+            decoded_s = decoding_s(
+                spec, info.profile, model_nbytes, info.payload_nbytes, is_whole=whole
+            )
+            return nbytes / spec.goodput_bytes_per_s + decoded_s
 
         for profiles in profile_choices(spec):
             usable = [each for each in patches if each.info.profile in profiles]
