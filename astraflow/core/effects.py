@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 from zlib import crc32
 
 from astraflow.core.batches import BatchHeader, EndOfData, IssuedPrompt, TrainedRow
@@ -311,7 +311,7 @@ class Effects:
 
 def _plain(values: Iterable[Any]) -> list[Any]:
     """Return values as plain data whose text is the same in every process."""
-    return [_encoder(cast("type[Any]", type(value)))(value) for value in values]
+    return [_encoder(value.__class__)(value) for value in values]
 
 
 @cache
@@ -323,12 +323,10 @@ def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
         names = [each.name for each in fields(kind) if each.name not in _LATER]
         # Not its name, which may be another one in the next release.
         number = _EFFECTS.index(kind) if kind in _EFFECTS else None
-
-        def tell(value: Any) -> tuple[Any, ...]:
-            held: list[Any] = [getattr(value, name) for name in names]
-            return (number, *[_encoder(type(each))(each) for each in held])
-
-        return tell
+        return lambda value: (
+            number,
+            *[_encoder(each.__class__)(each) for each in [getattr(value, name) for name in names]],
+        )
     fitting = (tell for base, tell in _ENCODERS if issubclass(kind, base))
     return next(fitting, _OMITTED)
 
