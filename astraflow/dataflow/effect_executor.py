@@ -25,14 +25,6 @@ from astraflow.core.effects import (
     ReleasePayloads,
     RunSaved,
     RunStateChanged,
-    SendBatch,
-    SendCancellation,
-    SendDirective,
-    SendEndOfData,
-    SendPublishOrder,
-    SendSaveOrder,
-    SendScrubOrder,
-    SendTask,
 )
 from astraflow.core.events import RolloutArrived, TaskFinished
 from astraflow.dataflow.commits import Decided
@@ -40,7 +32,7 @@ from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.members import MemberDirectory
 from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.dataflow.recorder import RunRecorder
-from astraflow.dataflow.stream_outboxes import StreamOutboxes
+from astraflow.dataflow.stream_outboxes import StreamEffect, StreamOutboxes
 from astraflow.dataflow.traces import HubTraces
 from astraflow.dataflow.watches import Watches
 from astraflow.rpc.access import ended_error, fenced_error
@@ -99,19 +91,14 @@ class EffectExecutor:
         match effect:
             # The most frequent one first: each line is a question.
             case RecordRollout():
-                history = self.directory.history
-                history.accept(effect.member_id)
-                self.counters.rollout(effect, history.region_of(effect.member_id))
+                region = self.directory.history.accept(effect.member_id)
+                self.counters.rollout(effect, region)
                 self.recorder.record(effect, now)
             case RecordBatch() | RecordVersion():
                 self.directory.see(effect, now)
                 self.counters.see(effect, self.directory.history)
                 self.recorder.record(effect, now)
-            case SendTask() | SendCancellation() | SendDirective():
-                self.outboxes.post(effect)
-            case SendBatch() | SendEndOfData():
-                self.outboxes.post(effect)
-            case SendPublishOrder() | SendScrubOrder() | SendSaveOrder():
+            case _ if isinstance(effect, StreamEffect):
                 self.outboxes.post(effect)
             case ClearOutbox():
                 self.outboxes.clear(effect.member_id)

@@ -102,9 +102,13 @@ class MemberHistory:
         entry.report_count += 1
         entry.load = load
 
-    def accept(self, member_id: MemberId) -> None:
-        if member_id in self._entries:
-            self._entries[member_id].accepted_count += 1
+    def accept(self, member_id: MemberId) -> str:
+        """Count a rollout; return where its member stands, as `region_of`."""
+        entry = self._entries.get(member_id)
+        if entry is None:
+            return ""
+        entry.accepted_count += 1
+        return entry.region
 
     def train(self, ack: AckBatch) -> None:
         """Note how long a trainer waited for a batch and trained on it."""

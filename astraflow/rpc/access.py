@@ -394,7 +394,10 @@ class Access:
         self, context: Context, role: MemberRole | None = None, *, may_be_ended: bool = False
     ) -> MemberId:
         """Return the member that calls."""
-        token = _session_token(context)
+        token = secret_of(context, SESSION_KEY)
+        if not token:
+            why = f"the call carries no session token as {SESSION_KEY}; join first"
+            raise AstraflowError(Reason.TOKEN_INVALID, why)
         member_id = self._sessions.speaks_for(token, may_be_ended=may_be_ended)
         if role is not None and self._roles[member_id] is not role:
             raise AstraflowError(
@@ -417,12 +420,3 @@ def names_of(context: Context) -> list[str]:
     said = context.auth_context()
     keys = "x509_subject_alternative_name", "x509_common_name"
     return [name.decode(errors="replace") for key in keys for name in said.get(key, ())]
-
-
-def _session_token(context: Context) -> bytes:
-    token = secret_of(context, SESSION_KEY)
-    if not token:
-        raise AstraflowError(
-            Reason.TOKEN_INVALID, f"the call carries no session token as {SESSION_KEY}; join first"
-        )
-    return token
