@@ -148,12 +148,8 @@ class ItemQueue:
         self._discarded: deque[BatchId] = deque(maxlen=64)
         self._is_closed = False
         self._error: AstraflowError | None = None
-        self._end: EndOfData | None = None
-
-    @property
-    def end_of_data(self) -> EndOfData | None:
+        self.end_of_data: EndOfData | None = None
         """Why no batch follows; None while some may."""
-        return self._end
 
     @property
     def held(self) -> tuple[BatchId, ...]:
@@ -168,7 +164,7 @@ class ItemQueue:
         """
         with self._changed:
             if isinstance(item, EndOfData):
-                self._end = item
+                self.end_of_data = item
             elif isinstance(item, TrainerBatch):
                 batch_id = item.header.batch_id
                 known = (self._given, self._waiting, self._discarded)
@@ -186,7 +182,7 @@ class ItemQueue:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._orders or self._waiting or self._end or self._is_closed
+                lambda: self._orders or self._waiting or self.end_of_data or self._is_closed
             )
             if self._error is not None:
                 raise self._error

@@ -213,20 +213,21 @@ class RolloutStream:
 
         def take(answer: pb.StreamRolloutsResponse) -> None:
             retry.reset()
-            for ack in map(decode_item_ack, answer.acks):
-                self._acknowledge(ack)
+            self._acknowledge(map(decode_item_ack, answer.acks))
 
         call = self._stub.StreamRollouts(None, metadata=self._session.metadata)
         await converse(call, self._outbox, take, pack=_packed, pause_s=_PAUSE_S)
         return False
 
-    def _acknowledge(self, ack: ItemAck) -> None:
-        if self._unacked.pop(ack.item_id, None) is None:
-            return
-        self._results.discard(TaskId(ack.item_id))
-        self.dispositions[ack.disposition] += 1
-        if ack.disposition is Disposition.REJECTED:
-            log.error("the run refused it", item=ack.item_id, reason=ack.reason, why=ack.message)
+    def _acknowledge(self, acks: Iterable[ItemAck]) -> None:
+        for ack in acks:
+            if self._unacked.pop(ack.item_id, None) is None:
+                continue
+            self._results.discard(TaskId(ack.item_id))
+            self.dispositions[ack.disposition] += 1
+            if ack.disposition is Disposition.REJECTED:
+                why = ack.message
+                log.error("the run refused it", item=ack.item_id, reason=ack.reason, why=why)
         if not self._unacked:
             self._flushed.set()
 

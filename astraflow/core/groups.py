@@ -147,7 +147,7 @@ class TrainGroup(SampleGroup):
             prompt_id=self.prompt.prompt_id,
             data_set=self.prompt.data_set,
             epoch=self.prompt.epoch,
-            sample_count=self.size,
+            sample_count=len(self.slots),
         )
 
 

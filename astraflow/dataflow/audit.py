@@ -42,7 +42,7 @@ class Audit:
         self.counts = Counter[str]()
         self._tasks: dict[TaskId, MemberId] = {}
         self._ended: set[TaskId] = set()
-        self._accepted: set[RolloutId] = set()
+        self.accepted: set[RolloutId] = set()
         self._batches: dict[BatchId, set[RolloutId]] = defaultdict(set)
         self._policies: dict[BatchId, PolicyId] = {}
         self._settled: set[BatchId] = set()
@@ -55,10 +55,6 @@ class Audit:
         self._recorded: set[RolloutId] = set()
         self._refused: list[str] = []
         self._training: set[TaskId] = set()
-
-    @property
-    def accepted(self) -> Set[RolloutId]:
-        return self._accepted
 
     def trained(self, policy_id: PolicyId) -> Set[RolloutId]:
         return self._consumed[policy_id]
@@ -149,9 +145,9 @@ class Audit:
 
     def _accept(self, rollout_id: RolloutId) -> None:
         self.counts["rollouts_accepted"] += 1
-        if rollout_id in self._accepted:
+        if rollout_id in self.accepted:
             self._rollout_faults.append(f"{rollout_id} is accepted twice")
-        self._accepted.add(rollout_id)
+        self.accepted.add(rollout_id)
 
     def _end(self, task_id: TaskId, how: str) -> None:
         if task_id in self._ended:

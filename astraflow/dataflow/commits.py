@@ -44,6 +44,7 @@ class Commits:
     Attributes:
         journal: Gets the records; None: there is none.
         nbytes: Written to the journal so far, without what the journal adds.
+        ticket: Number of the newest decision; wait for it with `passed`.
     """
 
     def __init__(
@@ -62,21 +63,16 @@ class Commits:
         self._writing: list[Decided] = []
         self._waiting = deque[Decided]()
         self._first = 0 if journal is None else journal.end
-        self._decided_count = 0
+        self.ticket = 0
         self._safe_count = 0
         self._readers: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = count()
         self._came = asyncio.Event()
 
     @property
-    def ticket(self) -> int:
-        """Number of the newest decision; wait for it with `passed`."""
-        return self._decided_count
-
-    @property
     def position(self) -> int:
         """Place in the journal that the next decision takes."""
-        return self._first + self._decided_count
+        return self._first + self.ticket
 
     @property
     def pending(self) -> Sequence[Decided]:
@@ -86,10 +82,10 @@ class Commits:
     @property
     def unsafe_count(self) -> int:
         """Decisions that the journal does not hold yet."""
-        return self._decided_count - self._safe_count
+        return self.ticket - self._safe_count
 
     def put(self, decided: Decided) -> None:
-        self._decided_count += 1
+        self.ticket += 1
         if self.journal is None:
             self._safe_count += 1
             self._carry_out([decided])
@@ -99,7 +95,7 @@ class Commits:
 
     async def passed(self, ticket: int | None = None) -> None:
         """Wait until a decision, None: the newest, and all before it, are safe and carried out."""
-        ticket = self._decided_count if ticket is None else ticket
+        ticket = self.ticket if ticket is None else ticket
         if self._safe_count < ticket:
             reader = asyncio.get_running_loop().create_future()
             self.then(ticket, lambda: reader.done() or reader.set_result(None))

@@ -21,23 +21,19 @@ class Topic:
     """
 
     def __init__(self) -> None:
-        self._revision = 0
+        self.revision = 0
         self._next: asyncio.Event | None = None
-
-    @property
-    def revision(self) -> int:
-        return self._revision
 
     def touch(self) -> None:
         """Count a change and wake the watchers, all with one event."""
-        self._revision += 1
+        self.revision += 1
         if self._next is not None:
             self._next.set()
             self._next = None
 
     async def passed(self, revision: int) -> None:
         """Wait until there was a change after `revision`."""
-        while self._revision <= revision:
+        while self.revision <= revision:
             if self._next is None:
                 self._next = asyncio.Event()
             await self._next.wait()

@@ -32,7 +32,7 @@ def with_capacity(sessions, count):
 def test_indexes_say_what_a_look_at_everybody_would(make_raas, steps):
     sessions = Sessions(ttl=timedelta(seconds=10))
     for what, name, number in steps:
-        known = sessions.find(name)
+        known = sessions.members.get(name)
         if what == "open" and known is None:
             sessions.open(make_raas(name))
         elif known is not None:
@@ -60,7 +60,7 @@ def test_indexes_say_what_a_look_at_everybody_would(make_raas, steps):
 def test_session_that_is_opened_again_ends_by_its_own_time(make_raas):
     sessions = Sessions(ttl=timedelta(seconds=10))
     sessions.open(make_raas("a"))
-    sessions.find("a").keep_alive_time = NOW + timedelta(seconds=1)
+    sessions.members.get("a").keep_alive_time = NOW + timedelta(seconds=1)
     assert sessions.next_end == NOW + timedelta(seconds=11)
     sessions.close("a")
     sessions.open(make_raas("a"))

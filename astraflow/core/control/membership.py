@@ -81,7 +81,7 @@ class Membership:
 
     def is_there(self, member_id: MemberId, now: datetime) -> bool:
         """Whether a member has a session and nobody takes it for silent."""
-        member = self.sessions.find(member_id)
+        member = self.sessions.members.get(member_id)
         return member is not None and not self.sessions.is_silent(member, now)
 
     def give_credit(self, member: LiveRaas, event: TaskCredit) -> None:
@@ -99,13 +99,13 @@ class Membership:
 
     def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
         """End a session in good order; an ended one stays so."""
-        member = self.sessions.find(member_id)
+        member = self.sessions.members.get(member_id)
         if member is not None:
             self.close(member, now, is_lost=False, message=message)
 
     def drain(self, member_id: MemberId, grace: timedelta | None, now: datetime) -> None:
         """Let a member finish and leave."""
-        member = self.sessions.find(member_id)
+        member = self.sessions.members.get(member_id)
         if member is None:
             raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{member_id}'")
         self.sessions.drain(member, None if grace is None else now + grace)
@@ -382,7 +382,7 @@ class Joining:
         return before is not None and before.incarnation == resume.incarnation
 
     def _remembered(self, member_id: MemberId) -> LiveMember | Departed | None:
-        return self.sessions.find(member_id) or self.sessions.departed(member_id)
+        return self.sessions.members.get(member_id) or self.sessions.departed.get(member_id)
 
     def _take_over(
         self, member_id: MemberId | None, resume: SessionResume | None, now: datetime
@@ -390,7 +390,7 @@ class Joining:
         """Return the live session to go on with; one of an older incarnation is ended."""
         if member_id is None or resume is None:
             return None
-        live = self.sessions.find(member_id)
+        live = self.sessions.members.get(member_id)
         if live is None or live.incarnation == resume.incarnation:
             return live
         self.membership.close(

@@ -31,6 +31,9 @@ class FreshBuffer:
         With max_staleness 2, groups sampled from versions 5, 3 and 4 are taken for version 5
         as 3, 4, 5; first in, first out as 5, 3, 4. For version 6 the samples of 3 are stale:
         `prune` takes them out.
+
+    Attributes:
+        nbytes: Bytes of all groups, as `AcceptedRollout.nbytes`.
     """
 
     def __init__(
@@ -41,8 +44,8 @@ class FreshBuffer:
         self._settings = settings or BufferSettings()
         self._least_groups = least_groups
         self._heap: list[tuple[int, int, FreshGroup]] = []
-        self._sample_count = 0
-        self._nbytes = 0
+        self.sample_count = 0
+        self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -50,15 +53,6 @@ class FreshBuffer:
     def __iter__(self) -> Iterator[FreshGroup]:
         """Return all groups, in no order."""
         return (group for _, _, group in self._heap)
-
-    @property
-    def sample_count(self) -> int:
-        return self._sample_count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all groups, as `AcceptedRollout.nbytes`."""
-        return self._nbytes
 
     def put(self, group: FreshGroup) -> None:
         is_edf = self._settings.order is BufferOrder.EDF
@@ -72,7 +66,7 @@ class FreshBuffer:
         most, most_nbytes = self._settings.max_groups, self._settings.max_nbytes
         while len(self._heap) > self._least_groups and (
             (most is not None and len(self._heap) > most)
-            or (most_nbytes is not None and self._nbytes > most_nbytes)
+            or (most_nbytes is not None and self.nbytes > most_nbytes)
         ):
             gone += self.take(1)
         return gone
@@ -125,7 +119,7 @@ class FreshBuffer:
         return self.take(len(self._heap))
 
     def metrics(self) -> dict[str, float]:
-        return {"buffer/size": float(self._sample_count), "buffer/nbytes": float(self._nbytes)}
+        return {"buffer/size": float(self.sample_count), "buffer/nbytes": float(self.nbytes)}
 
     def _too_old(self, oldest: int) -> list[FreshGroup]:
         """Take out the groups that have a sample older than a version."""
@@ -141,8 +135,8 @@ class FreshBuffer:
         return found
 
     def _count(self, group: FreshGroup, sign: int) -> None:
-        self._sample_count += sign * len(group.samples)
-        self._nbytes += sign * group.nbytes
+        self.sample_count += sign * len(group.samples)
+        self.nbytes += sign * group.nbytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -175,7 +169,7 @@ class ReplayBuffer:
         self._dice = dice
         self._faults = faults
         self._kept: dict[int, _Kept] = {}
-        self._nbytes = 0
+        self.nbytes = 0
         # Groups that nobody holds, by their oldest version: asked for with every event.
         self._free = Counter[int]()
         self._use_count = self._evicted_count = 0
@@ -192,10 +186,6 @@ class ReplayBuffer:
     @property
     def sample_count(self) -> int:
         return sum(len(kept.group.samples) for kept in self._kept.values())
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     def available(self, train_version: int) -> int:
         """Return how many groups a batch for a version would have again."""
@@ -243,7 +233,7 @@ class ReplayBuffer:
             for group in fresh:
                 self._kept[group.arrival] = _Kept(group=group)
                 self._free[group.min_version] += 1
-                self._nbytes += group.nbytes
+                self.nbytes += group.nbytes
             self._evict()
 
     def give_back(self, groups: Sequence[FreshGroup]) -> None:
@@ -275,14 +265,14 @@ class ReplayBuffer:
     def clear(self) -> None:
         self._kept.clear()
         self._free.clear()
-        self._nbytes = 0
+        self.nbytes = 0
 
     def metrics(self) -> Mapping[str, float]:
         if not self.is_on:
             return {}
         return {
             "data/replay/groups": float(len(self._kept)),
-            "data/replay/nbytes": float(self._nbytes),
+            "data/replay/nbytes": float(self.nbytes),
             "data/replay/uses": float(self._use_count),
             "data/replay/evicted": float(self._evicted_count),
         } | self._faults.metrics("data/replay", self._order)
@@ -323,7 +313,7 @@ class ReplayBuffer:
         if not kept.is_leased:
             self._count_free(kept, -1)
         del self._kept[kept.group.arrival]
-        self._nbytes -= kept.group.nbytes
+        self.nbytes -= kept.group.nbytes
 
     def _count_free(self, kept: _Kept, change: int) -> None:
         version = kept.group.min_version
@@ -335,7 +325,7 @@ class ReplayBuffer:
         """Forget the oldest ones beyond the bounds."""
         for kept in list(self._kept.values()):
             is_over = len(self._kept) > self._settings.max_groups
-            if not (is_over or self._nbytes > self._settings.max_nbytes):
+            if not (is_over or self.nbytes > self._settings.max_nbytes):
                 return
             if not kept.is_leased:
                 self._forget(kept)

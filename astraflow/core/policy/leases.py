@@ -180,6 +180,7 @@ class LeaseTable:
         world_size: Ranks that share every batch; 0: no stream was opened.
         leases: Unsettled batches, oldest first.
         lost: Batches whose session ended; a late ack may still count.
+        outcomes: What settled batches came to, the last ones.
     """
 
     def __init__(self, policy_id: PolicyId) -> None:
@@ -188,7 +189,7 @@ class LeaseTable:
         self.streams: dict[int, StreamBatches] = {}
         self.leases: dict[BatchId, Lease] = {}
         self.lost: dict[BatchId, Lease] = {}
-        self._outcomes: dict[BatchId, BatchOutcome] = {}
+        self.outcomes: dict[BatchId, BatchOutcome] = {}
         self._ended_ranks: set[int] = set()
 
     @property
@@ -242,10 +243,6 @@ class LeaseTable:
             )
         return lease
 
-    def outcome_of(self, batch_id: BatchId) -> BatchOutcome | None:
-        """Return what a settled batch came to; None: it is not settled, or long ago."""
-        return self._outcomes.get(batch_id)
-
     def check(self, lease: Lease, rank: int | None, outcome: BatchOutcome) -> None:
         """Refuse an ack that contradicts an earlier one."""
         if rank is not None and not 0 <= rank < max(1, self.world_size):
@@ -266,8 +263,8 @@ class LeaseTable:
     def complete(self, lease: Lease, outcome: BatchOutcome) -> None:
         self.leases.pop(lease.batch_id, None)
         self.lost.pop(lease.batch_id, None)
-        self._outcomes[lease.batch_id] = outcome
-        _bound(self._outcomes, _KEPT_OUTCOMES)
+        self.outcomes[lease.batch_id] = outcome
+        _bound(self.outcomes, _KEPT_OUTCOMES)
 
     def lose(self, lease: Lease) -> None:
         """End a lease without an ack; a late one may still count."""

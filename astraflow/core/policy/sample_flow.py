@@ -121,7 +121,7 @@ class SampleFlow:
 
     def admit(self, group: TrainGroup) -> None:
         self._newest = group.number
-        self.books.issue(group.size)
+        self.books.issue(len(group.slots))
         self.open_count += 1
 
     def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout) -> None:

@@ -74,6 +74,7 @@ class Measured:
         fastest_token_s: Of the fastest member, as it is now; 0: nobody was measured. Who that is,
             is looked up anew every so many rollouts.
         mean_size: Letters per prompt.
+        rollout_count: Accepted rollouts that have sampled tokens.
         token_count: Sampled tokens of all accepted rollouts.
         eval_token_count: Of them, those of evaluations.
         eval_rollout_count: Rollouts of evaluations.
@@ -88,7 +89,7 @@ class Measured:
         self.mean_size = 0.0
         self.token_count = 0
         self._tokens = 0.0
-        self._count = 0
+        self.rollout_count = 0
 
     def note(self, token_count: int, speeds: Iterable[Speed], *, is_eval: bool = False) -> None:
         """Count one accepted rollout."""
@@ -97,17 +98,12 @@ class Measured:
         self.eval_rollout_count += is_eval
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
-        if self._count % _LOOK_EVERY == 0:
+        if self.rollout_count % _LOOK_EVERY == 0:
             known = [speed for speed in speeds if speed.token_s]
             self._fastest = min(known, key=lambda speed: speed.token_s, default=None)
         # Nobody is slow beside what the fastest one was before it slowed down itself.
         self.fastest_token_s = self._fastest.token_s if self._fastest else 0.0
-        self._count += 1
-
-    @property
-    def rollout_count(self) -> int:
-        """Accepted rollouts that have sampled tokens."""
-        return self._count
+        self.rollout_count += 1
 
     def note_prompt(self, size: int) -> None:
         weight = _WEIGHT if self.mean_size else 1.0

@@ -44,6 +44,8 @@ class Sessions:
         source_record: What receivers said of sources of weights.
         pool: The RaaS, in the order in which they joined.
         trainers: The trainer of each policy that has one.
+        members: All of them, in the order in which they joined.
+        departed: Ended sessions that can be resumed.
         capacity_index: The pool by free credit for training.
         eval_capacity_index: The same for evaluations; None: there are none.
         version_index: The pool by what is live there.
@@ -57,7 +59,7 @@ class Sessions:
         self.capacity_index = CapacityIndex(unit=unit)
         self.eval_capacity_index = CapacityIndex(unit=1, is_eval=True) if has_evals else None
         self.version_index = VersionIndex()
-        self._members: dict[MemberId, LiveRaas | LiveTrainer] = {}
+        self.members: dict[MemberId, LiveRaas | LiveTrainer] = {}
         self.pool: dict[MemberId, LiveRaas] = {}
         self.trainers: dict[PolicyId, LiveTrainer] = {}
         self._number = 0
@@ -65,16 +67,13 @@ class Sessions:
         # entries of one time and member apart.
         self._ends: list[tuple[datetime, MemberId, int, LiveRaas | LiveTrainer]] = []
         self._entry_count = 0
-        self._departed: dict[MemberId, Departed] = {}
+        self.departed: dict[MemberId, Departed] = {}
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.members)
 
     def __iter__(self) -> Iterator[LiveRaas | LiveTrainer]:
-        return iter(self._members.values())
-
-    def find(self, member_id: MemberId) -> LiveRaas | LiveTrainer | None:
-        return self._members.get(member_id)
+        return iter(self.members.values())
 
     def get(self, member_id: MemberId) -> LiveRaas | LiveTrainer:
         """Return a live session.
@@ -82,7 +81,7 @@ class Sessions:
         Raises:
             AstraflowError: SESSION_ENDED.
         """
-        member = self._members.get(member_id)
+        member = self.members.get(member_id)
         if member is None:
             raise AstraflowError(
                 Reason.SESSION_ENDED, f"the session of {member_id} has ended; resume it"
@@ -95,7 +94,7 @@ class Sessions:
         Raises:
             AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
         """
-        member = self._members.get(member_id)
+        member = self.members.get(member_id)
         if isinstance(member, LiveRaas):
             return member
         self.get(member_id)
@@ -107,18 +106,15 @@ class Sessions:
         Raises:
             AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
         """
-        member = self._members.get(member_id)
+        member = self.members.get(member_id)
         if isinstance(member, LiveTrainer):
             return member
         self.get(member_id)
         raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a RaaS, not a trainer")
 
-    def departed(self, member_id: MemberId) -> Departed | None:
-        return self._departed.get(member_id)
-
     def open(self, member: LiveRaas | LiveTrainer) -> None:
-        self._members[member.member_id] = member
-        self._departed.pop(member.member_id, None)
+        self.members[member.member_id] = member
+        self.departed.pop(member.member_id, None)
         if isinstance(member, LiveTrainer):
             self.trainers[member.policy_id] = member
         else:
@@ -134,15 +130,15 @@ class Sessions:
         self._enter_end(member)
 
     def close(self, member_id: MemberId) -> None:
-        member = self._members.pop(member_id)
+        member = self.members.pop(member_id)
         if isinstance(member, LiveTrainer):
             self.trainers.pop(member.policy_id, None)
         else:
             del self.pool[member_id]
             member.leave_indexes()
-        self._departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
-        while len(self._departed) > _DEPARTED_COUNT:
-            del self._departed[next(iter(self._departed))]
+        self.departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
+        while len(self.departed) > _DEPARTED_COUNT:
+            del self.departed[next(iter(self.departed))]
 
     def drain(self, member: LiveRaas | LiveTrainer, until: datetime | None) -> None:
         """Give a member nothing new; its session ends at a time, None: when it leaves."""
@@ -163,7 +159,7 @@ class Sessions:
         """When the first session ends unless its member says something."""
         while self._ends:
             time, member_id, number, member = self._ends[0]
-            if self._members.get(member_id) is not member:
+            if self.members.get(member_id) is not member:
                 heappop(self._ends)
                 continue
             end = member.keep_alive_time + self.ttl

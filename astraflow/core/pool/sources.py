@@ -42,7 +42,7 @@ def sources_of(
         info: Of the version.
         caller: Who asks; None: nobody in particular, who is told of no relay that pulls.
     """
-    member = None if caller is None else sessions.find(caller)
+    member = None if caller is None else sessions.members.get(caller)
     region = "" if member is None else member.region
     return _Ranking(sessions, info, caller, member, region).sources()
 

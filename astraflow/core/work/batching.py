@@ -61,7 +61,7 @@ class Batching:
         The ack of the newest batch may come again to name a checkpoint that was written since.
         """
         policy = self.policies[member.policy_id]
-        settled = policy.lease_table.outcome_of(event.batch_id)
+        settled = policy.lease_table.outcomes.get(event.batch_id)
         if settled is not None:
             if event.outcome is not settled:
                 raise AstraflowError(

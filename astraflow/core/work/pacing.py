@@ -233,7 +233,8 @@ class PolicyPacing:
         Returns:
             What is shown from now on.
         """
-        if len(self.policies) > 1 and not self.lifecycle.is_final:
+        is_alone = len(self.policies) == 1
+        if not is_alone and not self.lifecycle.is_final:
             missed = [p.policy_id for p in self.policies.values() if self._is_missed(p)]
             late = self._barrier.advance(self._standings(), now, missed=missed)
             if late and not self._is_free and self.settings.relation.on_timeout is OnTimeout.STOP:
@@ -244,7 +245,7 @@ class PolicyPacing:
                 self._order(policy)
             if policy.versions.shown_version + 1 < policy.versions.next_version:
                 limit = policy.versions.newest_version
-                if policy.end is None:
+                if policy.end is None and not is_alone:
                     limit = self._barrier.shown_version(self._standing(policy), self._standings())
                 shown += policy.versions.show(limit)
         for info in shown:

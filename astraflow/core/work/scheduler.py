@@ -104,8 +104,7 @@ def choose(view: PoolView, request: PlacementRequest) -> MemberCapacity | None:
         return room
     late = _best(view, request, count, latest_s=None)
     if late is None:
-        most = max((other.most for other in view.all()), default=0)
-        if not most or most >= count:
+        if any(other.most >= count for other in view.all()):
             return None
         count = 1
         room = _best(view, request, count, latest_s=request.latest_s)
@@ -319,18 +318,21 @@ class Scheduler:
                 )
             )
 
+        index = sessions.capacity_index
+        if not any(is_fit(member) for _, bucket in index.buckets(1) for _, member in bucket):
+            return None
         slack_s = slack_of(policies, minimum)
         latest_s = inf
         if slack_s is not None:
             latest_s = slack_s(newest)
         view = PoolView(
-            index=sessions.capacity_index,
+            index=index,
             pool=sessions.pool.values(),
             is_fit=is_fit,
             capacity_of=training_capacity,
         )
         request = PlacementRequest(
-            count=min(count, sessions.capacity_index.unit),
+            count=min(count, index.unit),
             token_count=self.measured.expected_tokens(size_of(prompt)),
             fastest_token_s=self.measured.fastest_token_s,
             slack_s=slack_s,
