@@ -74,8 +74,8 @@ def _policy_status(policy: PolicyState) -> PolicyStatus:
 class Run:
     """One run, from its first member to its last."""
 
-    # The rollout that `refusal` found to be of use, and its sender, until the next event; no part
-    # of a snapshot.
+    # The rollout that `refusal` found to be of use, and its sender. An attribute of the instance
+    # until the next event alone: a run that is replayed was not asked.
     _useful: tuple[ev.RolloutArrived, LiveRaas] | None = None
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
@@ -101,7 +101,7 @@ class Run:
         kind, asked = REQUESTS[type(event)], cast("Any", event)
         useful = self._useful
         if useful is not None:
-            self._useful = None
+            del self._useful
         try:
             if useful is not None and event is useful[0]:
                 answer = take_rollout(run, useful[1], useful[0], now, is_useful=True)
@@ -155,7 +155,8 @@ class Run:
         """
         member = self._components.sessions.raas(event.member_id)
         refusal = self._components.intake.refusal(event)
-        self._useful = (event, member) if refusal is None else None
+        if refusal is None:
+            self._useful = event, member
         return refusal
 
     @property
