@@ -1,7 +1,7 @@
 """Routes: which patches lead from one version to another, and what they cost a reader."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from astraflow.codec.chunks import CODEC_VERSION
@@ -155,7 +155,7 @@ def _registered_steps(
 ) -> list[PatchStep]:
     """Return what may lie on a way from a base to a version, by version."""
     return steps(
-        patch
+        replace(patch, version=version)
         for version, info in known.items()
         if version <= target and (base is None or version > base)
         for patch in info.patches
