@@ -38,11 +38,10 @@ import numpy as np
 from blake3 import blake3
 
 from astraflow.codec import kernels
-from astraflow.codec.chunks import CODEC_VERSION, Profile
+from astraflow.codec.chunks import Profile
 from astraflow.codec.rates import measured_rates
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.core.versions import PatchInfo
 from astraflow.launch.bench.codec import (
     Coding,
     Corpus,
@@ -53,7 +52,7 @@ from astraflow.launch.bench.codec import (
     make_corpus,
     patch_coding,
 )
-from astraflow.weights.patches.routes import reading_cost
+from astraflow.weights.patches.routes import decoding_s
 from astraflow.wire.transfers import TransferSpec
 from codec_baselines import BASELINES, Baseline, Parts
 
@@ -260,7 +259,7 @@ def choice_row(corpus: Corpus, level: kernels.KernelLevel, repeats: int) -> dict
         )
         seconds = [each.nbytes / goodput + one for each, one in zip(found, decode_s, strict=True)]
         costs = [
-            reading_cost(spec, patch_of(profile, each.nbytes), each.nbytes, corpus.nbytes)
+            each.nbytes / goodput + decoding_s(spec, profile, corpus.nbytes, each.nbytes)
             for profile, each in zip(Profile, found, strict=True)
         ]
         regret = float(seconds[int(np.argmin(costs))] / min(seconds) - 1)
@@ -278,18 +277,6 @@ def choice_row(corpus: Corpus, level: kernels.KernelLevel, repeats: int) -> dict
         flush=True,
     )
     return row
-
-
-def patch_of(profile: Profile, nbytes: int) -> PatchInfo:
-    return PatchInfo(
-        base_version=0,
-        version=1,
-        profile=profile,
-        codec_version=CODEC_VERSION,
-        root_digest=bytes(32),
-        chunk_count=1,
-        payload_nbytes=nbytes,
-    )
 
 
 def measure_choice(options: argparse.Namespace) -> list[dict[str, Any]]:
