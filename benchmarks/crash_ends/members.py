@@ -6,6 +6,7 @@ the hub acknowledged, as soon as they know.
 
 import asyncio
 import json
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -51,10 +52,12 @@ class _NotedStream(RolloutStream):
         self._path = path
         self._name = name
 
-    def _acknowledge(self, ack: ItemAck) -> None:
-        row = {"node": self._name, "id": ack.item_id, "disposition": ack.disposition}
-        note(self._path, row)
-        super()._acknowledge(ack)
+    def _acknowledge(self, acks: Iterable[ItemAck]) -> None:
+        acks = list(acks)
+        for ack in acks:
+            row = {"node": self._name, "id": ack.item_id, "disposition": ack.disposition}
+            note(self._path, row)
+        super()._acknowledge(acks)
 
 
 class Node:
