@@ -181,6 +181,16 @@ class Recipe(Strict):
         return self
 
     @model_validator(mode="after")
+    def _broadcasts_have_receivers(self) -> Self:
+        if self.raas.engine.kind == "none":
+            for name, each in self.policies.items():
+                if each.trainer.broadcast is not None:
+                    raise ValueError(
+                        f"raas.engine.kind none takes no weights: leave {name}'s broadcast out"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _policies_that_wait_publish_by_themselves(self) -> Self:
         asked = [name for name, each in self.policies.items() if each.trainer.sync.style == "asked"]
         if asked and self.relation.kind != "independent":

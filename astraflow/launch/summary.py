@@ -113,9 +113,7 @@ def summarise(
     run_dir: RunDir, *, name: str, seed: int, state: str, wall_s: float, failure: str | None = None
 ) -> RunSummary:
     """Return what a run's files come to."""
-    steps: dict[str, list[Row]] = defaultdict(list)
-    for row in read_json_lines(run_dir.metrics):
-        keep_step(steps[row["policy"]], row)
+    steps = _steps(run_dir)
     live: dict[str, list[Row]] = defaultdict(list)
     for row in read_json_lines(run_dir.versions):
         if row.get("state", "live") == "live":
@@ -146,11 +144,22 @@ def summarise(
         held_out_before=first.get("mean_reward"),
         held_out_after=last.get("mean_reward"),
         tokens_per_s=round(tokens / train_s, 1) if train_s else 0.0,
-        policies={p: _policy(steps[p], live[p]) for p in sorted(steps.keys() | live.keys())},
+        policies={
+            policy: _policy(steps.get(policy, ()), live.get(policy, ()))
+            for policy in sorted(steps.keys() | live.keys())
+        },
         evals=evals,
         failure=failure,
         failures=status.get("failures", {}),
     )
+
+
+def _steps(run_dir: RunDir) -> dict[str, list[Row]]:
+    """Return the steps that count, by policy."""
+    steps: dict[str, list[Row]] = defaultdict(list)
+    for row in read_json_lines(run_dir.metrics):
+        keep_step(steps[row["policy"]], row)
+    return steps
 
 
 def keep_step(steps: list[Row], row: Row) -> None:
@@ -309,8 +318,8 @@ _WINDOW = 10
 
 def draw_reward(run_dir: RunDir) -> Path | None:
     """Draw `reward.png`; None without matplotlib (extra `plot`) or without steps."""
-    rows = [row for row in read_json_lines(run_dir.metrics) if row.get("reward/mean") is not None]
-    if not rows:
+    curves = {policy: _curve(rows) for policy, rows in _steps(run_dir).items()}
+    if not any(curves.values()):
         return None
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to import
@@ -321,14 +330,14 @@ def draw_reward(run_dir: RunDir) -> Path | None:
 
     plt: Any = pyplot
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
-    for policy in sorted({row["policy"] for row in rows}):
-        _draw_policy(axes, policy, [row for row in rows if row["policy"] == policy])
+    for policy in sorted(curves):
+        _draw_policy(axes, policy, curves[policy])
     label, marks = _eval_points(run_dir)
     if marks:
         axes.scatter(*zip(*marks, strict=True), marker="D", s=36, color="black", zorder=3)
         axes.scatter([], [], marker="D", s=36, color="black", label=label)
     axes.set(xlabel="optimizer step", ylabel="mean reward")
-    if all(0 <= row["reward/mean"] <= 1 for row in rows):
+    if all(0 <= reward <= 1 for curve in curves.values() for _, reward in curve):
         axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.25)
     axes.legend(loc="best", frameon=False)
@@ -338,9 +347,14 @@ def draw_reward(run_dir: RunDir) -> Path | None:
     return run_dir.plot
 
 
-def _draw_policy(axes: Any, policy: str, rows: list[dict[str, Any]]) -> None:
-    steps = [row["step"] for row in rows]
-    rewards = [row["reward/mean"] for row in rows]
+def _curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """Return steps with their mean reward; steps without one are left out."""
+    return [(row["step"], row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
+
+
+def _draw_policy(axes: Any, policy: str, curve: Sequence[tuple[int, float]]) -> None:
+    steps = [step for step, _ in curve]
+    rewards = [reward for _, reward in curve]
     smooth = [
         sum(rewards[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW)
         for i in range(len(rewards))

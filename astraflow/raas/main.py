@@ -23,7 +23,7 @@ from astraflow.engines.models import first_model
 from astraflow.raas.failures import LoopWatch, report_unawaited
 from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel, load_models, policies_by_engine
-from astraflow.raas.updater import Puller
+from astraflow.raas.updater import Puller, VersionFollower
 from astraflow.rpc.address import is_loopback, split_addresses
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
@@ -196,6 +196,8 @@ def _puller(
     policy_id: PolicyId,
 ) -> Puller:
     """Return what gets the weights of a policy: by broadcast, where there is one, or pulled."""
+    if recipe.raas.engine.kind == "none":
+        return VersionFollower(policy_id)
     lane = AnyLane(
         tls=settings.tls,
         lanes=chosen_lanes(recipe.raas.lanes),
@@ -219,7 +221,9 @@ def _puller(
 async def _relays(
     recipe: Recipe, settings: NodeSettings, policy_ids: Iterable[PolicyId]
 ) -> RelayServer | None:
-    """Serve to others what is pulled, where they can dial it."""
+    """Serve to others what is pulled, if it is, where they can dial it."""
+    if recipe.raas.engine.kind == "none":
+        return None
     listen = recipe.raas.relay.listen
     if listen is None and all(is_loopback(host) for host, _ in split_addresses(settings.hub)):
         # All on one host: there others can dial it too.

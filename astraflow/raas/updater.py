@@ -101,6 +101,34 @@ class Puller(Protocol):
         ...
 
 
+class VersionFollower:
+    """For a node without engines: every version is there as soon as it is known; a `Puller`."""
+
+    def __init__(self, policy_id: PolicyId) -> None:
+        """Follow the versions of a policy."""
+        self._update = WeightUpdate(policy_id=policy_id, version=-1, base_version=None, tensors=())
+
+    async def pull(
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
+    ) -> PullResult:
+        """Return the version without its weights."""
+        del known, transfer_token, listed
+        self._update = replace(self._update, version=target.version)
+        return PullResult(update=self._update, nbytes=0, duration=timedelta(), reports=())
+
+    def full_update(self) -> WeightUpdate:
+        """Return the version without its weights."""
+        return self._update
+
+    async def close(self) -> None:
+        """Nothing to do: it has no connections."""
+
+
 class WeightUpdater:
     """Keeps one engine at the newest version, or at the one that a task must have first."""
 

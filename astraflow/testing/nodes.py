@@ -9,6 +9,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.versions import SourceKind
 from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.raas.updater import Puller, VersionFollower
 from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
 from astraflow.weights.fetch.puller import WeightPuller
@@ -59,9 +60,11 @@ def make_node(
     kinds: frozenset[SourceKind] | None = None,
     patience_s: float = 5.0,
 ) -> RaasNode:
-    """Return a node that has every workflow of a recipe and pulls real weights."""
+    """Return a node that has every workflow of a recipe and, for engines, pulls real weights."""
 
-    def puller(policy_id: PolicyId) -> WeightPuller:
+    def puller(policy_id: PolicyId) -> Puller:
+        if recipe.raas.engine.kind == "none":
+            return VersionFollower(policy_id)
         return WeightPuller(policy_id, relay=relays and relays.relays[policy_id], kinds=kinds)
 
     return RaasNode(

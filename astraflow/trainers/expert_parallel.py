@@ -96,7 +96,7 @@ def _apply_plan() -> Any:
     except ImportError as error:
         raise AstraflowError(
             Reason.CAPABILITY_MISSING,
-            f"this transformers shares no experts out for fsdp.expert_parallel ({error}); 5.22 and "
-            "5.23 do: install one of these, or take 1",
+            f"this transformers shares no experts out for fsdp.expert_parallel ({error}); 5.22 "
+            "and later do: install one of these, or take 1",
         ) from error
     return parallel.apply_expert_parallelism

@@ -127,6 +127,13 @@ def test_a_saved_recipe_has_every_default(small):
     assert (loss["clip_low"], loss["clip_high"], loss["mean"]) == (0.2, 0.28, "tokens")
 
 
+def test_nothing_is_broadcast_to_nodes_that_take_no_weights(small):
+    broadcast = "policies.solver.trainer.broadcast={node_count: 1, port: 29500}"
+    assert load_recipe(small, (broadcast,)).policies["solver"].trainer.broadcast is not None
+    with pytest.raises(AstraflowError, match="none takes no weights: leave solver's broadcast out"):
+        load_recipe(small, (broadcast, "raas.engine.kind=none"))
+
+
 def test_ranks_share_adapters_a_critic_and_a_store_but_have_no_broadcast():
     shared = {"ranks": 2, "critic": {}, "store": "file:///shared"}
     fields = {"model": {"path": "models/base", "lora": {"rank": 2}}, "trainer": shared}

@@ -104,6 +104,9 @@ def test_steps_that_were_lost_with_a_trainer_count_once(tmp_path):
     solver = summary.policies["solver"]
     assert (solver.steps, solver.rollouts) == (3, 24)
     assert (solver.reward_first, solver.reward_last) == (0.1, 0.7)
+    drawn = draw_reward(run_dir).read_bytes()
+    _write(run_dir.metrics, [steps[0], *steps[3:]])
+    assert draw_reward(run_dir).read_bytes() == drawn
 
 
 def test_stored_pairs_are_told_apart_and_their_constant_reward_is_no_headline(tmp_path):

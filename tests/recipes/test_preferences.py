@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.launch.check import check_recipe
 from astraflow.testing import small_recipe, start_run
 
@@ -30,7 +31,7 @@ def test_no_held_out_prompt_is_trained_on():
     assert all(row["chosen"] == row["answer"] != row["rejected"] for row in train)
 
 
-async def test_a_pair_is_two_rows_of_a_group_and_nothing_is_sampled(tmp_path):
+async def test_a_pair_is_two_rows_of_a_group_and_nothing_is_sampled_or_pulled(tmp_path):
     recipe = small_recipe(
         tmp_path,
         workflow="stored",
@@ -39,6 +40,7 @@ async def test_a_pair_is_two_rows_of_a_group_and_nothing_is_sampled(tmp_path):
             "rollouts.group_size": 1,
             "rollouts.min_group_size": 1,
             "workflows.main.options": {"text": "{prompt}"},
+            "raas.engine.kind": "none",
         },
     )
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
@@ -50,3 +52,6 @@ async def test_a_pair_is_two_rows_of_a_group_and_nothing_is_sampled(tmp_path):
     assert (chosen.reward, rejected.reward) == (1.0, 0.0)
     assert (chosen.sampled_mask.sum(), rejected.sampled_mask.sum()) == (len("yes"), len("no"))
     assert not chosen.logprobs.any()
+    live = read_json_lines(RunDir(tmp_path / "run").versions)
+    assert len(live) > 1
+    assert {(row["state"], row["pulled_nbytes"]) for row in live} == {("live", 0)}

@@ -30,8 +30,12 @@ class SlotLayer(CacheLayerMixin):
         self._kept_values = self._sized(value_states)
         self.is_initialized = True
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  the base takes *args too
-        self, key_states: torch.Tensor, value_states: torch.Tensor
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *_args: object,
+        **_kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep the states of prompts; return them: a prompt attends to itself."""
         if not self.is_initialized:

@@ -15,7 +15,7 @@ from astraflow.engines.devices import computed_dtype
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
-from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, read_on
+from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, logits_of, read_on
 from astraflow.engines.embedded.rows import (
     DecodeRows,
     Ended,
@@ -296,15 +296,14 @@ class Decoder:
         self._cache.expect_prompts(self._tensor(prompts), first_row=rows.start, length=length)
         _, firsts = np.unique(prompts, return_index=True)
         self._adapters.expect(self._rows.column("adapter", rows)[firsts])
-        output = self._module(
+        return logits_of(
+            self._module,
+            self._cache,
             input_ids=self._tensor(ids),
             position_ids=self._tensor(np.arange(length))[None].expand(count, length),
             attention_mask=None,
             logits_to_keep=self._tensor(kept),
-            past_key_values=self._cache,
-            use_cache=True,
         )
-        return output.logits
 
     def _sample(self, logits: torch.Tensor, rows: slice) -> list[Ended]:
         tokens, logprobs = self._settings.sampler.draw(logits, self._rows, rows)

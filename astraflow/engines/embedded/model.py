@@ -7,6 +7,7 @@ A recording is used only if its bits equal those of the module at another shape 
 """
 
 import copy
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,17 @@ from typing import Any, cast
 import structlog
 import torch
 from torch.nn.functional import pad
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, masking_utils
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.adapters import shares_in
 from astraflow.engines.embedded.shapes import row_step
 from astraflow.engines.modules import make_causal_model, use_onednn
+
+# Transformers 5.24 renamed the argument of all its models, and of what makes their masks.
+_MASK_INPUTS = inspect.signature(cast("Any", masking_utils).create_causal_mask).parameters
+_CACHE = "cache" if "cache" in _MASK_INPUTS else "past_key_values"
 
 _FULL = "full_attention"
 
@@ -280,15 +285,19 @@ def read_on(
         Logits, [rows, k, vocabulary].
     """
     rows = torch.arange(len(ids), device=ids.device)
-    output = module(
+    return logits_of(
+        module,
+        _cache_over(states, rows, positions),
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks,
-        past_key_values=_cache_over(states, rows, positions),
         logits_to_keep=kept,
-        use_cache=True,
     )
-    return output.logits
+
+
+def logits_of(module: torch.nn.Module, cache: Cache, **inputs: Any) -> torch.Tensor:
+    """Run a causal model of transformers over a cache; return its logits, [rows, k, vocabulary]."""
+    return module(**{_CACHE: cache}, **inputs, use_cache=True).logits
 
 
 def _cache_over(
@@ -316,8 +325,12 @@ class _StepLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """There is nothing left to do."""
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  the base takes *args too
-        self, key_states: torch.Tensor, value_states: torch.Tensor
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *_args: object,
+        **_kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new states; return all that is attended to."""
         rows, positions = self._where
@@ -345,14 +358,14 @@ def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -
         shares.of_rows = taken
     mask_count = max(1, len(kinds))
     masks, states = others[:mask_count], others[mask_count:]
-    output = module(
+    logits = logits_of(
+        module,
+        _cache_over(states, rows, positions[:, None]),
         input_ids=ids[:, None],
         position_ids=positions[:, None],
         attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],
-        past_key_values=_cache_over(states, rows, positions[:, None]),
-        use_cache=True,
     )
-    return output.logits[:, -1]
+    return logits[:, -1]
 
 
 def _recorded(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> Any:
