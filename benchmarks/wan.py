@@ -160,7 +160,8 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES))
-    parser.add_argument("--rows", nargs="+", default=["stock", "tuned"])
+    rows = ("stock", "tuned")
+    parser.add_argument("--rows", nargs="+", default=list(rows), choices=rows)
     parser.add_argument("--subjects", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--nbytes", type=int, default=50_000_000)
     parser.add_argument("--repeats", type=int, default=5, help="warm transfers per subject")
