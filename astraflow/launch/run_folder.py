@@ -182,7 +182,11 @@ def is_live(run_dir: RunDir) -> bool:
     if endpoint is None:
         return False
     try:
-        start_time_s = psutil.Process(endpoint.pid).create_time()
+        process = psutil.Process(endpoint.pid)
+        start_time_s = process.create_time()
+        if process.status() == psutil.STATUS_ZOMBIE:
+            # It died with its launcher, and whoever is its parent now has not asked for its end.
+            return False
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:

@@ -105,6 +105,17 @@ def test_a_process_that_got_the_number_of_a_dead_hub_is_not_taken_for_it(died):
     assert reopened_recipe(died).name == "test"
 
 
+def test_a_hub_that_ended_and_was_not_waited_for_is_not_live(died):
+    with subprocess.Popen(["sleep", "60"]) as hub:
+        began_s = psutil.Process(hub.pid).create_time()
+        died.write_endpoint(hub_of(hub.pid, start_time_s=began_s))
+        with pytest.raises(AstraflowError, match="is a live run"):
+            reopened_recipe(died)
+        hub.kill()
+        os.waitid(os.P_PID, hub.pid, os.WEXITED | os.WNOWAIT)
+        assert reopened_recipe(died).name == "test"
+
+
 def test_an_older_run_is_moved_aside(died):
     with claimed_run_dir(died.root.parent, "run") as fresh:
         assert [path.name for path in fresh.root.iterdir()] == ["lock"]
