@@ -60,7 +60,10 @@ class GrpcLane:
                 did not, or not to the end; CHUNK_INVALID for a message that cannot be read.
         """
         request = pb.PullRequest(spec=encode_transfer_spec(spec))
-        stub = await self._stub(endpoint, nbytes=_answer_nbytes(spec))
+        # A message has a chunk at most, or a plan that was registered.
+        most = MAX_PLAN_NBYTES if spec.bound is None else plan_nbytes(spec.bound)
+        nbytes = CHUNK_NBYTES if most <= CHUNK_NBYTES else MAX_MESSAGE_NBYTES
+        stub = await self._stub(endpoint, nbytes=nbytes)
         call = stub.Pull(request, metadata=transfer_metadata(transfer_token))
         try:
             while True:
@@ -172,12 +175,6 @@ def _unsound(error: AstraflowError) -> AstraflowError:
     return AstraflowError(
         Reason.CHUNK_INVALID, f"a message of the transfer is not sound: {error.message}"
     )
-
-
-def _answer_nbytes(spec: TransferSpec) -> int:
-    """Return what a message of a transfer has at most: a chunk, or a plan that was registered."""
-    most = MAX_PLAN_NBYTES if spec.bound is None else plan_nbytes(spec.bound)
-    return CHUNK_NBYTES if most <= CHUNK_NBYTES else MAX_MESSAGE_NBYTES
 
 
 def _is_too_large(error: BaseException | None) -> bool:
