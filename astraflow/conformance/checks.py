@@ -81,25 +81,22 @@ _MARKS: Final = {
 
 def show(checks: CheckList, *, as_json: bool) -> None:
     """Write all checks to standard output; what failed with its explanation."""
-    if as_json:
-        Console(soft_wrap=True, highlight=False).print_json(to_json(checks))
-        return
     console = Console(soft_wrap=True, highlight=False)
+    if as_json:
+        console.print_json(to_json(checks))
+        return
     for check in checks.all:
         console.print(f"{_MARKS[check.verdict]}  {check.name}")
         if check.verdict is CheckVerdict.FAILED:
-            console.print(_explanation(check))
+            lines = {
+                "expected": f"a peer {check.expected}",
+                "seen": check.seen,
+                "contract": check.source,
+            }
+            for name, line in lines.items():
+                console.print(f"    [bold]{name}[/]: {escape(line)}")
 
 
 def to_json(checks: CheckList) -> str:
     """Return the findings as one JSON object."""
     return json.dumps({"passed": checks.are_kept, "checks": [asdict(each) for each in checks.all]})
-
-
-def _explanation(check: ContractCheck) -> str:
-    lines = {
-        "expected": f"a peer {check.expected}",
-        "seen": check.seen,
-        "contract": check.source,
-    }
-    return "\n".join(f"    [bold]{name}[/]: {escape(line)}" for name, line in lines.items())

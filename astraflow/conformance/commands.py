@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from google.protobuf.json_format import Parse, ParseError
 
-from astraflow.config.recipe import Recipe
 from astraflow.conformance import raas, trainer
 from astraflow.conformance.checks import CheckList, ContractCheck, show
 from astraflow.conformance.raas import laws_of
@@ -23,7 +22,6 @@ from astraflow.conformance.stage import DIGITS, POLICY, Law, ScriptEnded, Stage,
 from astraflow.conformance.tap import Tap
 from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import VersionInfo
 from astraflow.rpc.concurrency import first_error
 from astraflow.telemetry.logging import configure_logging
 from astraflow.testing.recipes import small_recipe
@@ -93,9 +91,19 @@ async def examine(
 @asynccontextmanager
 async def _stage(role: CheckedRole, terms: CheckTerms, checks: CheckList) -> AsyncGenerator[Stage]:
     with TemporaryDirectory(prefix="astraflow-conformance-") as name:
-        folder = Path(name)
-        recipe = _recipe(folder, terms.prompts)
-        async with _tap(terms.listen) as tap, start_run(recipe, run_dir=folder / "run") as run:
+        folder, tap = Path(name), Tap()
+        recipe = small_recipe(
+            folder,
+            scorer="exact",
+            prompts=[{"prompt": text, "answer": text} for text in terms.prompts],
+            # It does not end by itself.
+            changes={
+                "hub.session_ttl_s": _TTL_S,
+                "policies.solver.trainer.step_count": _STEPS,
+            },
+        )
+        async with start_run(recipe, run_dir=folder / "run") as run:
+            await tap.serve(terms.listen)
             tap.hub = run.address
             try:
                 yield Stage(
@@ -110,30 +118,6 @@ async def _stage(role: CheckedRole, terms: CheckTerms, checks: CheckList) -> Asy
                 await tap.close()
 
 
-@asynccontextmanager
-async def _tap(listen: str) -> AsyncGenerator[Tap]:
-    tap = Tap()
-    await tap.serve(listen)
-    try:
-        yield tap
-    finally:
-        await tap.close()
-
-
-def _recipe(folder: Path, prompts: Sequence[str]) -> Recipe:
-    """Return a recipe that does not end by itself."""
-    rows = [{"prompt": text, "answer": text} for text in prompts]
-    return small_recipe(
-        folder,
-        scorer="exact",
-        prompts=rows,
-        changes={
-            "hub.session_ttl_s": _TTL_S,
-            "policies.solver.trainer.step_count": _STEPS,
-        },
-    )
-
-
 def check_member(role: CheckedRole, terms: CheckTerms, *, as_json: bool) -> bool:
     """Look at a member, show what was found, and return whether it keeps the contract.
 
@@ -141,10 +125,16 @@ def check_member(role: CheckedRole, terms: CheckTerms, *, as_json: bool) -> bool
         AstraflowError: INVALID_FIELD for a command that cannot be started, or a model without
             weights.
     """
-    _require_program(terms.command)
+    if terms.command is not None:
+        _require_program(terms.command)
     _quiet()
+
+    def say_where(stage: Stage) -> None:
+        where = f"hub {stage.tap.address}  token {stage.run.join_token}  policy {POLICY}"
+        print(where, file=sys.stderr, flush=True)  # noqa: T201 - for who starts the member
+
     with first_error():
-        checks = asyncio.run(examine(role, terms, on_ready=_say_where))
+        checks = asyncio.run(examine(role, terms, on_ready=say_where))
     show(checks, as_json=as_json)
     return checks.are_kept
 
@@ -152,7 +142,20 @@ def check_member(role: CheckedRole, terms: CheckTerms, *, as_json: bool) -> bool
 def check_transfer_service(target: str, *, token: str, version: Path, as_json: bool) -> bool:
     """Look at a TransferService; as `check_member`, which raises INVALID_FIELD, too."""
     _quiet()
-    secret, info = _secret(token), _version(version)
+    try:
+        secret = bytes.fromhex(token)
+    except ValueError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, "--transfer-token is not hexadecimal; give Session.transfer_token"
+        ) from error
+    try:
+        info = decode_version_info(Parse(version.read_text("utf-8"), version_pb2.VersionInfo()))
+    except (OSError, ParseError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{version} cannot be read as a VersionInfo in JSON ({error}); give the one of"
+            " PublishVersionRequest",
+        ) from error
     source = CheckedSource(address=target, token=secret, registered=lambda: info)
     checks = CheckList(CHECKS)
     asyncio.run(check_source(checks, source))
@@ -166,9 +169,7 @@ def _quiet() -> None:
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
-def _require_program(command: str | None) -> None:
-    if command is None:
-        return
+def _require_program(command: str) -> None:
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -179,28 +180,3 @@ def _require_program(command: str | None) -> None:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"--exec '{command}' names no program that can be started here"
         )
-
-
-def _say_where(stage: Stage) -> None:
-    where = f"hub {stage.tap.address}  token {stage.run.join_token}  policy {POLICY}"
-    print(where, file=sys.stderr, flush=True)  # noqa: T201 - for who starts the member
-
-
-def _secret(token: str) -> bytes:
-    try:
-        return bytes.fromhex(token)
-    except ValueError as error:
-        raise AstraflowError(
-            Reason.INVALID_FIELD, "--transfer-token is not hexadecimal; give Session.transfer_token"
-        ) from error
-
-
-def _version(path: Path) -> VersionInfo:
-    try:
-        return decode_version_info(Parse(path.read_text("utf-8"), version_pb2.VersionInfo()))
-    except (OSError, ParseError) as error:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{path} cannot be read as a VersionInfo in JSON ({error}); give the one of"
-            " PublishVersionRequest",
-        ) from error

@@ -1,6 +1,6 @@
 """Checks of a TrainEngine: that a run can rely on what it does with batches and checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,13 +33,29 @@ _TOLERANCE: Final = 1e-5
 _TOLERATED_SHARE: Final = 0.05
 _NO_TOKEN: Final = 2**31 - 1
 
+Law = Callable[[Bench], None]
 
+LAWS: Final[dict[ContractCheck, Law]] = {}
+"""By the check; a law raises Broken where an engine does not do what is expected."""
+
+_PAGE: Final = "trainers/engine.py, TrainEngine."
+_OPTIONAL: Final = f"{_PAGE}likelihoods"
+
+
+def _law(name: str, call: str, expected: str) -> Callable[[Law], Law]:
+    """Make a law of a function."""
+    check = ContractCheck(name=name, expected=expected, source=_PAGE + call)
+    return lambda law: LAWS.setdefault(check, law)
+
+
+@_law("engine.prepared", "prepare", "is at step 0 with its first weights, always the same ones")
 def _prepared(bench: Bench) -> None:
     engine = bench.engine()
     require_count(engine, 0)
     require_same(weights_of(engine), weights_of(bench.engine()), "of two engines just made")
 
 
+@_law("engine.step_count", "step_count", "counts every step, and says finite numbers of it")
 def _counted(bench: Bench) -> None:
     engine = bench.engine()
     for step in (1, 2, 3):
@@ -50,6 +66,7 @@ def _counted(bench: Bench) -> None:
             raise Broken(f"of step {step}, {odd[0]} is {metrics[odd[0]]}")
 
 
+@_law("engine.parameters", "named_parameters", "keeps the names, shapes and types of its weights")
 def _stable(bench: Bench) -> None:
     engine = bench.engine()
     before = {name: (each.shape, each.dtype) for name, each in weights_of(engine).items()}
@@ -60,6 +77,7 @@ def _stable(bench: Bench) -> None:
         raise Broken(f"{name} was {before.get(name)} and is {after.get(name)} after a step")
 
 
+@_law("engine.moved", "train_step", "changes weights in a step on rows with advantages")
 def _moved(bench: Bench) -> None:
     engine = bench.engine()
     before = weights_of(engine)
@@ -68,12 +86,14 @@ def _moved(bench: Bench) -> None:
         raise Broken("a step with advantages changed no weight")
 
 
+@_law("engine.repeatable", "train_step", "makes the same steps of the same batches, to the bit")
 def _repeatable(bench: Bench) -> None:
     require_same(
         weights_of(bench.engine(1, 2)), weights_of(bench.engine(1, 2)), "after the same two steps"
     )
 
 
+@_law("engine.parts", "train_step", "does not care into how many parts the rows of a batch are cut")
 def _cut(bench: Bench) -> None:
     engine, other = bench.engine(), bench.engine()
     before = weights_of(engine)
@@ -84,10 +104,17 @@ def _cut(bench: Bench) -> None:
         raise Broken(f"the same rows in two parts lead {gap:.2g} astray, of a step of {moved:.2g}")
 
 
+@_law(
+    "engine.no_advantage",
+    "train_step",
+    "counts a step whose advantages are all 0 and changes no weight by it: no weight"
+    " decay, no momentum",
+)
 def _unmoved(bench: Bench) -> None:
     _stands_still(bench, bench.batch(2, advantage=0.0), "all advantages are 0")
 
 
+@_law("engine.no_rows", "train_step", "counts a step on a batch without rows, and changes nothing")
 def _empty(bench: Bench) -> None:
     batch = made_batch(bench.vocabulary_size, row_count=0)
     _stands_still(bench, batch, "a batch has no rows here")
@@ -102,6 +129,11 @@ def _stands_still(bench: Bench, batch: TrainerBatch, why: str) -> None:
         require_count(engine, len(seeds) + 1)
 
 
+@_law(
+    "engine.nan",
+    "train_step",
+    "raises AstraflowError on NaN, with weights, gradients and count as before",
+)
 def _refused_nan(bench: Bench) -> None:
     batch = bench.batch(2)
     for column in ("advantages", "logprobs"):
@@ -110,6 +142,11 @@ def _refused_nan(bench: Bench) -> None:
         _refuses(bench, altered(batch, **{column: values}), f"{column} that are NaN")
 
 
+@_law(
+    "engine.unknown_token",
+    "train_step",
+    "raises AstraflowError on a token that its model has not, and changes nothing",
+)
 def _refused_token(bench: Bench) -> None:
     batch = bench.batch(2)
     tokens = batch.parts[0].values("tokens").copy()
@@ -133,6 +170,7 @@ def _refuses(bench: Bench, batch: TrainerBatch, what: str) -> None:
     require_same(weights_of(engine), weights_of(bench.engine(1, 3)), f"a step after {what}")
 
 
+@_law("engine.saved", "save", "saves the weights of the call, though the next step comes at once")
 def _saved(bench: Bench) -> None:
     engine, folder = bench.engine(1), bench.new_folder("saved")
     before = weights_of(engine)
@@ -144,6 +182,11 @@ def _saved(bench: Bench) -> None:
     require_same(before, weights_of(other), "when save was called and in what it wrote")
 
 
+@_law(
+    "engine.restored",
+    "restore",
+    "restores weights, optimizer and step count so that the next step is the same to the bit",
+)
 def _restored(bench: Bench) -> None:
     engine, folder = bench.engine(1, 2), bench.new_folder("restored")
     engine.save(folder)
@@ -158,6 +201,7 @@ def _restored(bench: Bench) -> None:
             raise Broken(f"the step after a restore said {dict(again)}, not {dict(metrics)}")
 
 
+@_law("engine.no_checkpoint", "restore", "raises AstraflowError on an empty directory")
 def _refused_folder(bench: Bench) -> None:
     engine = bench.engine(1)
     before = weights_of(engine)
@@ -169,6 +213,7 @@ def _refused_folder(bench: Bench) -> None:
     raise Broken("an empty directory was restored")
 
 
+@_law("engine.likelihoods", "likelihoods", "finds a finite log-probability for each loss token")
 def _likely(bench: Bench) -> None:
     engine, batch = bench.engine(1), bench.batch(2)
     before = weights_of(engine)
@@ -181,6 +226,7 @@ def _likely(bench: Bench) -> None:
     require_same(before, weights_of(engine), "before and after likelihoods were asked for")
 
 
+@_law("engine.likelier", "likelihoods", "makes likelier what has an advantage")
 def _likelier(bench: Bench) -> None:
     engine, batch = bench.engine(), bench.batch(1)
     (part,) = batch.parts
@@ -199,94 +245,25 @@ def _likelihoods(engine: TrainEngine, batch: TrainerBatch) -> np.ndarray:
     return engine.likelihoods(batch)
 
 
-LAWS: Final[Mapping[str, Callable[[Bench], None]]] = {
-    "engine.prepared": _prepared,
-    "engine.step_count": _counted,
-    "engine.parameters": _stable,
-    "engine.moved": _moved,
-    "engine.repeatable": _repeatable,
-    "engine.parts": _cut,
-    "engine.no_advantage": _unmoved,
-    "engine.no_rows": _empty,
-    "engine.nan": _refused_nan,
-    "engine.unknown_token": _refused_token,
-    "engine.saved": _saved,
-    "engine.restored": _restored,
-    "engine.no_checkpoint": _refused_folder,
-    "engine.likelihoods": _likely,
-    "engine.likelier": _likelier,
-}
-
-"""By the name of the check."""
-
-_PAGE: Final = "trainers/engine.py, TrainEngine."
-_OPTIONAL: Final = frozenset({"engine.likelihoods", "engine.likelier"})
-
-_EXPECTED: Final = (
-    ("engine.prepared", "prepare", "is at step 0 with its first weights, always the same ones"),
-    ("engine.step_count", "step_count", "counts every step, and says finite numbers of it"),
-    ("engine.parameters", "named_parameters", "keeps the names, shapes and types of its weights"),
-    ("engine.moved", "train_step", "changes weights in a step on rows with advantages"),
-    ("engine.repeatable", "train_step", "makes the same steps of the same batches, to the bit"),
-    ("engine.parts", "train_step", "does not care into how many parts the rows of a batch are cut"),
-    (
-        "engine.no_advantage",
-        "train_step",
-        "counts a step whose advantages are all 0 and changes no weight by it: no weight decay, no"
-        " momentum",
-    ),
-    ("engine.no_rows", "train_step", "counts a step on a batch without rows, and changes nothing"),
-    (
-        "engine.nan",
-        "train_step",
-        "raises AstraflowError on NaN, with weights, gradients and count as before",
-    ),
-    (
-        "engine.unknown_token",
-        "train_step",
-        "raises AstraflowError on a token that its model has not, and changes nothing",
-    ),
-    ("engine.saved", "save", "saves the weights of the call, though the next step comes at once"),
-    (
-        "engine.restored",
-        "restore",
-        "restores weights, optimizer and step count so that the next step is the same to the bit",
-    ),
-    ("engine.no_checkpoint", "restore", "raises AstraflowError on an empty directory"),
-    ("engine.likelihoods", "likelihoods", "finds a finite log-probability for each loss token"),
-    ("engine.likelier", "likelihoods", "makes likelier what has an advantage"),
-)
-
-CHECKS: Final = tuple(
-    ContractCheck(name=name, expected=expected, source=_PAGE + call)
-    for name, call, expected in _EXPECTED
-)
-
-
 def check_engine(bench: Bench) -> CheckList:
     """Look at an engine; what it raises unasked is a finding, too."""
-    is_asked = _tells_likelihoods(bench)
-    chosen = {name: law for name, law in LAWS.items() if is_asked or name not in _OPTIONAL}
-    checks = CheckList(check for check in CHECKS if check.name in chosen)
-    for name, law in chosen.items():
-        try:
-            law(bench)
-        except Broken as finding:
-            checks.failed(name, str(finding))
-        # Code of others: whatever it is, it is shown.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            checks.failed(name, f"it raised {type(error).__name__}: {error}")
-        else:
-            checks.passed(name)
-    return checks
-
-
-def _tells_likelihoods(bench: Bench) -> bool:
     try:
-        return isinstance(bench.make(), TellsLikelihoods)
+        tells_likelihoods = isinstance(bench.make(), TellsLikelihoods)
     # The checks say what it is.
     except (Exception, SystemExit):  # noqa: BLE001
-        return False
+        tells_likelihoods = False
+    checks = CheckList(each for each in LAWS if tells_likelihoods or each.source != _OPTIONAL)
+    for check in checks.all:
+        try:
+            LAWS[check](bench)
+        except Broken as finding:
+            checks.failed(check.name, str(finding))
+        # Code of others: whatever it is, it is shown.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            checks.failed(check.name, f"it raised {type(error).__name__}: {error}")
+        else:
+            checks.passed(check.name)
+    return checks
 
 
 def check_train_engine(factory: str, *, vocabulary_size: int, as_json: bool) -> bool:

@@ -8,45 +8,41 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY
 
 
-class CutResponse(Fault):
-    """Ends a call in place of its response: what was asked for is done, the answer lost."""
+def cut(_: Any) -> Sequence[Any]:
+    """End a call in place of its response: what was asked for is done, the answer lost."""
+    raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
 
-    def __init__(self, name: str, wants: Callable[[Any], object] = bool) -> None:
+
+class FirstResponse(Fault):
+    """Puts others in the place of the first response that is wanted, or cuts the call there.
+
+    Attributes:
+        lost: The response; None: it has not come.
+        call: Whose it is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        wants: Callable[[Any], object] = bool,
+        *,
+        change: Callable[[Any], Sequence[Any]] = cut,
+    ) -> None:
         self.lost: Any = None
         self.call: Call | None = None
         self._name = name
         self._wants = wants
-
-    def response(self, call: Call, message: Any) -> Sequence[Any]:
-        """Lose the first one that is wanted."""
-        if self.lost is not None or call.name != self._name or not self._wants(message):
-            return [message]
-        self.lost, self.call = message, call
-        raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
-
-
-class ChangeResponse(Fault):
-    """Puts other responses in the place of one."""
-
-    def __init__(self, name: str, change: Callable[[Any], Sequence[Any] | None]) -> None:
-        self.changed: Any = None
-        self.call: Call | None = None
-        self._name = name
         self._change = change
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
-        """Change the first one that is wanted."""
-        if self.changed is not None or call.name != self._name:
+        if self.lost is not None or call.name != self._name or not self._wants(message):
             return [message]
-        others = self._change(message)
-        if others is None:
-            return [message]
-        self.changed, self.call = message, call
-        return others
+        self.lost, self.call = message, call
+        return self._change(message)
 
 
 class EveryResponse(Fault):
-    """Changes all responses of a call in place."""
+    """Changes all responses of a call in place, or raises what the call ends with."""
 
     def __init__(self, name: str, change: Callable[[Any], object]) -> None:
         self._name = name
@@ -55,19 +51,6 @@ class EveryResponse(Fault):
     def response(self, call: Call, message: Any) -> Sequence[Any]:
         if call.name == self._name:
             self._change(message)
-        return [message]
-
-
-class Refuse(Fault):
-    """Answers a call with an error, every time."""
-
-    def __init__(self, name: str, error: AstraflowError) -> None:
-        self._name = name
-        self._error = error
-
-    def request(self, call: Call, message: Any) -> Sequence[Any]:
-        if call.name == self._name:
-            raise self._error
         return [message]
 
 

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, ContractCheck
-from astraflow.conformance.faults import ChangeResponse, CutResponse, EveryResponse, Refuse
+from astraflow.conformance.faults import EveryResponse, FirstResponse
 from astraflow.conformance.session_checks import (
     EVERY_MEMBERS,
     check_drain,
@@ -205,18 +204,17 @@ CHECKS: Final = (
 
 async def set_up(stage: Stage) -> None:
     """Bring the trainer, and lead the member to its weights through the tap."""
-    train = partial(
-        train_counter,
-        stage.run.address,
-        token=stage.run.join_token,
-        loop=stage.run.loop,
-        weights=None if stage.model is None else _weights_of(stage.model),
-        step_s=_STEP_S,
-    )
+    weights = None if stage.model is None else _weights_of(stage.model)
 
     def train_to_the_end() -> None:
         try:
-            train()
+            train_counter(
+                stage.run.address,
+                token=stage.run.join_token,
+                loop=stage.run.loop,
+                weights=weights,
+                step_s=_STEP_S,
+            )
         except AstraflowError:
             # Who looks at a member that ended at once ends the run while its trainer registers.
             if not stage.tap.is_closed:
@@ -233,24 +231,31 @@ def _weights_of(model: Path) -> Flickering:
 
 
 def _guides(tap: Tap) -> list[Fault]:
-    no_lane = AstraflowError(Reason.LANE_UNAVAILABLE, "weights come over gRPC here")
+    def lead(sources: Iterable[version_pb2.Source]) -> None:
+        for source in sources:
+            tap.origin, source.endpoint = source.endpoint, tap.address
+
+    def refuse(_: Any) -> None:
+        raise AstraflowError(Reason.LANE_UNAVAILABLE, "weights come over gRPC here")
+
     return [
-        Refuse("ListLanes", no_lane),
-        EveryResponse("WatchVersions", lambda message: _lead(tap, message.version.sources)),
-        EveryResponse("ListSources", lambda message: _lead(tap, message.sources)),
-        EveryResponse(
-            "ListVersions",
-            lambda message: [_lead(tap, each.sources) for each in message.versions],
-        ),
+        EveryResponse("ListLanes", refuse),
+        EveryResponse("WatchVersions", lambda message: lead(message.version.sources)),
+        EveryResponse("ListSources", lambda message: lead(message.sources)),
+        EveryResponse("ListVersions", lambda message: [lead(v.sources) for v in message.versions]),
     ]
 
 
 async def play(stage: Stage) -> None:
     """Go through all checks, one after the other."""
-    lie = ChangeResponse("Pull", _corrupted)
+    lie = FirstResponse("Pull", lambda message: message.chunk.payload, change=_corrupted)
     stage.tap.faults.append(lie)
     with stage.check("raas.joined"):
-        _require_join(await stage.joined(JOIN))
+        request = (await stage.joined(JOIN)).requests[0]
+        if request.contract.contract_version < 1:
+            raise Broken("contract.contract_version is not set; it is 1 or more")
+        if request.capacity < 1:
+            raise Broken(f"capacity is {request.capacity}: it would get no task")
     with stage.check("weights.corrupt_chunk"):
         await _check_corrupt_chunk(stage, lie)
     with stage.check("versions.reported"):
@@ -261,7 +266,9 @@ async def play(stage: Stage) -> None:
         await stage.call("StreamRollouts", "a rollout")
     with stage.check("tasks.closed"):
         await stage.until(lambda: first_of(results(stage.tap)), "the TaskResult of a task")
-    await _check_late_acks(stage)
+    with stage.check("rollouts.backpressure"), stage.tap.held("StreamRollouts"):
+        count = len(stage.tap.of("KeepAlive"))
+        await stage.call("KeepAlive", "KeepAlive while acks are late", after=count + 1)
     await _check_lost_acks(stage)
     await _check_cut_tasks(stage)
     await _check_deadline(stage)
@@ -270,41 +277,22 @@ async def play(stage: Stage) -> None:
     await check_drain(stage, JOIN)
 
 
-def _lead(tap: Tap, sources: Iterable[version_pb2.Source]) -> None:
-    for source in sources:
-        tap.origin, source.endpoint = source.endpoint, tap.address
-
-
-def _corrupted(message: Any) -> Sequence[Any] | None:
-    if not message.chunk.payload:
-        return None
+def _corrupted(message: Any) -> Sequence[Any]:
     other = type(message)()
     other.CopyFrom(message)
     other.chunk.payload = bytes([message.chunk.payload[0] ^ 1]) + message.chunk.payload[1:]
     return [other]
 
 
-def _require_join(call: Call) -> None:
-    request = call.requests[0]
-    if request.contract.contract_version < 1:
-        raise Broken("contract.contract_version is not set; it is 1 or more")
-    if request.capacity < 1:
-        raise Broken(f"capacity is {request.capacity}: it would get no task")
-
-
-async def _check_corrupt_chunk(stage: Stage, lie: ChangeResponse) -> None:
+async def _check_corrupt_chunk(stage: Stage, lie: FirstResponse) -> None:
     wrong = await stage.until(lambda: lie.call, "a Pull of the version")
     version = wrong.requests[0].spec.version
     await stage.until(
-        lambda: _later_pull(stage.tap, wrong) or _live(stage.tap),
+        lambda: first_of(stage.tap.of("Pull", after=wrong)) or _live(stage.tap),
         "another Pull after a chunk with wrong bytes",
     )
-    if _later_pull(stage.tap, wrong) is None:
+    if not stage.tap.of("Pull", after=wrong):
         raise Broken(f"version {version} went live on bytes that have another digest")
-
-
-def _later_pull(tap: Tap, one: Call) -> Call | None:
-    return next((call for call in tap.of("Pull") if call.began_s > one.began_s), None)
 
 
 def _live(tap: Tap) -> Call | None:
@@ -312,70 +300,59 @@ def _live(tap: Tap) -> Call | None:
     return first_of(call for call in tap.of("ReportVersion") if call.requests[0].state == live)
 
 
-async def _check_late_acks(stage: Stage) -> None:
-    with stage.check("rollouts.backpressure"), stage.tap.held("StreamRollouts"):
-        count = len(stage.tap.of("KeepAlive"))
-        await stage.call("KeepAlive", "KeepAlive while acks are late", after=count + 1)
-
-
 async def _check_lost_acks(stage: Stage) -> None:
     with stage.check("rollouts.redelivered"):
-        fault = CutResponse("StreamRollouts")
+        fault = FirstResponse("StreamRollouts")
         stage.tap.faults.append(fault)
         lost = {ack.item_id for ack in (await stage.until(lambda: fault.lost, "rollouts")).acks}
-        await stage.until(
-            lambda: _sent_after(stage.tap, fault.call, lost),
-            f"a new StreamRollouts, on which {', '.join(sorted(lost))} comes again",
-        )
 
+        def is_sent() -> bool | None:
+            later = stage.tap.of("StreamRollouts", after=fault.call)
+            return lost <= {id_of(item) for call in later for item in items(call)} or None
 
-def _sent_after(tap: Tap, one: Call | None, item_ids: set[str]) -> bool | None:
-    streams = tap.of("StreamRollouts")
-    after = streams[streams.index(one) + 1 :] if one in streams else []
-    sent = {id_of(item) for call in after for item in items(call)}
-    return item_ids <= sent or None
+        what = f"a new StreamRollouts, on which {', '.join(sorted(lost))} comes again"
+        await stage.until(is_sent, what)
 
 
 async def _check_cut_tasks(stage: Stage) -> None:
-    fault = CutResponse("StreamTasks", lambda message: message.HasField("task"))
+    fault = FirstResponse("StreamTasks", _has_task)
     count, joined = len(stage.tap.of("StreamTasks")), len(stage.tap.of(JOIN))
     with stage.check("tasks.reopened"):
         stage.tap.faults.append(fault)
         lost = (await stage.until(lambda: fault.lost, "a task")).task
         await stage.call("StreamTasks", "another StreamTasks, and tasks on it", after=count)
     with stage.check("tasks.recovered"):
+
+        def resumed() -> session_pb2.SessionResume | None:
+            requests = (call.requests[0] for call in stage.tap.of(JOIN)[joined:])
+            return first_of(each.resume for each in requests if each.HasField("resume"))
+
         resume = await stage.until(
-            lambda: _resumed(stage.tap.of(JOIN)[joined:]),
-            "a JoinPool with SessionResume after StreamTasks was cut",
+            resumed, "a JoinPool with SessionResume after StreamTasks was cut"
         )
         if lost.task_id in resume.held_task_ids:
             raise Broken(f"it holds {lost.task_id}, which never came to it")
 
 
-def _resumed(joins: Iterable[Call]) -> session_pb2.SessionResume | None:
-    requests = (call.requests[0] for call in joins if call.requests)
-    return next((request.resume for request in requests if request.HasField("resume")), None)
-
-
 async def _check_deadline(stage: Stage) -> None:
     with stage.check("tasks.deadline"):
-        fault = ChangeResponse("StreamTasks", _with_cancellation)
+        fault = FirstResponse("StreamTasks", _has_task, change=_with_cancellation)
         stage.tap.faults.append(fault)
-        task = (await stage.until(lambda: fault.changed, "another task")).task
-        await stage.until(
-            lambda: _closed(stage.tap, task.task_id), f"the TaskResult of {task.task_id}"
-        )
+        task = (await stage.until(lambda: fault.lost, "another task")).task
+
+        def is_closed() -> bool | None:
+            ended = [*results(stage.tap), *nacks(stage.tap)]
+            return any(each.task_id == task.task_id for each in ended) or None
+
+        await stage.until(is_closed, f"the TaskResult of {task.task_id}")
 
 
-def _with_cancellation(message: Any) -> Sequence[Any] | None:
-    if not message.HasField("task"):
-        return None
+def _has_task(message: Any) -> bool:
+    return message.HasField("task")
+
+
+def _with_cancellation(message: Any) -> Sequence[Any]:
     cancellation = pb.TaskCancellation(
         task_id=message.task.task_id, reason=pb.CANCEL_REASON_DEADLINE
     )
     return [message, pb.StreamTasksResponse(cancellation=cancellation)]
-
-
-def _closed(tap: Tap, task_id: str) -> bool | None:
-    is_closed = any(result.task_id == task_id for result in results(tap))
-    return is_closed or any(nack.task_id == task_id for nack in nacks(tap)) or None

@@ -142,8 +142,7 @@ async def check_keep_alive(stage: Stage) -> None:
 
 async def check_resume(stage: Stage, join: str) -> None:
     """End the session, and look at how the member comes back."""
-    token = _session(stage, join).token
-    fault = EndSession(token, join=join)
+    fault = EndSession(_session(stage, join).token, join=join)
     with stage.check(RESUMED.name):
         stage.tap.faults.append(fault)
         again = await stage.until(lambda: fault.rejoined, f"another {join} after SESSION_ENDED")

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,9 @@ class Stage:
                     self.require_laws()
                     await self._next_event(what)
                 return found
-        raise Broken(f"nothing of this came within {patience_s:g} s: {what}{self._refusal()}")
+        refused = next((call for call in reversed(self.tap.calls) if _is_refused(call)), None)
+        told = refused and f"; last refused was {refused.name}: {refused.text} [{refused.reason}]"
+        raise Broken(f"nothing of this came within {patience_s:g} s: {what}{told or ''}")
 
     async def joined(self, name: str) -> Call:
         """Return the call by which the member joins."""
@@ -137,11 +139,6 @@ class Stage:
             if (broken := law(self.tap)) is not None:
                 self.checks.failed(name, broken)
                 raise ScriptEnded
-
-    def _refusal(self) -> str:
-        """Return what the last refused call of the member was told, for a finding."""
-        call = next((call for call in reversed(self.tap.calls) if _is_refused(call)), None)
-        return f"; last refused was {call.name}: {call.text} [{call.reason}]" if call else ""
 
     async def require_peer(self) -> None:
         """Judge what must hold all the time, after a call to the member failed."""
@@ -202,14 +199,23 @@ async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
     if command is None:
         yield
         return
+    places = {"hub": stage.tap.address, "token": stage.run.join_token, "policy": POLICY}
+    words = shlex.split(command)
+    for name, value in places.items():
+        words = [word.replace(f"{{{name}}}", value) for word in words]
+    told = {
+        "ASTRAFLOW_HUB": stage.tap.address,
+        "ASTRAFLOW_JOIN_TOKEN": stage.run.join_token,
+        "ASTRAFLOW_POLICY": POLICY,
+    }
     with TemporaryFile() as errors:
         try:
             process = await asyncio.create_subprocess_exec(
-                *_words(command, stage),
+                *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=errors,
-                env=os.environ | _environment(stage),
+                env=os.environ | told,
                 start_new_session=True,
             )
         except OSError as error:
@@ -228,19 +234,3 @@ async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
 def _is_refused(call: Call) -> bool:
     is_ours = call.reason is Reason.SESSION_ENDED or call.service == "TransferService"
     return call.code is not None and call.code not in _WAITED_FOR and not is_ours
-
-
-def _words(command: str, stage: Stage) -> Sequence[str]:
-    places = {"hub": stage.tap.address, "token": stage.run.join_token, "policy": POLICY}
-    words = shlex.split(command)
-    for name, value in places.items():
-        words = [word.replace(f"{{{name}}}", value) for word in words]
-    return words
-
-
-def _environment(stage: Stage) -> dict[str, str]:
-    return {
-        "ASTRAFLOW_HUB": stage.tap.address,
-        "ASTRAFLOW_JOIN_TOKEN": stage.run.join_token,
-        "ASTRAFLOW_POLICY": POLICY,
-    }

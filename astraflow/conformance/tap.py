@@ -176,9 +176,10 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
         return _stream_stream(relay)
 
-    def of(self, *names: str) -> list[Call]:
-        """Return the calls of some methods of which a request came."""
-        return [call for call in self.calls if call.name in names and call.requests]
+    def of(self, name: str, *, after: Call | None = None) -> list[Call]:
+        """Return the calls of a method of which a request came, or those after one of them."""
+        start = 0 if after is None else self.calls.index(after) + 1
+        return [call for call in self.calls[start:] if call.name == name and call.requests]
 
     def answered(self, name: str) -> Call | None:
         """Return the last call of a method that was answered."""

@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, ContractCheck
-from astraflow.conformance.faults import CutResponse
+from astraflow.conformance.faults import FirstResponse, cut
 from astraflow.conformance.session_checks import (
     EVERY_MEMBERS,
     check_drain,
@@ -18,7 +19,7 @@ from astraflow.conformance.stage import DIGITS, Law, ScriptEnded, Stage
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import CheckedSource, check_source
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.packing import laid_out
 from astraflow.core.versions import VersionInfo
@@ -72,7 +73,9 @@ class PaceWatch(Fault):
         self._seen = self._seen or seen
 
     def _opened(self, call: Call, message: Any) -> str | None:
-        open_calls = [each for each in self._streams if _is_open(each)]
+        open_calls = [
+            each for each in self._streams if each.code is None and not each.broken.done()
+        ]
         self._streams = [*open_calls, call]
         if message.max_outstanding < 1:
             return f"max_outstanding is {message.max_outstanding}; it is 1 or more"
@@ -89,11 +92,7 @@ class PaceWatch(Fault):
         return None
 
 
-def _is_open(call: Call) -> bool:
-    return call.code is None and not call.broken.done()
-
-
-async def check_pace(stage: Stage) -> None:
+async def _check_pace(stage: Stage) -> None:
     """Keep the parts of a batch back for a while: the trainer waits, and stays alive."""
     (pacing,) = (fault for fault in stage.tap.faults if isinstance(fault, PaceWatch))
     with (
@@ -158,8 +157,8 @@ CHECKS: Final = (
 def laws() -> dict[str, Law]:
     """Return what must hold all the time."""
     return {
-        "versions.first": _first_is_taken,
-        "versions.next": _versions_are_next,
+        "versions.first": partial(_versions_are_taken, is_first=True),
+        "versions.next": partial(_versions_are_taken, is_first=False),
         "batches.acked": _acked_are_held,
         "acks.repeated": _outcome_stays,
         **laws_of_sessions(JOIN),
@@ -170,15 +169,31 @@ async def play(stage: Stage) -> None:
     """Go through all checks, one after the other."""
     with stage.check("trainer.registered"):
         joined = await stage.joined(JOIN)
-        _require_registration(joined)
+        request = joined.requests[0]
+        if request.contract.contract_version < 1:
+            raise Broken("contract.contract_version is not set; it is 1 or more")
+        if not request.weight_endpoints:
+            raise Broken("weight_endpoints is empty: nobody could pull its versions")
     with stage.check("versions.first"):
-        _require_first(await stage.call("PublishVersion", "a version"))
-    source = _source(joined, stage.tap)
+        first = (await stage.call("PublishVersion", "a version")).requests[0].version.version
+        if first != _FIRST:
+            raise Broken(f"the first version is {first}, the run asked for {_FIRST}")
+
+    def registered() -> VersionInfo:
+        infos = _published(stage.tap, _FIRST)
+        patches = {patch.root_digest: patch for info in infos for patch in info.patches}
+        return replace(infos[0], patches=tuple(patches.values()))
+
+    source = CheckedSource(
+        address=request.weight_endpoints[0].endpoint,
+        token=joined.responses[0].session.transfer_token,
+        registered=registered,
+    )
     if not await check_source(stage.checks, source, keep_laws=stage.require_peer):
         raise ScriptEnded
     with stage.check("batches.acked"):
         await stage.call("AckBatch", "an AckBatch after the parts of a batch")
-    await check_pace(stage)
+    await _check_pace(stage)
     await _check_lost_ack(stage)
     await _check_cut_stream(stage)
     await check_resume(stage, JOIN)
@@ -188,33 +203,12 @@ async def play(stage: Stage) -> None:
     await check_drain(stage, JOIN)
 
 
-def _require_registration(call: Call) -> None:
-    request = call.requests[0]
-    if request.contract.contract_version < 1:
-        raise Broken("contract.contract_version is not set; it is 1 or more")
-    if not request.weight_endpoints:
-        raise Broken("weight_endpoints is empty: nobody could pull its versions")
-
-
-def _require_first(call: Call) -> None:
-    version = call.requests[0].version.version
-    if version != _FIRST:
-        raise Broken(f"the first version is {version}, the run asked for {_FIRST}")
-
-
-def _first_is_taken(tap: Tap) -> str | None:
-    return None if tap.answered("PublishVersion") else _refused_version(tap)
-
-
-def _versions_are_next(tap: Tap) -> str | None:
-    return _refused_version(tap) if tap.answered("PublishVersion") else None
-
-
-def _refused_version(tap: Tap) -> str | None:
+def _versions_are_taken(tap: Tap, *, is_first: bool) -> str | None:
     # A signature is over the number, too.
     reasons = Reason.VERSION_NOT_NEXT, Reason.REQUEST_CONFLICT, Reason.SIGNATURE_INVALID
     for call in _refused(tap, "PublishVersion", *reasons):
-        return f"version {call.requests[0].version.version} was refused: {call.text}"
+        if is_first is (tap.answered("PublishVersion") is None):
+            return f"version {call.requests[0].version.version} was refused: {call.text}"
     return None
 
 
@@ -241,27 +235,15 @@ def _published(tap: Tap, version: int) -> list[VersionInfo]:
     return [decode_version_info(info) for info in infos if info.version == version]
 
 
-def _source(joined: Call, tap: Tap) -> CheckedSource:
-    def registered() -> VersionInfo:
-        infos = _published(tap, _FIRST)
-        patches = {patch.root_digest: patch for info in infos for patch in info.patches}
-        return replace(infos[0], patches=tuple(patches.values()))
-
-    return CheckedSource(
-        address=joined.requests[0].weight_endpoints[0].endpoint,
-        token=joined.responses[0].session.transfer_token,
-        registered=registered,
-    )
-
-
 async def _check_lost_ack(stage: Stage) -> None:
     with stage.check("acks.repeated"):
-        fault = CutResponse("AckBatch")
+        fault = FirstResponse("AckBatch")
         stage.tap.faults.append(fault)
         lost = await stage.until(lambda: fault.call, "another AckBatch")
         wanted = lost.requests[0]
         again = await stage.until(
-            lambda: _after(stage.tap.of("AckBatch"), lost), "the ack again, whose answer was lost"
+            lambda: next(iter(stage.tap.of("AckBatch", after=lost)), None),
+            "the ack again, whose answer was lost",
         )
         found = again.requests[0]
         if found.batch_id != wanted.batch_id:
@@ -277,9 +259,9 @@ class OtherForm(Fault):
     The trainer sees nothing of that, but for a stream that is cut again.
     """
 
-    def __init__(self, cut: CutResponse) -> None:
+    def __init__(self, first: FirstResponse) -> None:
         self.part: Any = None
-        self._cut = cut
+        self._cut = first
         self._call: Call | None = None
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
@@ -294,24 +276,31 @@ class OtherForm(Fault):
         wanted = self._cut.lost.part
         if (message.part.batch_id, message.part.index) == (wanted.batch_id, wanted.index):
             self.part = message.part
-            raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
+            return cut(message)
         return []
 
 
 async def _check_cut_stream(stage: Stage) -> None:
-    fault = CutResponse("StreamBatches", lambda message: message.HasField("part"))
+    fault = FirstResponse("StreamBatches", lambda message: message.HasField("part"))
     other = OtherForm(fault)
     with stage.check("batches.redelivered"):
         stage.tap.faults += [fault, other]
         lost = await stage.until(lambda: fault.lost, "the part of another batch")
         batch_id = lost.part.batch_id
-        header = await stage.until(
-            lambda: _header(stage.tap, fault.call, batch_id),
-            "a new StreamBatches, on which the batch comes again",
-        )
-        await stage.until(lambda: _ack(stage.tap, batch_id), f"the ack of {batch_id}")
+
+        def header() -> Any:
+            later = stage.tap.of("StreamBatches", after=fault.call)
+            events = (event for call in later for event in call.responses)
+            return next((event for event in events if event.header.batch_id == batch_id), None)
+
+        def ack() -> Call | None:
+            acks = stage.tap.of("AckBatch")
+            return next((call for call in acks if call.requests[0].batch_id == batch_id), None)
+
+        opened = await stage.until(header, "a new StreamBatches, on which the batch comes again")
+        await stage.until(ack, f"the ack of {batch_id}")
     with stage.check("batches.sources"):
-        require_same_rows(lost.part, other.part, header.header.policy_ids)
+        require_same_rows(lost.part, other.part, opened.header.policy_ids)
 
 
 def require_same_rows(one: Any, other: Any, policy_ids: Sequence[PolicyId]) -> None:
@@ -325,24 +314,6 @@ def require_same_rows(one: Any, other: Any, policy_ids: Sequence[PolicyId]) -> N
         said = {(each.axis, each.values.dtype, each.values.tobytes()) for each in found}
         if len(found) < len((made, plain)) or len(said) > 1:
             raise Broken(f"column {name} of {one.batch_id} is another one, made of its sources")
-
-
-def _after(calls: list[Call], one: Call | None) -> Call | None:
-    following = calls[calls.index(one) + 1 :] if one in calls else []
-    return following[0] if following else None
-
-
-def _header(tap: Tap, after: Call | None, batch_id: str) -> Any:
-    """Return what opened a batch on a stream after one."""
-    calls = tap.of("StreamBatches")
-    later = calls[calls.index(after) + 1 :] if after in calls else []
-    events = (event for call in later for event in call.responses)
-    return next((event for event in events if event.header.batch_id == batch_id), None)
-
-
-def _ack(tap: Tap, batch_id: str) -> Call | None:
-    acks = tap.of("AckBatch")
-    return next((c for c in acks if c.requests and c.requests[0].batch_id == batch_id), None)
 
 
 async def set_up(stage: Stage) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -85,7 +84,7 @@ CHECKS: Final = (
 )
 
 
-KeepLaws = Callable[[], Coroutine[Any, Any, None]]
+Script = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +106,19 @@ class CheckedSource:
 
 
 async def check_source(
-    checks: CheckList, source: CheckedSource, *, keep_laws: KeepLaws | None = None
+    checks: CheckList, source: CheckedSource, *, keep_laws: Script | None = None
 ) -> bool:
     """Judge all checks of a source; return whether it passed them all."""
-    async with _probe(source) as probe:
-        found = [await _judge(checks, name, check, keep_laws) for name, check in probe.scripts()]
+    channel = dial(source.address)
+    try:
+        scripts = _Probe(source, channel).scripts()
+        found = [await _judge(checks, name, check, keep_laws) for name, check in scripts.items()]
+    finally:
+        await channel.close(None)
     return all(found)
 
 
-async def _judge(
-    checks: CheckList,
-    name: str,
-    check: Callable[[], Coroutine[Any, Any, None]],
-    keep_laws: KeepLaws | None,
-) -> bool:
+async def _judge(checks: CheckList, name: str, check: Script, keep_laws: Script | None) -> bool:
     try:
         await check()
     except Broken as broken:
@@ -143,15 +141,6 @@ async def _judge(
     return False
 
 
-@asynccontextmanager
-async def _probe(source: CheckedSource) -> "AsyncGenerator[_Probe]":
-    channel = dial(source.address)
-    try:
-        yield _Probe(source, channel)
-    finally:
-        await channel.close(None)
-
-
 class _Probe:
     """Calls a source, as a puller does and as no puller should."""
 
@@ -166,18 +155,18 @@ class _Probe:
             f"{_PATH}Pull", request_serializer=pb.PullRequest.SerializeToString
         )
 
-    def scripts(self) -> list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
+    def scripts(self) -> dict[str, Script]:
         """Return each check by name."""
-        return [
-            ("weights.secret", self._secret),
-            ("weights.layout", self._layout),
-            ("weights.unknown_version", self._unknown_version),
-            ("weights.plan", self._plan),
-            ("weights.chunks", self._chunks),
-            ("weights.resumed", self._resumed),
-            ("weights.backpressure", self._backpressure),
-            ("weights.state", self._state),
-        ]
+        return {
+            "weights.secret": self._secret,
+            "weights.layout": self._layout,
+            "weights.unknown_version": self._unknown_version,
+            "weights.plan": self._plan,
+            "weights.chunks": self._chunks,
+            "weights.resumed": self._resumed,
+            "weights.backpressure": self._backpressure,
+            "weights.state": self._state,
+        }
 
     async def _secret(self) -> None:
         wrong = transfer_metadata(b"not the secret of any run")
