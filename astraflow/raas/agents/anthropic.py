@@ -8,9 +8,10 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.chats import chat_format
+from astraflow.raas.agents.chats import chat_completion
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
+    ApiFormat,
     Body,
     call_of,
     counts_of,
@@ -22,6 +23,7 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.workflows.agents.messages import text_of
+from astraflow.workflows.agents.session import AgentSession
 
 _SAME = {
     "model": "model",
@@ -108,31 +110,39 @@ def _messages(message: Any, where: str) -> Iterator[Body]:
         yield made | ({"tool_calls": calls} if calls else {})
 
 
-def message_body(
-    completion: AgentCompletion, request: ChatRequest, choices: Sequence[Choice]
-) -> Body:
-    """Write a whole answer."""
-    (choice,) = choices
-    return {
-        **_message(request),
-        "content": _blocks(choice),
-        "stop_reason": _REASONS[choice.finish],
-        "usage": counts_of(completion, choice),
-    }
+class Messages(ApiFormat[ChatRequest]):
+    """Messages; a stream has them block by block."""
 
+    path = "v1/messages"
+    read = staticmethod(chat_of)
 
-class MessageWriter:
-    """Writes the events of a stream."""
-
-    def __init__(self, completion: AgentCompletion, request: ChatRequest) -> None:
-        self._completion = completion
-        self._request = request
+    def __init__(self, completion: AgentCompletion[ChatRequest]) -> None:
+        super().__init__(completion)
         self._is_open = False
+
+    @classmethod
+    def of(cls, session: AgentSession, body: Body) -> "Messages":
+        return cls(chat_completion(session, body))
+
+    @staticmethod
+    def error_body(error: AstraflowError) -> Body:
+        kind = _ERRORS.get(status_of(error), "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+    def body(self, choices: Sequence[Choice]) -> Body:
+        (choice,) = choices
+        text = [{"type": "text", "text": choice.text}] if choice.text or not choice.calls else []
+        return {
+            **self._message(),
+            "content": [*text, *map(_tool_block, choice.calls)],
+            "stop_reason": _REASONS[choice.finish],
+            "usage": counts_of(self.completion, choice),
+        }
 
     def begin(self) -> bytes:
         """Open the message."""
-        usage = {"input_tokens": len(self._completion.prompt), "output_tokens": 0}
-        return _event("message_start", message={**_message(self._request), "usage": usage})
+        usage = {"input_tokens": len(self.completion.prompt), "output_tokens": 0}
+        return _event("message_start", message={**self._message(), "usage": usage})
 
     def show(self, piece: TextPiece) -> bytes:
         """Write some text."""
@@ -151,7 +161,7 @@ class MessageWriter:
             told.append(_event("content_block_delta", index=index, delta=written))
             told.append(_event("content_block_stop", index=index))
         delta = {"stop_reason": _REASONS[choice.finish], "stop_sequence": None}
-        told.append(_event("message_delta", delta=delta, usage=counts_of(self._completion, choice)))
+        told.append(_event("message_delta", delta=delta, usage=counts_of(self.completion, choice)))
         return b"".join(told)
 
     def end(self) -> bytes:
@@ -167,35 +177,22 @@ class MessageWriter:
         return _event("content_block_start", index=0, content_block=block)
 
     def fail(self, error: AstraflowError) -> bytes:
-        """Write an error."""
-        return event(error_body(error), "error")
+        return event(self.error_body(error), "error")
+
+    def _message(self) -> Body:
+        return {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.request.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
 
 
 def _event(kind: str, **fields: Any) -> bytes:
     return event({"type": kind, **fields}, kind)
-
-
-def error_body(error: AstraflowError) -> Body:
-    """Write an error."""
-    kind = _ERRORS.get(status_of(error), "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-def _message(request: ChatRequest) -> Body:
-    return {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "model": request.model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-    }
-
-
-def _blocks(choice: Choice) -> list[Body]:
-    text = [{"type": "text", "text": choice.text}] if choice.text or not choice.calls else []
-    return [*text, *map(_tool_block, choice.calls)]
 
 
 def _tool_block(call: Body) -> Body:
@@ -225,8 +222,3 @@ def _arguments(given: Any) -> Any:
             return arguments
         case _:
             return given
-
-
-MESSAGES = chat_format(
-    path="v1/messages", read=chat_of, body=message_body, writer=MessageWriter, error=error_body
-)

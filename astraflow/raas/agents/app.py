@@ -18,20 +18,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.raas.agents.anthropic import MESSAGES
-from astraflow.raas.agents.chats import CHATS, TEXTS, prompt_count
-from astraflow.raas.agents.completion import AgentCompletion, Choice, CompletionItem
+from astraflow.raas.agents.anthropic import Messages
+from astraflow.raas.agents.chats import Chats, Texts, prompt_count
+from astraflow.raas.agents.completion import Choice, CompletionItem
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.raas.agents.formats import (
     ApiFormat,
     ErrorBody,
-    StreamWriter,
     answer_of,
     body_of,
     invalid_body,
 )
-from astraflow.raas.agents.request import ChatRequest
-from astraflow.raas.agents.responses import RESPONSES
+from astraflow.raas.agents.responses import Responses
 from astraflow.rpc.concurrency import Outbox
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
@@ -47,8 +45,7 @@ _STREAM_START = {
 
 
 async def stream_events(
-    completion: AgentCompletion,
-    script: StreamWriter,
+    answer: ApiFormat[Any],
     room: ExitStack,
     _scope: Scope,
     receive: Receive,
@@ -64,25 +61,26 @@ async def stream_events(
     with room:
         try:
             await send(_STREAM_START)
-            await send(_body_message(script.begin(), has_more=True))
-            open_count = completion.request.count
-            async with aclosing(completion.stream(queue)) as all_items:
+            await send(_body_message(answer.begin(), has_more=True))
+            open_count = answer.request.count
+            async with aclosing(answer.completion.stream(queue)) as all_items:
                 async for items in all_items:
-                    written = [_written(script, one) for one in items]
-                    open_count -= sum(isinstance(one, Choice) for one in items)
+                    written: list[bytes] = []
+                    for one in items:
+                        if isinstance(one, Choice):
+                            open_count -= 1
+                            written.append(answer.close(one))
+                        else:
+                            written.append(answer.show(one))
                     if not open_count:
-                        written.append(script.end())
+                        written.append(answer.end())
                     await send(_body_message(b"".join(written), has_more=open_count > 0))
         except AstraflowError as error:
-            await send(_body_message(script.fail(error), has_more=False))
+            await send(_body_message(answer.fail(error), has_more=False))
         except ClientDisconnect:
             return
         finally:
             leaving.cancel()
-
-
-def _written(script: StreamWriter, one: CompletionItem) -> bytes:
-    return script.close(one) if isinstance(one, Choice) else script.show(one)
 
 
 async def disconnected(receive: Receive) -> None:
@@ -130,10 +128,10 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
     """Return the app of an endpoint."""
     handlers = _Routes(endpoint)
     posted: dict[str, tuple[Answer, ErrorBody]] = {
-        form.path: (partial(handlers.answer, form), form.error)
-        for form in (CHATS, TEXTS, RESPONSES, MESSAGES)
+        form.path: (partial(handlers.answer, form), form.error_body)
+        for form in (Chats, Texts, Responses, Messages)
     }
-    posted[f"{MESSAGES.path}/count_tokens"] = (handlers.counted, MESSAGES.error)
+    posted[f"{Messages.path}/count_tokens"] = (handlers.counted, Messages.error_body)
     routes = [
         Route(f"{base}/{path}", _guarded(call, write), methods=["POST"])
         for path, (call, write) in posted.items()
@@ -178,24 +176,22 @@ class _Routes:
 
     endpoint: AgentEndpoint
 
-    async def answer(self, form: ApiFormat[Any], request: Request) -> ASGIApp:
+    async def answer(self, form: type[ApiFormat[Any]], request: Request) -> ASGIApp:
         """Answer a request of an API."""
         session = self._session(request)
-        body = _read(form, _object(await self._body(request)))
-        parsed = form.request.model_validate(body)
-        completion = form.complete(session, parsed)
-        if parsed.stream:
-            return self._streamed(completion, form.writer(completion, parsed))
-        with self.endpoint.reserve(parsed.count):
-            choices = await _until_disconnect(request, completion.choices())
-        return JSONResponse(form.body(completion, parsed, choices))
+        answer = form.of(session, _read(form, _object(await self._body(request))))
+        with ExitStack() as room:
+            room.enter_context(self.endpoint.reserve(answer.request.count))
+            if answer.request.stream:
+                return partial(stream_events, answer, room.pop_all())
+            choices = await _until_disconnect(request, answer.completion.choices())
+        return JSONResponse(answer.body(choices))
 
     async def counted(self, request: Request) -> Response:
         """Tell how many tokens a message would be for the policy."""
         session = self._session(request)
-        given = _read(MESSAGES, _object(await self._body(request)))
-        count = prompt_count(session, ChatRequest.model_validate(given))
-        return JSONResponse({"input_tokens": count})
+        given = _read(Messages, _object(await self._body(request)))
+        return JSONResponse({"input_tokens": prompt_count(session, given)})
 
     async def models(self, request: Request) -> Response:
         """Name the policies."""
@@ -262,12 +258,6 @@ class _Routes:
             ) from None
         return bytes(body)
 
-    def _streamed(self, completion: AgentCompletion, script: StreamWriter) -> ASGIApp:
-        """Stream; that there is no room for it is an answer of its own."""
-        room = ExitStack()
-        room.enter_context(self.endpoint.reserve(completion.request.count))
-        return partial(stream_events, completion, script, room)
-
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await work; stop it when the client leaves.
@@ -287,7 +277,7 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T
         leaving.cancel()
 
 
-def _read(form: ApiFormat[Any], given: dict[str, Any]) -> dict[str, Any]:
+def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:
     """Return a body as that of the request which it stands for.
 
     Raises:

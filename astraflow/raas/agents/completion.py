@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -44,9 +44,11 @@ class Choice:
 
 CompletionItem: TypeAlias = TextPiece | Choice
 
+Asked = TypeVar("Asked", bound=SamplingRequest)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AgentCompletion:
+class AgentCompletion(Generic[Asked]):
     """One request.
 
     Attributes:
@@ -63,7 +65,7 @@ class AgentCompletion:
     session: AgentSession
     capture: Capture
     prompt: list[int]
-    request: SamplingRequest
+    request: Asked
     has_tools: bool
     keep: Callable[[Choice], None]
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])

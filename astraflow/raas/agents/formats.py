@@ -1,16 +1,15 @@
 """How APIs write answers: errors, events, and chats in another form than OpenAI's."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
-from astraflow.raas.agents.request import SamplingRequest
+from astraflow.raas.agents.completion import AgentCompletion, Asked, Choice, TextPiece
 from astraflow.workflows.agents.session import AgentSession
 
 # Reason: status, type, code.
@@ -62,30 +61,6 @@ def invalid_body(error: ValidationError) -> AstraflowError:
     return AstraflowError(Reason.INVALID_FIELD, text, metadata={"field": problems[0][0]})
 
 
-class StreamWriter(Protocol):
-    """Writes one answer, or some at once; each method returns whole events."""
-
-    def begin(self) -> bytes:
-        """Write what comes before anything was sampled."""
-        ...
-
-    def show(self, piece: TextPiece) -> bytes:
-        """Write some text."""
-        ...
-
-    def close(self, choice: Choice) -> bytes:
-        """Write the end of a choice; its text was shown."""
-        ...
-
-    def end(self) -> bytes:
-        """Write what comes after all choices."""
-        ...
-
-    def fail(self, error: AstraflowError) -> bytes:
-        """Write that there is no more because of an error."""
-        ...
-
-
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
     """Write an event; a name for the APIs that have names."""
     head = f"event: {name}\n" if name else ""
@@ -99,34 +74,62 @@ def compact(value: Any) -> str:
 
 Body = dict[str, Any]
 
-Asked = TypeVar("Asked", bound=SamplingRequest)
 
-
-def _as_it_is(body: Body) -> Body:
-    return body
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiFormat(Generic[Asked]):
-    """One API.
+class ApiFormat(ABC, Generic[Asked]):
+    """One request of an API: writes what it comes to, whole or as a stream of events.
 
     Attributes:
         path: Below the base URL.
-        request: What is asked for.
-        read: Turns a body into that of the request.
-        complete: Returns the completion of a request.
-        body: Writes whole answers.
-        writer: Writes a stream.
-        error: Writes an error.
     """
 
-    path: str
-    request: type[Asked]
-    read: Callable[[Body], Body] = _as_it_is
-    complete: Callable[[AgentSession, Asked], AgentCompletion]
-    body: Callable[[AgentCompletion, Asked, Sequence[Choice]], Body]
-    writer: Callable[[AgentCompletion, Asked], StreamWriter]
-    error: Callable[[AstraflowError], Body] = body_of
+    path: ClassVar[str]
+
+    def __init__(self, completion: AgentCompletion[Asked]) -> None:
+        self.completion = completion
+        self.request = completion.request
+
+    @staticmethod
+    def read(body: Body) -> Body:
+        """Return a request of the API as one of OpenAI's."""
+        return body
+
+    @classmethod
+    @abstractmethod
+    def of(cls, session: AgentSession, body: Body) -> "ApiFormat[Any]":
+        """Take up what was read.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, or POLICY_UNKNOWN for the model.
+        """
+
+    @staticmethod
+    def error_body(error: AstraflowError) -> Body:
+        """Write an error as a whole answer."""
+        return body_of(error)
+
+    @abstractmethod
+    def body(self, choices: Sequence[Choice]) -> Body:
+        """Write whole answers."""
+
+    def begin(self) -> bytes:
+        """Write what comes before anything was sampled."""
+        return b""
+
+    @abstractmethod
+    def show(self, piece: TextPiece) -> bytes:
+        """Write some text."""
+
+    @abstractmethod
+    def close(self, choice: Choice) -> bytes:
+        """Write the end of a choice; its text was shown."""
+
+    def end(self) -> bytes:
+        """Write what comes after all choices."""
+        return b""
+
+    @abstractmethod
+    def fail(self, error: AstraflowError) -> bytes:
+        """Write that there is no more because of an error."""
 
 
 def renamed(body: Mapping[str, Any], names: Mapping[str, str]) -> Body:
@@ -152,7 +155,7 @@ def response_format(given: Body) -> Body:
     return {"type": "json_schema", "json_schema": given}
 
 
-def counts_of(completion: AgentCompletion, choice: Choice) -> Body:
+def counts_of(completion: AgentCompletion[Any], choice: Choice) -> Body:
     """Return how many tokens were read and sampled."""
     sampled = len(choice.turn.generation.tokens)
     return {"input_tokens": len(completion.prompt), "output_tokens": sampled}

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.chats import chat_format, logprobs_of
+from astraflow.raas.agents.chats import chat_completion, logprobs_of
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
+    ApiFormat,
     Body,
     body_of,
     call_of,
@@ -19,6 +20,7 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.workflows.agents.messages import text_of
+from astraflow.workflows.agents.session import AgentSession
 
 _SAME = {
     "model": "model",
@@ -109,31 +111,31 @@ def _tools(tools: Iterable[Body], where: str, space: str = "") -> Iterator[Body]
                 raise unserved(place, f"it is of type {kind!r:.40}, and only functions are")
 
 
-def response_body(
-    completion: AgentCompletion, request: ChatRequest, choices: Sequence[Choice]
-) -> Body:
-    """Write a whole answer."""
-    (choice,) = choices
-    has_message = _has_message(request, choice)
-    items = _items(completion, request, choice, has_message=has_message)
-    return _response(request, f"resp_{secrets.token_hex(12)}", items, (completion, choice))
+class Responses(ApiFormat[ChatRequest]):
+    """Responses; the events of a stream have numbers."""
 
+    path = "v1/responses"
+    read = staticmethod(chat_of)
 
-class ResponseWriter:
-    """Writes the events of a stream, each with its number."""
-
-    def __init__(self, completion: AgentCompletion, request: ChatRequest) -> None:
-        self._completion = completion
-        self._request = request
+    def __init__(self, completion: AgentCompletion[ChatRequest]) -> None:
+        super().__init__(completion)
         self._name = f"resp_{secrets.token_hex(12)}"
         self._item_id = f"msg_{secrets.token_hex(12)}"
         self._place: Body = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._is_open = False
         self._number = 0
 
+    @classmethod
+    def of(cls, session: AgentSession, body: Body) -> "Responses":
+        return cls(chat_completion(session, body))
+
+    def body(self, choices: Sequence[Choice]) -> Body:
+        (choice,) = choices
+        return self._response(self._items(choice), choice)
+
     def begin(self) -> bytes:
         """Open the response."""
-        response = _response(self._request, self._name, [])
+        response = self._response([])
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=response) for kind in kinds)
 
@@ -146,18 +148,15 @@ class ResponseWriter:
 
     def close(self, choice: Choice) -> bytes:
         """Write tool calls, and the whole response."""
-        has_message = self._is_open or _has_message(self._request, choice)
-        items = _items(self._completion, self._request, choice, has_message=has_message)
+        items = self._items(choice)
         told: list[bytes] = []
         for index, item in enumerate(items):
             if item["type"] == "message":
-                item["id"] = self._item_id
                 told.append(self._opened())
                 told += self._message(item)
             else:
                 told += self._call(index, item)
-        done = (self._completion, choice)
-        response = _response(self._request, self._name, items, done)
+        response = self._response(items, choice)
         told.append(self._event(f"response.{response['status']}", response=response))
         return b"".join(told)
 
@@ -189,93 +188,71 @@ class ResponseWriter:
         yield self._event("response.function_call_arguments.done", **place, **named)
         yield self._event("response.output_item.done", output_index=index, item=call)
 
-    def end(self) -> bytes:
-        """Write nothing: the response was the end."""
-        return b""
-
     def fail(self, error: AstraflowError) -> bytes:
-        """Write an error."""
         return self._event("error", **body_of(error))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
-
-def _has_message(request: ChatRequest, choice: Choice) -> bool:
-    """Return whether an answer has words, or has to have some place for what is told of them."""
-    return bool(choice.text or not choice.calls or request.logprobs)
-
-
-def _items(
-    completion: AgentCompletion, request: ChatRequest, choice: Choice, *, has_message: bool
-) -> list[Body]:
-    logprobs = logprobs_of(completion, choice) if request.logprobs else []
-    text: Body = {"type": "output_text", "text": choice.text, "annotations": []}
-    message = {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{**text, "logprobs": logprobs}],
-    }
-    calls = [
-        {
-            "id": f"fc_{secrets.token_hex(12)}",
-            "type": "function_call",
-            "call_id": call["id"],
+    def _items(self, choice: Choice) -> list[Body]:
+        calls = [
+            {
+                "id": f"fc_{secrets.token_hex(12)}",
+                "type": "function_call",
+                "call_id": call["id"],
+                "status": "completed",
+                **call["function"],
+                **self._spaced(call["function"]["name"]),
+            }
+            for call in choice.calls
+        ]
+        # It has words, or has to have some place for what is told of them.
+        if not (self._is_open or choice.text or not calls or self.request.logprobs):
+            return calls
+        logprobs = logprobs_of(self.completion, choice) if self.request.logprobs else []
+        message = {
+            "id": self._item_id,
+            "type": "message",
+            "role": "assistant",
             "status": "completed",
-            **call["function"],
-            **_spaced(call["function"]["name"], request),
+            "content": [{**_EMPTY, "text": choice.text, "logprobs": logprobs}],
         }
-        for call in choice.calls
-    ]
-    return [message, *calls] if has_message else calls
+        return [message, *calls]
 
+    def _spaced(self, name: str) -> Body:
+        """Return the namespace and the name of a function that was offered in one."""
+        space, dot, inner = name.partition(".")
+        is_offered = any(tool["function"]["name"] == name for tool in self.request.tools or ())
+        return {"namespace": space, "name": inner} if dot and is_offered else {}
 
-def _spaced(name: str, request: ChatRequest) -> Body:
-    """Return the namespace and the name of a function that was offered in one."""
-    space, dot, inner = name.partition(".")
-    is_offered = any(tool["function"]["name"] == name for tool in request.tools or ())
-    return {"namespace": space, "name": inner} if dot and is_offered else {}
-
-
-def _response(
-    request: ChatRequest,
-    name: str,
-    items: list[Body],
-    done: tuple[AgentCompletion, Choice] | None = None,
-) -> Body:
-    status, usage = "in_progress", None
-    if done is not None:
-        counts = counts_of(*done)
-        usage = {
-            **counts,
-            "total_tokens": sum(counts.values()),
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens_details": {"reasoning_tokens": 0},
+    def _response(self, items: list[Body], done: Choice | None = None) -> Body:
+        status, usage = "in_progress", None
+        if done is not None:
+            counts = counts_of(self.completion, done)
+            usage = {
+                **counts,
+                "total_tokens": sum(counts.values()),
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            }
+            status = "incomplete" if done.finish == "length" else "completed"
+        is_cut = status == "incomplete"
+        return {
+            "id": self._name,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": None,
+            "metadata": {},
+            "model": self.request.model,
+            "output": items,
+            "parallel_tool_calls": self.request.parallel_tool_calls is not False,
+            "temperature": None,
+            "tool_choice": self.request.tool_choice or "auto",
+            "tools": [],
+            "top_p": None,
+            "usage": usage,
         }
-        status = "incomplete" if done[1].finish == "length" else "completed"
-    return {
-        "id": name,
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": status,
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "instructions": None,
-        "metadata": {},
-        "model": request.model,
-        "output": items,
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "temperature": None,
-        "tool_choice": request.tool_choice or "auto",
-        "tools": [],
-        "top_p": None,
-        "usage": usage,
-    }
-
-
-RESPONSES = chat_format(
-    path="v1/responses", read=chat_of, body=response_body, writer=ResponseWriter
-)
