@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, TypeVar
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -24,14 +23,13 @@ from astraflow.rpc.http import HttpLimits, HttpServer, behind_secret
 from astraflow.telemetry.logging import configure_logging
 from astraflow.tinker.checkpoints import TinkerCheckpoints, require_id
 from astraflow.tinker.learner import LoadedBase, TinkerSettings
-from astraflow.tinker.promises import JSON, FutureResult, Promise, Promises, digest_of
+from astraflow.tinker.promises import Promise, Promises, digest_of, json_answer
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
     LoadWeights,
     OfModel,
     OptimStep,
-    Ordered,
     RetrieveFuture,
     SampleRequest,
     SaveWeights,
@@ -72,8 +70,6 @@ _STATUS: Final = {
 }
 
 FieldsT = TypeVar("FieldsT", bound=BaseModel)
-
-OrderedT = TypeVar("OrderedT", bound=Ordered)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -122,14 +118,20 @@ class TinkerApp:
             "save_weights_for_sampler": self._ordered(
                 SaveWeightsForSampler, self._service.save_weights_for_sampler
             ),
-            "load_weights": self._load_weights,
+            "load_weights": self._ordered(LoadWeights, self._service.load_weights),
             "create_sampling_session": self._create_sampling_session,
             "asample": self._sample,
             "retrieve_future": self._retrieve,
         }
+        model = {
+            "model_name": self._service.base_model,
+            "max_context_length": self._service.max_context,
+            "trainable": True,
+            "sampleable": True,
+        }
         gets: dict[str, Handler] = {
-            "healthz": self._health,
-            "get_server_capabilities": self._capabilities,
+            "healthz": self._answering({"status": "ok"}),
+            "get_server_capabilities": self._answering({"supported_models": [model]}),
             "samplers/{sampler_id}": self._sampler,
         }
         routes = [
@@ -141,61 +143,47 @@ class TinkerApp:
         if not token:
             return app
         refused = AstraflowError(Reason.TOKEN_INVALID, "show the key of this server: X-API-Key")
-        return behind_secret(app, secret=token, shown=_key_of, refused=_failed(refused))
+        return behind_secret(
+            app,
+            secret=token,
+            shown=lambda headers: headers.get("x-api-key", ""),
+            refused=_failed(refused),
+        )
 
     def _answering(self, fields: dict[str, Any]) -> Handler:
         async def answer(request: Request) -> Response:
             await self._body(request)
-            return _json(fields)
+            return json_answer(fields)
 
         return answer
-
-    async def _health(self, _: Request) -> Response:
-        return _json({"status": "ok"})
-
-    async def _capabilities(self, _: Request) -> Response:
-        model = {
-            "model_name": self._service.base_model,
-            "max_context_length": self._service.max_context,
-            "trainable": True,
-            "sampleable": True,
-        }
-        return _json({"supported_models": [model]})
 
     async def _create_session(self, request: Request) -> Response:
         await self._body(request)
         session_id = f"session-{secrets.token_hex(12)}"
         self._service.hear(session_id)
-        return _json({"type": "create_session", "session_id": session_id})
+        return json_answer({"type": "create_session", "session_id": session_id})
 
     async def _heartbeat(self, request: Request) -> Response:
         self._service.hear((await self._parsed(request, _OfSession)).session_id)
-        return _json({"type": "session_heartbeat"})
+        return json_answer({"type": "session_heartbeat"})
 
     async def _finish(self, request: Request) -> Response:
         await self._body(request)
         self._service.finish(require_id(request.path_params["session_id"]))
-        return _json({})
+        return json_answer({})
 
     async def _unload(self, request: Request) -> Response:
         model_id = (await self._parsed(request, OfModel)).model_id
-        self._service.unload(model_id)
-        promise = self._service.promises.make(object(), b"", _finished({"model_id": model_id}))
-        return _promised(promise)
+        return _promised(self._service.unload(model_id))
 
     async def _info(self, request: Request) -> Response:
-        return _json(await self._service.info((await self._parsed(request, OfModel)).model_id))
+        return json_answer(
+            await self._service.info((await self._parsed(request, OfModel)).model_id)
+        )
 
     async def _create_model(self, request: Request) -> Response:
         body = await self._body(request)
         return _promised(self._service.create_model(_parse(CreateModel, body), digest_of(body)))
-
-    async def _load_weights(self, request: Request) -> Response:
-        body = await self._body(request)
-        try:
-            return _promised(self._service.load_weights(_parse(LoadWeights, body), digest_of(body)))
-        except AstraflowError as error:
-            return _promised(self._refused(body, error))
 
     async def _forward_backward(self, request: Request) -> Response:
         body = await self._body(request)
@@ -208,10 +196,10 @@ class TinkerApp:
     async def _create_sampling_session(self, request: Request) -> Response:
         fields = await self._parsed(request, CreateSamplingSession)
         sampler_id = await self._service.create_sampling_session(fields)
-        return _json({"type": "create_sampling_session", "sampling_session_id": sampler_id})
+        return json_answer({"type": "create_sampling_session", "sampling_session_id": sampler_id})
 
     async def _sampler(self, request: Request) -> Response:
-        return _json(await self._service.sampler(request.path_params["sampler_id"]))
+        return json_answer(await self._service.sampler(request.path_params["sampler_id"]))
 
     async def _sample(self, request: Request) -> Response:
         body = await self._body(request)
@@ -221,35 +209,32 @@ class TinkerApp:
             fields = _parse(SampleRequest, body)
         promise = self._service.sample(fields, digest_of(body))
         ids = [f"{promise.request_id}-{index}" for index in range(fields.num_samples)]
-        return _json({"request_id": promise.request_id, "sample_sequence_ids": ids})
+        return json_answer({"request_id": promise.request_id, "sample_sequence_ids": ids})
 
     async def _retrieve(self, request: Request) -> Response:
         request_id = (await self._parsed(request, RetrieveFuture)).request_id
         answer = await self._service.promises.answer(request_id, hold_s=_HOLD_S)
         if answer is None:
             later = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
-            return _json(later)
-        return Response(answer.body, media_type=answer.kind)
+            return json_answer(later)
+        return answer
 
-    def _ordered(self, kind: type[OrderedT], act: Callable[[OrderedT, bytes], Promise]) -> Handler:
+    def _ordered(self, kind: type[FieldsT], act: Callable[[FieldsT, bytes], Promise]) -> Handler:
         """Have a request done; a wrong one has its turn, too, where it says which that is."""
 
         async def answer(request: Request) -> Response:
             body = await self._body(request)
             try:
-                fields = _parse(kind, body)
+                return _promised(act(_parse(kind, body), digest_of(body)))
             except AstraflowError as error:
-                return _promised(self._refused(body, error))
-            return _promised(act(fields, digest_of(body)))
+                try:
+                    head = _Head.model_validate_json(body)
+                except ValidationError:
+                    raise error from None
+                promise = self._service.refuse(head.model_id, head.seq_id, digest_of(body), error)
+                return _promised(promise)
 
         return answer
-
-    def _refused(self, body: bytes, error: AstraflowError) -> Promise:
-        try:
-            head = _Head.model_validate_json(body)
-        except ValidationError:
-            raise error from None
-        return self._service.refuse(head.model_id, head.seq_id, digest_of(body), error)
 
     async def _parsed(self, request: Request, kind: type[FieldsT]) -> FieldsT:
         return _parse(kind, await self._body(request))
@@ -261,7 +246,12 @@ class TinkerApp:
                 async for part in request.stream():
                     self._held_nbytes += len(part)
                     body += part
-                    self._require_memory(len(body))
+                    if len(body) > _MAX_BODY_NBYTES:
+                        why = f"a body has at most {_MAX_BODY_NBYTES} bytes here"
+                        raise AstraflowError(Reason.MESSAGE_TOO_LARGE, why)
+                    if self._held_nbytes > _BODIES_NBYTES:
+                        why = "too many bodies come at once; send it again"
+                        raise AstraflowError(Reason.OVERLOADED, why)
         except TimeoutError:
             raise AstraflowError(
                 Reason.SOURCE_TIMEOUT, f"the body did not come in {_BODY_S:g} s"
@@ -269,18 +259,6 @@ class TinkerApp:
         finally:
             self._held_nbytes -= len(body)
         return bytes(body)
-
-    def _require_memory(self, nbytes: int) -> None:
-        if nbytes > _MAX_BODY_NBYTES:
-            raise AstraflowError(
-                Reason.MESSAGE_TOO_LARGE, f"a body has at most {_MAX_BODY_NBYTES} bytes here"
-            )
-        if self._held_nbytes > _BODIES_NBYTES:
-            raise AstraflowError(Reason.OVERLOADED, "too many bodies come at once; send it again")
-
-
-def _key_of(headers: Headers) -> str:
-    return headers.get("x-api-key", "")
 
 
 def _guarded(handler: Handler) -> Handler:
@@ -310,28 +288,19 @@ def _parse(kind: type[FieldsT], body: bytes) -> FieldsT:
         raise AstraflowError(Reason.INVALID_FIELD, "; ".join(told)[:2000]) from None
 
 
-async def _finished(fields: dict[str, Any]) -> FutureResult:
-    return FutureResult.of(fields)
-
-
 def _promised(promise: Promise) -> Response:
-    return _json({"request_id": promise.request_id})
+    return json_answer({"request_id": promise.request_id})
 
 
 def _failed(error: AstraflowError) -> Response:
     fields = {"error": error.message, "detail": error.message, "reason": str(error.reason)}
-    return _json(fields, _STATUS.get(error.reason, 500))
+    return json_answer(fields, _STATUS.get(error.reason, 500))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     told = f"{request.method} {request.url.path} is not served here"
-    return _json({"error": told, "detail": told}, status)
-
-
-def _json(fields: dict[str, Any], status: int = 200) -> Response:
-    # Escaped: a text of a request may be none of Unicode.
-    return Response(json.dumps(fields), status, media_type=JSON)
+    return json_answer({"error": told, "detail": told}, status)
 
 
 _CONNECTIONS, _HOST_CONNECTIONS = 8192, 4096

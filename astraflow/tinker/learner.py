@@ -95,7 +95,12 @@ class LoadedBase:
             AstraflowError: INVALID_FIELD when that is none of them.
         """
         paths = target_layers(self._module, Lora())
-        targets = {last_name(path) for path in paths if (mlp if _is_mlp(path) else attention)}
+        words = ("mlp", "expert", "moe", "feed_forward")
+        targets = {
+            last_name(path)
+            for path in paths
+            if (mlp if any(word in path for word in words) else attention)
+        }
         if not targets:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
@@ -112,17 +117,14 @@ class LoadedBase:
 
     def learner(self, lora: Lora | None, *, seed: int = 0) -> "Learner":
         """Return a model to train, as the base is; without adapters, all weights, in a copy."""
-        return self._learner(self._model(lora, seed=seed), lora)
+        model = self._model(lora, seed=seed)
+        return Learner(model, lora, self.settings, max_context=self._max_context)
 
     def restored(self, checkpoint: Path, *, with_optimizer: bool) -> "Learner":
         """Return a model to train, as `Learner.save` left it."""
-        lora = lora_in(checkpoint)
-        learner = self._learner(self._model(lora), lora)
+        learner = self.learner(lora_in(checkpoint))
         learner.load(checkpoint, with_optimizer=with_optimizer)
         return learner
-
-    def _learner(self, model: CausalModel, lora: Lora | None) -> "Learner":
-        return Learner(model, lora, self.settings, max_context=self._max_context)
 
     def prompt_logprobs(
         self, snapshot: Path | None, prompt: Sequence[int], *, last: int, likeliest_count: int
@@ -173,20 +175,19 @@ class LoadedBase:
 
     def _scorer(self, snapshot: Path | None) -> CausalModel:
         """Return a model with the weights of a snapshot; the last few are kept."""
-        model = self._scorers.pop(snapshot, None) or self._read(snapshot)
+        model = self._scorers.pop(snapshot, None)
+        if model is not None:
+            pass
+        elif snapshot is None:
+            model = CausalModel(twin_of(self._module))
+        elif (lora := lora_in(snapshot)) is None:
+            model = CausalModel(load_module(snapshot, device=self.settings.engine.device))
+        else:
+            model = self._model(lora)
+            read_adapters(model.module, snapshot)
         self._scorers[snapshot] = model
         while len(self._scorers) > _SCORER_COUNT:
             self._scorers.popitem(last=False)
-        return model
-
-    def _read(self, snapshot: Path | None) -> CausalModel:
-        if snapshot is None:
-            return CausalModel(twin_of(self._module))
-        lora = lora_in(snapshot)
-        if lora is None:
-            return CausalModel(load_module(snapshot, device=self.settings.engine.device))
-        model = self._model(lora)
-        read_adapters(model.module, snapshot)
         return model
 
 
@@ -355,7 +356,3 @@ def _likeliest(model: CausalModel, one: PassTokens, count: int) -> list[Likelies
     tokens: list[list[int]] = found.indices.cpu().numpy().tolist()
     values: list[list[float]] = found.values.cpu().numpy().tolist()
     return [list(zip(*pair, strict=True)) for pair in zip(tokens, values, strict=True)]
-
-
-def _is_mlp(path: str) -> bool:
-    return any(word in path for word in ("mlp", "expert", "moe", "feed_forward"))

@@ -7,14 +7,13 @@ import secrets
 from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 import structlog
+from starlette.responses import Response
 
 from astraflow.core.errors import AstraflowError, Reason
-
-JSON: Final = "application/json"
-PROTOBUF: Final = "application/x-protobuf"
 
 # A client that lost an answer asks again within seconds; one that was suspended, within the hour.
 _TOLD_S, _UNTOLD_S = 60.0, 3600.0
@@ -39,23 +38,13 @@ _OF_USERS: Final = frozenset(
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FutureResult:
-    """What a request came to."""
+def json_answer(fields: Mapping[str, Any], status: int = 200) -> Response:
+    # Escaped: a text of a request may be none of Unicode.
+    return Response(json.dumps(fields), status, media_type="application/json")
 
-    body: bytes
-    kind: str = JSON
 
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "FutureResult":
-        """Return an answer in JSON."""
-        return cls(body=json.dumps(fields).encode())
-
-    @classmethod
-    def failed(cls, error: AstraflowError) -> "FutureResult":
-        """Return what a client raises."""
-        category = "user" if error.reason in _OF_USERS else "server"
-        return cls.of({"error": f"{error.message} [{error.reason}]", "category": category})
+def protobuf_answer(message: bytes) -> Response:
+    return Response(message, media_type="application/x-protobuf")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,16 +53,15 @@ class Promise:
 
     Attributes:
         key: That its client gave it; the same again is the same request.
-        drop_at: Seconds of the event loop; when it is forgotten.
+        task: Works on it, and returns its answer.
+        drop_at: Seconds of the event loop; when it is forgotten. Not before it is answered.
     """
 
     request_id: str
     key: Hashable
     digest: bytes
-    answer: FutureResult | None = None
-    told: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None]" = field(init=False)
-    drop_at: float = 0.0
+    task: "asyncio.Task[Response]" = field(init=False)
+    drop_at: float = inf
 
 
 class Promises:
@@ -85,12 +73,11 @@ class Promises:
         self._by_key: dict[Hashable, Promise] = {}
         self._nbytes = 0
         self._look_at = 0.0
-        self._running: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """Stop what is being worked on."""
-        for task in self._running:
-            task.cancel()
+        for promise in self._promises.values():
+            promise.task.cancel()
 
     def find(self, key: Hashable, digest: bytes) -> Promise | None:
         """Return the request that came before by the same key; None: it is new."""
@@ -101,19 +88,15 @@ class Promises:
             )
         return found
 
-    def make(
-        self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, FutureResult]
-    ) -> Promise:
+    def make(self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, Response]) -> Promise:
         """Begin to work on a new request; what the work raises is told to the client."""
         self._forget()
         promise = Promise(request_id=secrets.token_hex(16), key=key, digest=digest)
         self._promises[promise.request_id] = self._by_key[key] = promise
-        promise.task = self._tasks.create_task(self._keep(promise, work))
-        self._running.add(promise.task)
-        promise.task.add_done_callback(self._running.discard)
+        promise.task = self._tasks.create_task(self._answer(promise, work))
         return promise
 
-    async def answer(self, request_id: str, *, hold_s: float) -> FutureResult | None:
+    async def answer(self, request_id: str, *, hold_s: float) -> Response | None:
         """Wait for a result, for so many seconds at most; None: not yet.
 
         Raises:
@@ -126,28 +109,26 @@ class Promises:
                 f"request {request_id[:64]} is not known here: it was answered long ago, or the "
                 "server was started anew",
             )
-        try:
-            async with asyncio.timeout(hold_s):
-                await promise.told.wait()
-        except TimeoutError:
+        if not (await asyncio.wait([promise.task], timeout=hold_s))[0]:
             return None
         promise.drop_at = min(promise.drop_at, loop_time() + _TOLD_S)
-        return promise.answer
+        return promise.task.result()
 
-    async def _keep(self, promise: Promise, work: Coroutine[Any, Any, FutureResult]) -> None:
+    async def _answer(self, promise: Promise, work: Coroutine[Any, Any, Response]) -> Response:
         """Work on a request; whatever becomes of it is its answer."""
         try:
             answer = await work
-        except AstraflowError as error:
-            answer = FutureResult.failed(error)
         except Exception as error:
-            log.exception("a request failed", key=str(promise.key))
-            told = AstraflowError(Reason.INTERNAL, f"the server failed: {error!r}"[:500])
-            answer = FutureResult.failed(told)
-        promise.answer = answer
+            failure = error
+            if not isinstance(failure, AstraflowError):
+                log.exception("a request failed", key=str(promise.key))
+                failure = AstraflowError(Reason.INTERNAL, f"the server failed: {error!r}"[:500])
+            category = "user" if failure.reason in _OF_USERS else "server"
+            told = f"{failure.message} [{failure.reason}]"
+            answer = json_answer({"error": told, "category": category})
         promise.drop_at = loop_time() + _UNTOLD_S
         self._nbytes += len(answer.body)
-        promise.told.set()
+        return answer
 
     def _forget(self) -> None:
         """Let go of what nobody will ask for, oldest first, and of more if memory ends."""
@@ -156,10 +137,9 @@ class Promises:
             return
         self._look_at = now + _LOOK_S
         for promise in list(self._promises.values()):
-            if promise.answer is None:
-                continue
-            if promise.drop_at <= now or self._nbytes > _MAX_NBYTES:
-                self._nbytes -= len(promise.answer.body)
+            is_answered = promise.drop_at < inf
+            if is_answered and (promise.drop_at <= now or self._nbytes > _MAX_NBYTES):
+                self._nbytes -= len(promise.task.result().body)
                 del self._promises[promise.request_id], self._by_key[promise.key]
 
 

@@ -174,16 +174,13 @@ class Samplers:
         return Holder(engine, engine.load_directory)
 
     async def _swap_adapters(self, version: int, snapshot: Path | None) -> None:
-        update = await asyncio.to_thread(self._update, version, snapshot)
-        await self._adapted.engine.swap(update)
-
-    def _update(self, version: int, snapshot: Path | None) -> WeightUpdate:
-        return WeightUpdate(
-            policy_id=_POLICY,
-            version=version,
-            base_version=None,
-            tensors=tuple(_adapters(snapshot, self._layer_shapes, self._rank)),
+        tensors = await asyncio.to_thread(
+            lambda: tuple(_adapters(snapshot, self._layer_shapes, self._rank))
         )
+        update = WeightUpdate(
+            policy_id=_POLICY, version=version, base_version=None, tensors=tensors
+        )
+        await self._adapted.engine.swap(update)
 
 
 def _adapters(
@@ -204,11 +201,7 @@ def _adapters(
             outer[:, : len(own)] = np.float32(scale) * found[names[1]]
         for name, array in zip(names, (inner, outer), strict=True):
             spec = TensorSpec(name=name, dtype=Dtype.F32, shape=array.shape, offset=0)
-            yield TensorUpdate(spec=spec, indices=None, values=_bits(array))
-
-
-def _bits(array: np.ndarray[Any, Any]) -> np.ndarray:
-    return array.view("<u4")
+            yield TensorUpdate(spec=spec, indices=None, values=array.view("<u4"))
 
 
 def _seeded(sampling: SamplingParams, sample_count: int) -> list[SamplingParams]:

@@ -1,13 +1,14 @@
 """What clients ask for, done: models that are trained, checkpoints, sessions that sample."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
+from starlette.responses import Response
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.tinker.checkpoints import (
@@ -19,7 +20,14 @@ from astraflow.tinker.checkpoints import (
     require_id,
 )
 from astraflow.tinker.learner import Learner, LoadedBase
-from astraflow.tinker.promises import PROTOBUF, FutureResult, InOrder, Promise, Promises, loop_time
+from astraflow.tinker.promises import (
+    InOrder,
+    Promise,
+    Promises,
+    json_answer,
+    loop_time,
+    protobuf_answer,
+)
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
@@ -118,9 +126,14 @@ class Service:
         for model in [each for each in self._models.values() if each.session_id == session_id]:
             del self._models[model.model_id]
 
-    def unload(self, model_id: str) -> None:
+    def unload(self, model_id: str) -> Promise:
         """Let go of a model; one that is not there is gone already."""
         self._models.pop(model_id, None)
+
+        async def work() -> Response:
+            return json_answer({"model_id": model_id})
+
+        return self.promises.make(object(), b"", work())
 
     async def info(self, model_id: str) -> dict[str, Any]:
         """Return what is told of a model."""
@@ -143,10 +156,17 @@ class Service:
 
     def load_weights(self, fields: LoadWeights, digest: bytes) -> Promise:
         """Go on from a checkpoint, with a new model or with one that is there."""
+
+        async def load(model: ClientModel, learner: Learner) -> Response:
+            def read() -> None:
+                directory = self._checkpoints.find(CheckpointPath.parse(fields.path))
+                learner.load(directory, with_optimizer=fields.optimizer)
+
+            await self._train(read)
+            return json_answer({"path": fields.path, "model_id": model.model_id})
+
         if fields.model_id is not None and fields.seq_id is not None:
-            return self._ordered(
-                fields.model_id, fields.seq_id, digest, lambda model: self._load(model, fields)
-            )
+            return self._ordered(fields.model_id, fields.seq_id, digest, load)
         if fields.session_id is None or fields.model_seq_id is None:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
@@ -166,14 +186,12 @@ class Service:
     ) -> Promise:
         """Add the gradient of a loss; the body of the message had `nbytes`."""
 
-        async def work(model: ClientModel) -> FutureResult:
-            learner = await model.ready()
-
-            def learn() -> FutureResult:
+        async def work(_: ClientModel, learner: Learner) -> Response:
+            def learn() -> bytes:
                 logprobs, loss = learner.forward_backward(parse_request(message))
-                return FutureResult(body=train_output(logprobs, {"loss:sum": loss}), kind=PROTOBUF)
+                return train_output(logprobs, {"loss:sum": loss})
 
-            return await self._train(learn)
+            return protobuf_answer(await self._train(learn))
 
         found = self.promises.find((message.model_id, message.seq_id), digest)
         if found is not None:
@@ -190,18 +208,16 @@ class Service:
         return promise
 
     def optim_step(self, fields: OptimStep, digest: bytes) -> Promise:
-        async def work(model: ClientModel) -> FutureResult:
-            learner = await model.ready()
+        async def work(_: ClientModel, learner: Learner) -> Response:
             metrics = await self._train(lambda: learner.optim_step(fields.adam_params))
-            return FutureResult.of({"metrics": dict(metrics)})
+            return json_answer({"metrics": dict(metrics)})
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
     def save_weights(self, fields: SaveWeights, digest: bytes) -> Promise:
         """Keep weights and optimizer."""
 
-        async def work(model: ClientModel) -> FutureResult:
-            learner = await model.ready()
+        async def work(model: ClientModel, learner: Learner) -> Response:
             place = CheckpointPath.of(model.model_id, STATE, fields.path or f"seq-{fields.seq_id}")
 
             def save() -> None:
@@ -213,17 +229,16 @@ class Service:
                 )
 
             await self._train(save)
-            return FutureResult.of({"path": place.path})
+            return json_answer({"path": place.path})
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
     def save_weights_for_sampler(self, fields: SaveWeightsForSampler, digest: bytes) -> Promise:
         """Keep weights by a name, or for a sampling session that begins with them."""
 
-        async def work(model: ClientModel) -> FutureResult:
+        async def work(model: ClientModel, learner: Learner) -> Response:
             if fields.kind != "snapshot":
                 raise unserved(f"kind {fields.kind}", "sample from snapshots")
-            learner = await model.ready()
             if fields.path is None and fields.sampling_session_seq_id is not None:
                 place = CheckpointPath.of(model.model_id, SNAPSHOT, f"{fields.seq_id:09d}")
                 sampler_id = f"{model.session_id}:sample:{fields.sampling_session_seq_id}"
@@ -243,14 +258,14 @@ class Service:
                     self._checkpoints.put_sampler(sampler_id, place)
 
             await self._train(save)
-            return FutureResult.of(told)
+            return json_answer(told)
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
     def refuse(self, model_id: str, seq_id: int, digest: bytes, error: AstraflowError) -> Promise:
         """Let a wrong request have its turn all the same: those after it wait for it."""
 
-        async def work(_: ClientModel) -> FutureResult:
+        async def work(_: ClientModel, __: Learner) -> Response:
             raise error
 
         return self._ordered(model_id, seq_id, digest, work)
@@ -299,10 +314,14 @@ class Service:
         promise.task.add_done_callback(done)
         return promise
 
-    async def _sample(self, fields: SampleRequest) -> FutureResult:
+    async def _sample(self, fields: SampleRequest) -> Response:
+        def snapshot_of() -> Path | None:
+            place = self._checkpoints.sampler(fields.sampling_session_id)
+            return None if place is None else self._checkpoints.find(place)
+
         fields.require_served()
         prompt = fields.prompt.tokens
-        snapshot = await asyncio.to_thread(self._snapshot_of, fields.sampling_session_id)
+        snapshot = await asyncio.to_thread(snapshot_of)
         sampling = fields.sampling_params.params(likeliest_count=fields.topk_sample_logprobs)
         generations = await self._samplers.sample(
             snapshot, prompt, sampling, sample_count=fields.num_samples
@@ -321,11 +340,7 @@ class Service:
             prompt_logprobs=scored if fields.prompt_logprobs else None,
             prompt_likeliest=likeliest,
         )
-        return FutureResult(body=output, kind=PROTOBUF)
-
-    def _snapshot_of(self, sampler_id: str) -> Path | None:
-        place = self._checkpoints.sampler(sampler_id)
-        return None if place is None else self._checkpoints.find(place)
+        return protobuf_answer(output)
 
     def _require_base(self, base_model: str | None) -> None:
         if base_model != self.base_model:
@@ -368,7 +383,7 @@ class Service:
         self.hear(session_id)
         model = self._models[model_id] = ClientModel(model_id=model_id, session_id=session_id)
 
-        async def work() -> FutureResult:
+        async def work() -> Response:
             try:
                 model.learner = await self._train(make)
             except BaseException:
@@ -378,21 +393,11 @@ class Service:
                 model.made.set()
             log.info("model made", model_id=model_id, rank=getattr(model.learner.lora, "rank", 0))
             told = {"model_id": model_id, "type": "create_model"}
-            return FutureResult.of(
+            return json_answer(
                 told if path is None else {**told, "type": "load_weights", "path": path}
             )
 
         return self.promises.make(model_id, digest, work())
-
-    async def _load(self, model: ClientModel, fields: LoadWeights) -> FutureResult:
-        learner = await model.ready()
-
-        def load() -> None:
-            directory = self._checkpoints.find(CheckpointPath.parse(fields.path))
-            learner.load(directory, with_optimizer=fields.optimizer)
-
-        await self._train(load)
-        return FutureResult.of({"path": fields.path, "model_id": model.model_id})
 
     def _evict(self) -> None:
         """Let go of models whose clients are gone, if there are too many."""
@@ -413,7 +418,7 @@ class Service:
         model_id: str,
         seq_id: int,
         digest: bytes,
-        work: Callable[[ClientModel], Coroutine[Any, Any, FutureResult]],
+        work: Callable[[ClientModel, Learner], Awaitable[Response]],
     ) -> Promise:
         """Do a request when it is its turn among those of its model."""
         key = (model_id, seq_id)
@@ -426,9 +431,9 @@ class Service:
                 Reason.REQUEST_CONFLICT, f"request {seq_id} of {model_id} was done long ago"
             )
 
-        async def in_turn() -> FutureResult:
+        async def in_turn() -> Response:
             async with model.turns.turn(seq_id):
-                return await work(model)
+                return await work(model, await model.ready())
 
         return self.promises.make(key, digest, in_turn())
 

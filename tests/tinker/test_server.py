@@ -11,7 +11,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.tinker.app import serving
-from astraflow.tinker.promises import FutureResult, InOrder, Promises
+from astraflow.tinker.promises import InOrder, Promises, json_answer
 
 from .conftest import NAME, Peer, RefusedError, made_data, process, sampled, to_data
 
@@ -133,7 +133,7 @@ async def test_a_result_that_is_not_there_yet_is_asked_for_again():
 
     async def work():
         await never.wait()
-        return FutureResult.of({"a": 1})
+        return json_answer({"a": 1})
 
     async with asyncio.TaskGroup() as tasks:
         promises = Promises(tasks)
