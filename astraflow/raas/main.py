@@ -78,7 +78,10 @@ def main_join(
         capacity=recipe.raas.capacity,
         eval_extra=recipe.raas.eval_place_count,
         codes=recipe_codes(recipe),
-        resources=_resources(),
+        resources=Resources(
+            core_count=os.cpu_count() or 0,
+            memory_nbytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        ),
         region=region,
         software=f"astraflow/{__version__}",
         tls=tls,
@@ -90,17 +93,13 @@ def main_join(
     try:
         departure = asyncio.run(_join(recipe, settings, models or {}))
     except AstraflowError as error:
-        _log_failure(error)
+        place = place_of(error)
+        # The line of the user's code, where there is one.
+        at = {"exception": place.traceback} if place.is_users else {}
+        log.error("the node failed", reason=error.reason, why=error.message, **at)  # noqa: TRY400
         return error.exit_code
     log.info("the node has left", departure=departure)
     return 0
-
-
-def _log_failure(error: AstraflowError) -> None:
-    """Log why the node failed, with the line of the user's code where there is one."""
-    place = place_of(error)
-    at = {"exception": place.traceback} if place.is_users else {}
-    log.error("the node failed", reason=error.reason, why=error.message, **at)
 
 
 def ask_every(recipe: Recipe) -> dict[PolicyId, int]:
@@ -123,9 +122,11 @@ async def _join(
         if relays is not None:
             exits.push_async_callback(relays.close)
 
-        puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
+        cache = recipe.raas.cache
+        copies = {} if cache is None else {each: DiskCopy.open(cache / each) for each in models}
+        puller = partial(_puller, recipe, settings, relays, copies)
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
-        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.families, iter))
+        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.runner.families, iter))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         node.metrics_address = metrics.address
@@ -140,7 +141,18 @@ def model_directories(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyI
     Raises:
         AstraflowError: INVALID_FIELD for a model that a warm-up is to make, or that is none.
     """
-    return {PolicyId(policy): _directory(recipe, policy, given) for policy in recipe.policies}
+    found: dict[PolicyId, Path] = {}
+    for name, policy in recipe.policies.items():
+        report = partial(log.info, policy=name)
+        directory = given.get(name) or first_model(policy.model, report=report)
+        if directory is None:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"policy {name} starts from a warm-up model; make it with"
+                f" `astraflow trainer warm-up` and give --model {name}=DIR",
+            )
+        found[PolicyId(name)] = checked_model_dir(name, directory)
+    return found
 
 
 @asynccontextmanager
@@ -241,32 +253,6 @@ async def _relays(
     await relays.start(listen=listen, advertise=recipe.raas.relay.advertise, tls=settings.tls)
     log.info("relaying weights", endpoint=relays.endpoint)
     return relays
-
-
-def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> Path:
-    """Return where the model of a policy lies."""
-    model = recipe.policies[policy].model
-    report = partial(log.info, policy=policy)
-    directory = directories.get(policy) or first_model(model, report=report)
-    if directory is None:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"policy {policy} starts from a warm-up model; make it with"
-            f" `astraflow trainer warm-up` and give --model {policy}=DIR",
-        )
-    return checked_model_dir(policy, directory)
-
-
-def _copies(recipe: Recipe, policy_ids: Iterable[PolicyId]) -> Mapping[PolicyId, DiskCopy]:
-    """Open where the weights of the policies are kept on disk, if they are."""
-    if recipe.raas.cache is None:
-        return {}
-    return {each: DiskCopy.open(recipe.raas.cache / each) for each in policy_ids}
-
-
-def _resources() -> Resources:
-    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Resources(core_count=os.cpu_count() or 0, memory_nbytes=memory_nbytes)
 
 
 @contextmanager

@@ -28,17 +28,16 @@ from astraflow.core.members import (
     ServedPolicy,
     Session,
 )
-from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
+from astraflow.core.tasks import RegisteredCode, TaskCredit
 from astraflow.core.versions import SourceKind
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import NodeFailureLog
-from astraflow.raas.metrics import LoadMeter, NodeCounters, node_families
+from astraflow.raas.metrics import LoadMeter
 from astraflow.raas.policies import ServedModel, ServedPolicies
-from astraflow.raas.runner import EpisodeRunner, Places, headroom
+from astraflow.raas.runner import EpisodeRunner, headroom
 from astraflow.raas.updater import PublishRequester, Puller, WeightUpdater
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.tls import Tls
-from astraflow.telemetry.metrics import Family
 from astraflow.weights.serve.server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
 from astraflow.workflows.runner import LoadedWorkflow
@@ -99,7 +98,7 @@ class RaasNode:
     `run` is called once. `drain` and `stop` may be called from a signal handler of the loop.
 
     Attributes:
-        counters: What it counts.
+        runner: Of its episodes.
         metrics_address: Where its metrics are read; set before `run`, empty: nowhere.
     """
 
@@ -119,12 +118,16 @@ class RaasNode:
             {policy_id: replace(model, meter=self._meter) for policy_id, model in models.items()}
         )
         self._agents = AgentEndpoint(settings.agents, token=os.environ.get(AGENT_TOKEN))
-        self.counters = NodeCounters()
+        self.runner = EpisodeRunner(
+            self._policies,
+            capacity=settings.capacity,
+            eval_extra=settings.eval_extra,
+            agents=self._agents,
+        )
         self._puller = puller
         self._relays = relays
         self.metrics_address = ""
         self._notes = NodeFailureLog()
-        self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None
         self._workflows: Mapping[WorkflowId, LoadedWorkflow] = {}
@@ -229,32 +232,27 @@ class RaasNode:
         bind_contextvars(run=membership.run_id, member=membership.session.member_id)
         log.info("joined")
         self._workflows = build_workflows(membership.workflows)
-        tasks = client.tasks(credit=self._credit, take=self._take, cancel=self._cancel)
+        tasks = self._tasks = client.tasks(
+            credit=self._credit, take=self.runner.take, cancel=self.runner.cancel
+        )
         payloads = await self._payload_writer(client)
         results = PublishRequester(client.rollouts, client.versions, every=self._settings.ask_every)
         updates = self._updates(client)
         own = (client.session.run(), client.rollouts.run(), results.run())
         streams = (*own, self._send_reports(client), *updates)
         async with beside(*streams) as group:
-            self._runner = EpisodeRunner(
-                policies=self._policies,
-                workflows=self._workflows,
+            self.runner.start(
+                group,
+                self._workflows,
                 results=results,
                 give_back=tasks.nack,
-                group=group,
-                places=Places(
-                    capacity=self._settings.capacity, eval_extra=self._settings.eval_extra
-                ),
                 run_time=lambda: client.session.run_clock.now,
-                counters=self.counters,
-                agents=self._agents,
                 payloads=payloads,
             )
-            self._tasks = tasks
             async with beside(tasks.run()):
                 await self._departing.wait()
                 tasks.set_credit(TaskCredit(max_outstanding=0))
-                departure = await self._finish(self._runner, client)
+                departure = await self._finish(client)
         if payloads is not None:
             # The run removes all that is there once its members have left.
             await payloads.close()
@@ -283,18 +281,23 @@ class RaasNode:
                 # The streams of work end the node where the run is over for it.
                 log.warning("the hub did not hear a report", why=error.message)
 
-    async def _finish(self, runner: EpisodeRunner, client: RaasClient) -> NodeDeparture:
+    async def _finish(self, client: RaasClient) -> NodeDeparture:
         """Finish what runs, unless it is to stop at once."""
-        runner.drain()
+
+        async def finish() -> None:
+            await self.runner.idle()
+            await client.rollouts.flush()
+
+        self.runner.drain()
         async with asyncio.TaskGroup() as race:
-            finished = race.create_task(_finished(runner, client))
+            finished = race.create_task(finish())
             stopped = race.create_task(self._stopping.wait())
             await asyncio.wait({finished, stopped}, return_when=asyncio.FIRST_COMPLETED)
             finished.cancel()
             stopped.cancel()
         if not self._stopping.is_set():
             return NodeDeparture.DRAINED
-        runner.stop()
+        self.runner.stop()
         return NodeDeparture.STOPPED
 
     def _updates(self, client: RaasClient) -> Sequence[Coroutine[Any, Any, None]]:
@@ -308,39 +311,24 @@ class RaasNode:
                 transfer_token=lambda: client.session.transfer_token,
                 is_relay=self._relays is not None,
                 kinds=self._settings.kinds,
-                counters=self.counters,
+                counters=self.runner.counters,
             ).run()
             for policy_id, model in self._policies.models.items()
         ]
 
     @property
     def _credit(self) -> TaskCredit:
+        capacity, client = self._settings.capacity, self._client
+        ahead = headroom(
+            capacity=capacity,
+            round_trip_s=0.0 if client is None else client.session.run_clock.round_trip_s,
+            episode_s=self.runner.times.mean_s,
+            task_size=self.runner.times.task_size,
+        )
         return TaskCredit(
-            max_outstanding=self._settings.capacity + self._headroom(),
+            max_outstanding=capacity + ahead,
             max_eval_outstanding=self._settings.max_eval_count,
             max_eval_extra=self._settings.eval_extra,
-        )
-
-    def _headroom(self) -> int:
-        if self._runner is None or self._client is None:
-            return 0
-        return headroom(
-            capacity=self._settings.capacity,
-            round_trip_s=self._client.session.run_clock.round_trip_s,
-            episode_s=self._runner.times.mean_s,
-            task_size=self._runner.times.task_size,
-        )
-
-    def families(self) -> tuple[Family, ...]:
-        """Return the metrics of the node as it is; on its event loop."""
-        return tuple(
-            node_families(
-                {policy_id: model.engine for policy_id, model in self._policies.models.items()},
-                self.counters,
-                running_count=self._running_count,
-                queued_count=self._queued_count,
-                capacity=self._settings.capacity,
-            )
         )
 
     def _load(self) -> RaasLoad:
@@ -348,31 +336,15 @@ class RaasNode:
             self._tasks.set_credit(self._credit)
         return self._meter.report(
             (model.engine.load() for model in self._policies.models.values()),
-            inflight_count=self._running_count,
-            queued_count=self._queued_count,
+            inflight_count=self.runner.running_count,
+            queued_count=self.runner.queued_count,
             capacity=self._settings.capacity,
         )
 
-    @property
-    def _running_count(self) -> int:
-        return 0 if self._runner is None else self._runner.running_count
-
-    @property
-    def _queued_count(self) -> int:
-        return 0 if self._runner is None else self._runner.queued_count
-
     def _held(self) -> Held:
-        if self._runner is None or self._client is None:
+        if self._client is None:
             return Held()
-        return Held(task_ids=(*self._runner.held, *self._client.rollouts.unacked_results))
-
-    def _take(self, task: RolloutTask) -> None:
-        if self._runner is not None:
-            self._runner.take(task)
-
-    def _cancel(self, cancellation: TaskCancellation) -> None:
-        if self._runner is not None:
-            self._runner.cancel(cancellation)
+        return Held(task_ids=(*self.runner.held, *self._client.rollouts.unacked_results))
 
     def _admit(self, session: Session) -> None:
         if self._relays is not None:
@@ -380,8 +352,7 @@ class RaasNode:
 
     def _reopened(self, session: Session) -> None:
         self._admit(session)
-        if self._runner is not None:
-            self._runner.keep(session.held_task_ids)
+        self.runner.keep(session.held_task_ids)
 
     def _directed(self, directive: Directive) -> None:
         log.info("the run asks", directive=directive.kind, why=directive.message)
@@ -396,9 +367,3 @@ class RaasNode:
                 self.stop()
             case DirectiveKind.CONTINUE:
                 pass
-
-
-async def _finished(runner: EpisodeRunner, client: RaasClient) -> None:
-    """Wait until nothing is held and everything is acknowledged."""
-    await runner.idle()
-    await client.rollouts.flush()

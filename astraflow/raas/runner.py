@@ -18,8 +18,9 @@ from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskPurpose
 from astraflow.raas.failures import NodeFailureLog
-from astraflow.raas.metrics import NodeCounters
+from astraflow.raas.metrics import NodeCounters, node_families
 from astraflow.raas.policies import ServedPolicies
+from astraflow.telemetry.metrics import Family
 from astraflow.telemetry.tracebacks import place_of_definition
 from astraflow.workflows.agents.session import AgentServer
 from astraflow.workflows.episode import Episode
@@ -196,57 +197,88 @@ _NO_WORKFLOW = Failure(
 
 
 class EpisodeRunner:
-    """Runs tasks until all of them are done or were given back."""
+    """Runs tasks until all of them are done or were given back.
+
+    Attributes:
+        counters: What it counts, beside others of its node.
+    """
+
+    _results: Results
+    _give_back: Callable[[TaskId, Failure], None]
+    _group: asyncio.TaskGroup
 
     def __init__(
         self,
-        *,
         policies: ServedPolicies,
-        workflows: Mapping[WorkflowId, LoadedWorkflow],
-        results: Results,
-        give_back: Callable[[TaskId, Failure], None],
-        group: asyncio.TaskGroup,
-        places: Places,
-        run_time: Callable[[], datetime | None],
+        *,
+        capacity: int,
+        eval_extra: int,
+        agents: AgentServer,
         clock: Clock | None = None,
-        counters: NodeCounters | None = None,
-        agents: AgentServer | None = None,
-        payloads: PayloadWriter | None = None,
     ) -> None:
-        """Begin with nothing.
+        """Begin with nothing; `start` comes before the first task.
 
         Args:
             policies: Versions and engines.
-            workflows: Of the run.
-            results: Where results go.
-            give_back: Where tasks go that were not started.
-            group: Runs the episodes.
-            places: Of episodes; more wait their turn.
-            run_time: Tells the time by the run's clock, which deadlines are of; None: it is not
-                known yet, and the run withdraws by itself what comes too late.
+            capacity: Episodes at once; more wait their turn.
+            eval_extra: Of evaluations, beyond it.
+            agents: Lets agents in.
             clock: Tells the time here.
-            counters: Counts what is sent; None: nobody does.
-            agents: Lets agents in; None: nothing does.
-            payloads: Takes the arrays of large trajectories; None: they go with the rollouts.
         """
         self.times = EpisodeTimes()
-        self._places = places
-        self._run_time = run_time
+        self.counters = NodeCounters()
+        self._capacity = capacity
+        self._places = Places(capacity=capacity, eval_extra=eval_extra)
+        self._run_time: Callable[[], datetime | None] = lambda: None
         self._clock = clock or SystemClock()
         self._policies = policies
         self._agents = agents
-        self._payloads = payloads
-        self._counters = counters or NodeCounters()
-        self._workflows = workflows
-        self._results = results
-        self._give_back = give_back
-        self._group = group
+        self._payloads: PayloadWriter | None = None
+        self._workflows: Mapping[WorkflowId, LoadedWorkflow] = {}
         self._notes = NodeFailureLog()
         self._held: dict[TaskId, HeldTask] = {}
         self._running_count = 0
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def start(
+        self,
+        group: asyncio.TaskGroup,
+        workflows: Mapping[WorkflowId, LoadedWorkflow],
+        *,
+        results: Results,
+        give_back: Callable[[TaskId, Failure], None],
+        run_time: Callable[[], datetime | None] = lambda: None,
+        payloads: PayloadWriter | None = None,
+    ) -> None:
+        """Be ready for tasks.
+
+        Args:
+            group: Runs the episodes.
+            workflows: Of the run.
+            results: Where results go.
+            give_back: Where tasks go that were not started.
+            run_time: Tells the time by the run's clock, which deadlines are of; None: it is not
+                known yet, and the run withdraws by itself what comes too late.
+            payloads: Takes the arrays of large trajectories; None: they go with the rollouts.
+        """
+        self._group, self._workflows = group, workflows
+        self._results, self._give_back = results, give_back
+        self._run_time, self._payloads = run_time, payloads
+
+    def families(self) -> tuple[Family, ...]:
+        """Return the metrics of the node as it is; on its event loop."""
+        models = self._policies.models
+        return tuple(
+            node_families(
+                {policy_id: model.engine for policy_id, model in models.items()},
+                self.counters,
+                running_count=self.running_count,
+                queued_count=self.queued_count,
+                capacity=self._capacity,
+            )
+        )
 
     @property
     def held(self) -> tuple[TaskId, ...]:
@@ -395,7 +427,7 @@ class EpisodeRunner:
             rollout = replace(rollout, failure=self._notes.record(rollout.failure))
         if self._results.send(rollout):
             held.sent_count += 1
-            self._counters.sent(rollout)
+            self.counters.sent(rollout)
         else:
             held.fail(index, self._notes.record(self._too_large(held, rollout)))
 

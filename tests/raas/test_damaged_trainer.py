@@ -109,7 +109,7 @@ async def test_nodes_go_on_from_a_whole_version_when_the_copy_is_damaged(relays,
     for node in nodes:
         assert [update.version for update in node.engine.swaps] == [0, 2]
         assert (node.engine.tensors["w"] == trainer.tensors["w"]).all()
-    failed = nodes[0].node.counters.failed + nodes[1].node.counters.failed
+    failed = nodes[0].node.runner.counters.failed + nodes[1].node.runner.counters.failed
     assert failed["solver", Reason.DIGEST_MISMATCH] in range(1, 7)
     assert trainer.version == 2
     assert trainer.publisher.scrub()

@@ -24,11 +24,9 @@ from astraflow.gateway.raas.workflows import SubmitPrompt, WorkflowRegistry
 from astraflow.gateway.settings import policy_of
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import NodeFailureLog
-from astraflow.raas.metrics import NodeCounters, node_families
 from astraflow.raas.policies import ServedModel, ServedPolicies
-from astraflow.raas.runner import EpisodeRunner, Places
+from astraflow.raas.runner import EpisodeRunner
 from astraflow.rpc.peers import DialRules
-from astraflow.telemetry.metrics import Family
 from astraflow.workflows.building import build_workflows, close_workflows
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -59,12 +57,20 @@ class DataflowNode:
         self.settings = settings
         self.address, self.ended = "", asyncio.Event()
         self.book = WorkflowRegistry(recipe, settings.uid)
+        self._policies = ServedPolicies(models)
+        self._agents = AgentEndpoint(recipe.raas.agents, token=os.environ.get(AGENT_TOKEN))
+        self.runner = EpisodeRunner(
+            self._policies,
+            capacity=recipe.raas.capacity,
+            eval_extra=recipe.raas.eval_place_count,
+            agents=self._agents,
+        )
         self.orders = OrderQueue(
+            self.runner,
             pins=self._pins,
             capacity=recipe.raas.capacity,
             max_attempts=recipe.rollouts.max_attempts,
         )
-        self._policies = ServedPolicies(models)
         self._weights = {
             policy_id: SenderWeights(
                 policy_id,
@@ -77,7 +83,6 @@ class DataflowNode:
         }
         self._policy_ids = tuple(self._weights)
         self._capacity = recipe.raas.capacity
-        self._tallies = NodeCounters()
         self._notes = NodeFailureLog()
         self._group = asyncio.TaskGroup()
         self._exits = AsyncExitStack()
@@ -90,23 +95,12 @@ class DataflowNode:
             for policy_id, weights in self._weights.items():
                 exits.push_async_callback(weights.close)
                 await weights.begin(self.settings.models[policy_id])
-            recipe, loaded = self.settings.recipe, build_workflows(self.book.specs)
+            loaded = build_workflows(self.book.specs)
             exits.push_async_callback(close_workflows, loaded.values())
-            agents = AgentEndpoint(recipe.raas.agents, token=os.environ.get(AGENT_TOKEN))
-            exits.push_async_callback(agents.close)
+            exits.push_async_callback(self._agents.close)
             await exits.enter_async_context(self._group)
-            self.orders.runner = EpisodeRunner(
-                policies=self._policies,
-                workflows=loaded,
-                results=self.orders,
-                give_back=self.orders.give_back,
-                group=self._group,
-                places=Places(
-                    capacity=recipe.raas.capacity, eval_extra=recipe.raas.eval_place_count
-                ),
-                run_time=lambda: None,
-                counters=self._tallies,
-                agents=agents,
+            self.runner.start(
+                self._group, loaded, results=self.orders, give_back=self.orders.give_back
             )
             exits.callback(self._stop)
             self._exits = exits.pop_all()
@@ -116,29 +110,13 @@ class DataflowNode:
         await self._exits.aclose()
 
     def _stop(self) -> None:
-        self.orders.runner.stop()
+        self.runner.stop()
         for loading in self._loads:
             loading.cancel()
 
     def report(self, failure: Failure) -> None:
         """Log what failed beside any rollout."""
         self._notes.record(failure)
-
-    def _versions(self) -> dict[PolicyId, int | None]:
-        models = self._policies.models
-        return {policy_id: model.engine.version for policy_id, model in models.items()}
-
-    def families(self) -> tuple[Family, ...]:
-        """Return the metrics of the node as it is; on its event loop."""
-        return tuple(
-            node_families(
-                {policy_id: model.engine for policy_id, model in self._policies.models.items()},
-                self._tallies,
-                running_count=self.orders.runner.running_count,
-                queued_count=self.orders.runner.queued_count,
-                capacity=self._capacity,
-            )
-        )
 
     def status(self) -> dict[str, Any]:
         """Say how the node stands; it serves once it has weights, and so is ready."""
@@ -178,10 +156,8 @@ class DataflowNode:
         """Training samples with what is live; an evaluation with the newest version alone."""
         if task.purpose is _TRAIN:
             return dict.fromkeys(task.sampling, VersionRange())
-        versions = self._versions()
-        return {
-            each: VersionRange(min=versions[each], max=versions[each]) for each in task.sampling
-        }
+        versions = {each: self._policies.models[each].engine.version for each in task.sampling}
+        return {each: VersionRange(min=live, max=live) for each, live in versions.items()}
 
     def items(self, orders: list[Order]) -> list[dict[str, Any]]:
         """Return orders as /pull says them."""
@@ -221,7 +197,7 @@ class DataflowNode:
             "cancelled": cancelled,
             "stragglers": self.orders.open_count(_TRAIN),
             "dropped_results": self.orders.drop_finished(_TRAIN),
-            "sglang_running": self.orders.runner.running_count,
+            "sglang_running": self.runner.running_count,
             "ready_for_eval": True,
             "reset_epoch": self._reset_epoch,
             "elapsed": perf_counter() - began,

@@ -63,20 +63,22 @@ class OrderQueue:
 
     def __init__(
         self,
+        runner: EpisodeRunner,
         *,
         pins: Callable[[RolloutTask], Mapping[PolicyId, VersionRange]],
         capacity: int,
         max_attempts: int,
     ) -> None:
-        """Begin with nothing; `runner` is to be set before the first order.
+        """Begin with nothing.
 
         Args:
+            runner: Gives the queue what comes of tasks.
             pins: Returns what a task may be sampled with now.
             capacity: Samples that the runner is given at once; an order is not divided.
             max_attempts: Of one sample.
         """
         self.submitted_count = dict.fromkeys(TaskPurpose, 0)
-        self.runner: EpisodeRunner
+        self._runner = runner
         self._pins = pins
         self._capacity = capacity
         self._max_attempts = max_attempts
@@ -102,7 +104,7 @@ class OrderQueue:
     @property
     def free_count(self) -> int:
         """Samples that the runner takes at once beside those that it has."""
-        return self._capacity - self.runner.running_count - self.runner.queued_count
+        return self._capacity - self._runner.running_count - self._runner.queued_count
 
     def submit(self, order: Order) -> None:
         self._open[order.purpose][order.number] = order
@@ -116,7 +118,7 @@ class OrderQueue:
             while self._waiting[purpose] and self.free_count > 0:
                 order = self._waiting[purpose].popleft()
                 self._running[order.task.task_id] = order
-                self.runner.take(replace(order.task, versions=self._pins(order.task)))
+                self._runner.take(replace(order.task, versions=self._pins(order.task)))
 
     def send(self, rollout: Rollout) -> bool:
         """Take a rollout of the runner; it is never too large."""
@@ -158,7 +160,7 @@ class OrderQueue:
             order.is_cancelled = True
             if order.task.task_id in self._running:
                 withdrawn = TaskCancellation(task_id=order.task.task_id, reason=CancelReason.STALE)
-                self.runner.cancel(withdrawn)
+                self._runner.cancel(withdrawn)
         return len(orders)
 
     def drop_finished(self, purpose: TaskPurpose) -> int:

@@ -305,7 +305,7 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
         serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as node,
         AsyncExitStack() as exits,
     ):
-        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.families, iter))
+        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.runner.families, iter))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         with watching(recipe, node.report, node.report):
