@@ -1,7 +1,7 @@
 """The gateway: trainers and RaaS that speak HTTP, and what it asks the run as its operator."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Generic, Self, TypeVar
@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from astraflow.client.control import ControlClient
 from astraflow.client.loop_thread import HostLoop
-from astraflow.core.evals import EvalResult, EvalRun, EvalState
+from astraflow.core.evals import EvalState
 from astraflow.core.ids import PolicyId
 from astraflow.core.status import RunStatus
 from astraflow.gateway.bridge.member import BridgedRaas
@@ -36,7 +36,7 @@ class Gateway:
         self._joining = asyncio.Lock()
         self._exits, self._closing = AsyncExitStack(), AsyncExitStack()
         self._control: ControlClient | None = None
-        self._run = SharedQuestion(self._get_run)
+        self._run = SharedQuestion(lambda: self.control.get_run())  # noqa: PLW0108 - it comes later
         self._raas: dict[str, BridgedRaas] = {}
         self._raas_lives: dict[str, asyncio.Task[None]] = {}
         self._flat_versions: dict[PolicyId, FlatVersions] = {}
@@ -77,9 +77,6 @@ class Gateway:
     async def run(self) -> RunStatus:
         """Return how the run stands; many who ask at once cost one call."""
         return await self._run.answer()
-
-    async def _get_run(self) -> RunStatus:
-        return await self.control.get_run()
 
     async def ready(self, ready: TrainerReady, *, caller: str | None) -> None:
         """Let a trainer join; who had its policy before leaves first. The caller may be dialled."""
@@ -147,20 +144,24 @@ class Gateway:
             )
             for each in suites
         ]
-        ended = [await self._ended(each) for each in asked]
-        return _numbers(result for each in ended for result in each.results) if suites else None
-
-    async def _ended(self, run: EvalRun) -> EvalRun:
-        async for seen in self.control.evals.watch(run.eval_run_id):
-            run = seen
-        if run.state is not EvalState.SUCCEEDED:
-            log.warning(
-                "an evaluation did not succeed",
-                suite=run.suite,
-                state=run.state,
-                why=run.failure.message if run.failure else "",
-            )
-        return run
+        found: dict[str, float] = {}
+        for run in asked:
+            async for seen in evals.watch(run.eval_run_id):
+                run = seen  # noqa: PLW2901 - as it is now
+            if run.state is not EvalState.SUCCEEDED:
+                log.warning(
+                    "an evaluation did not succeed",
+                    suite=run.suite,
+                    state=run.state,
+                    why=run.failure.message if run.failure else "",
+                )
+            for each in run.results:
+                name, k = each.data_set, each.repeats
+                found[f"eval-avg/{name}/avg@{k}"] = 100.0 * each.avg_at_k
+                found[f"eval-avg/{name}/mean_reward"] = each.mean_reward
+                if k in each.pass_at_k:
+                    found[f"eval-pass/{name}/pass@{k}"] = 100.0 * each.pass_at_k[k]
+        return found if suites else None
 
     async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
         """Let an HTTP RaaS join; one of the same uid leaves first. The caller may be dialled."""
@@ -174,7 +175,13 @@ class Gateway:
             )
             self._raas[register.uid] = raas
             life = self._raas_lives[register.uid] = self._group.create_task(raas.live())
-            life.add_done_callback(lambda _: self._forget(register.uid, raas))
+
+            def forget(_: object) -> None:
+                """Forget one that has left by itself."""
+                if self._raas.get(register.uid) is raas:
+                    del self._raas[register.uid], self._raas_lives[register.uid]
+
+            life.add_done_callback(forget)
         await asyncio.shield(raas.joined)
         return len(self._raas)
 
@@ -184,22 +191,6 @@ class Gateway:
             self._raas.pop(uid).leave(shutdown=shutdown)
             await asyncio.wait([self._raas_lives.pop(uid)])
         return len(self._raas)
-
-    def _forget(self, uid: str, raas: BridgedRaas) -> None:
-        """Forget a RaaS that has left by itself."""
-        if self._raas.get(uid) is raas:
-            del self._raas[uid], self._raas_lives[uid]
-
-
-def _numbers(results: Iterable[EvalResult]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for each in results:
-        name, k = each.data_set, each.repeats
-        found[f"eval-avg/{name}/avg@{k}"] = 100.0 * each.avg_at_k
-        found[f"eval-avg/{name}/mean_reward"] = each.mean_reward
-        if k in each.pass_at_k:
-            found[f"eval-pass/{name}/pass@{k}"] = 100.0 * each.pass_at_k[k]
-    return found
 
 
 Answer = TypeVar("Answer")

@@ -63,18 +63,17 @@ def json_answer(fields: Any, status: int = 200) -> Response:
     return Response(json.dumps(fields), status, media_type="application/json")
 
 
-async def _as_json(_: Request, status: int, fields: dict[str, Any]) -> Response:
-    return json_answer(fields, status)
-
-
 def add_errors(
     app: FastAPI,
-    write: Callable[[Request, int, dict[str, Any]], Awaitable[Response]] = _as_json,
+    write: Callable[[Request, int, dict[str, Any]], Awaitable[Response]] | None = None,
 ) -> None:
     """Answer every error of an app; `write` makes the answer of a status and its fields."""
 
     async def respond(request: Request, error: Exception) -> Response:
-        answer = await write(request, *_fields_of(error))
+        status, fields = _fields_of(error)
+        answer = (
+            json_answer(fields, status) if write is None else await write(request, status, fields)
+        )
         if isinstance(error, HTTPException) and error.headers:
             answer.headers.update(error.headers)
         return answer
@@ -144,20 +143,15 @@ async def read_body(request: Request, rules: BodyRules, model: type[Model]) -> M
     """
     kind = request.headers.get("content-type", PICKLE).partition(";")[0].strip().lower()
     async with _taken(request, rules) as raw:
-        if raw:
-            _require_readable(kind, len(raw), rules)
+        if raw and kind not in (JSON, PICKLE):
+            raise HTTPException(415, f"a body is {JSON} or {PICKLE}, not {kind}")
+        if kind == JSON and len(raw) > JSON_NBYTES:
+            raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
+        if raw and kind == PICKLE and not rules.reads_pickles:
+            why = "pickled bodies are read only where the gateway was started with --legacy-pickle"
+            raise HTTPException(415, f"{why} (http.legacy_pickle in a recipe); or send {JSON}")
         quick_nbytes = _QUICK_JSON_NBYTES if kind == JSON else _QUICK_PICKLE_NBYTES
         return await read(partial(_parsed, kind, model), raw, quick_nbytes=quick_nbytes)
-
-
-def _require_readable(kind: str, nbytes: int, rules: BodyRules) -> None:
-    if kind not in (JSON, PICKLE):
-        raise HTTPException(415, f"a body is {JSON} or {PICKLE}, not {kind}")
-    if kind == JSON and nbytes > JSON_NBYTES:
-        raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
-    if kind == PICKLE and not rules.reads_pickles:
-        why = "pickled bodies are read only where the gateway was started with --legacy-pickle"
-        raise HTTPException(415, f"{why} (http.legacy_pickle in a recipe); or send {JSON}")
 
 
 def _parsed(kind: str, model: type[Model], raw: bytearray) -> Model:
@@ -470,23 +464,19 @@ async def serve_app(
         late_answer=_answer("408 Request Timeout", f"no request head came in {head_s:g} s"),
         wrong_answer=lambda why: _answer("400 Bad Request", why),
     )
+    guarded: ASGIApp = app
+    if token:
+        told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
+        refused = json_answer(told, 401)
+        refused.headers["www-authenticate"] = "Bearer"
+        guarded = behind_secret(app, secret=token, shown=bearer_of, refused=refused)
     server = await HttpServer.start(
-        _guarded(app, token) if token else app,
-        listen=join_address(host, port),
-        limits=limits,
-        tls=tls,
+        guarded, listen=join_address(host, port), limits=limits, tls=tls
     )
     try:
         yield server.address
     finally:
         await server.close()
-
-
-def _guarded(app: FastAPI, token: str) -> ASGIApp:
-    told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
-    refused = json_answer(told, 401)
-    refused.headers["www-authenticate"] = "Bearer"
-    return behind_secret(app, secret=token, shown=bearer_of, refused=refused)
 
 
 def _answer(status: str, why: str) -> bytes:

@@ -12,12 +12,12 @@ import structlog
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from astraflow import __version__
-from astraflow.client.batch_stream import TrainerBatch
 from astraflow.client.control import ControlClient
 from astraflow.core.errors import AstraflowError
-from astraflow.core.members import MemberRole, MemberState, MemberStatus
+from astraflow.core.members import MemberRole, MemberState
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.http import (
@@ -35,7 +35,8 @@ from astraflow.gateway.http import (
     stream_answer,
 )
 from astraflow.gateway.settings import GatewaySettings, tls_of, url_of
-from astraflow.gateway.trainer import BridgedTrainer, padded
+from astraflow.gateway.trainer import padded
+from astraflow.rpc.http import until_disconnect
 from astraflow.rpc.peers import caller_of
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good
 from astraflow.telemetry.logging import configure_logging
@@ -173,10 +174,26 @@ def trainer_routes(gateway: Gateway) -> APIRouter:
         has ended.
         """
         trainer = gateway.trainer(model_id)
-        received = await _waited(
-            request, trainer, version, gateway.settings.recipe.http.batch_timeout_s
-        )
-        return await _written(request, trainer, received)
+        timeout_s = gateway.settings.recipe.http.batch_timeout_s
+        try:
+            received = await until_disconnect(
+                request.receive, trainer.batch(version), timeout_s=timeout_s
+            )
+        except ClientDisconnect:
+            raise HTTPException(499, "the reader has gone") from None
+        except TimeoutError:
+            why = f"no batch came in {timeout_s:g} s; `astraflow explain` says why"
+            raise HTTPException(504, why) from None
+        finally:
+            trainer.touch()
+        columns = await asyncio.to_thread(padded, received, version_offset=trainer.offset)
+        fields = {"batch": columns, "buffer_stats": dict(received.header.metrics)}
+
+        def ended(is_delivered: bool) -> None:
+            if is_delivered and trainer.batches.in_hand is received:
+                trainer.batches.is_delivered = True
+
+        return await stream_answer(request, fields, ended=ended)
 
     @router.post("/notify_version", openapi_extra=body_of(NotifyVersion))
     async def notify_version(request: Request) -> Response:
@@ -211,14 +228,21 @@ def run_routes(gateway: Gateway) -> APIRouter:
     async def status() -> Response:
         """Say how the run stands. Unlike the published service it says so when a run failed."""
         run = await gateway.run()
+        pool, roles = _pool(run), {member.role for member in run.members}
+        agent = {
+            "raas_ready": MemberRole.RAAS in roles,
+            "trainer_ready": MemberRole.TRAINER in roles,
+            "started": run.state != "waiting",
+            "version": pool["version"],
+        }
         return json_answer(
             {
                 "status": "error" if run.failure else "ready",
                 "message": run.failure.message if run.failure else "",
                 "state": run.state,
                 "eval_running": False,
-                "agents": {"default": _agent(run)},
-                "raas_pool": _pool(run),
+                "agents": {"default": agent},
+                "raas_pool": pool,
             }
         )
 
@@ -250,72 +274,21 @@ def run_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _written(request: Request, trainer: BridgedTrainer, received: TrainerBatch) -> Response:
-    """Answer with a batch, and note when all of it has been written."""
-    columns = await asyncio.to_thread(padded, received, version_offset=trainer.offset)
-    fields = {"batch": columns, "buffer_stats": dict(received.header.metrics)}
-
-    def ended(is_delivered: bool) -> None:
-        if is_delivered and trainer.batches.in_hand is received:
-            trainer.batches.is_delivered = True
-
-    return await stream_answer(request, fields, ended=ended)
-
-
-async def _waited(
-    request: Request, trainer: BridgedTrainer, version: int | None, timeout_s: float
-) -> TrainerBatch:
-    """Wait for a batch as long as its reader does, and not for ever."""
-    coming = asyncio.ensure_future(trainer.batch(version))
-    leaving = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait(
-            {coming, leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if coming.done():
-            return coming.result()
-        if leaving.done():
-            raise HTTPException(499, "the reader has gone")
-        raise HTTPException(504, f"no batch came in {timeout_s:g} s; `astraflow explain` says why")
-    finally:
-        coming.cancel()
-        leaving.cancel()
-        trainer.touch()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _agent(run: RunStatus) -> dict[str, Any]:
-    roles = {member.role for member in run.members}
-    return {
-        "raas_ready": MemberRole.RAAS in roles,
-        "trainer_ready": MemberRole.TRAINER in roles,
-        "started": run.state != "waiting",
-        "version": _version(run),
-    }
-
-
 def _pool(run: RunStatus) -> dict[str, Any]:
-    instances = [_instance(member) for member in run.members if member.role is MemberRole.RAAS]
-    return {"size": len(instances), "version": _version(run), "instances": instances}
-
-
-def _instance(member: MemberStatus) -> dict[str, Any]:
-    return {
-        "uid": member.name,
-        "url": "",
-        "version": min(member.versions.values(), default=None),
-        "initialized": bool(member.versions),
-        "failure_count": 0,
-        "last_availability": max(0, member.max_outstanding - member.outstanding_count),
-        "suspect": member.state is MemberState.SUSPECT,
-        "gpu_count": member.resources.accelerator_count,
-    }
-
-
-def _version(run: RunStatus) -> int:
-    """Return the version that every policy has."""
-    return min((policy.version or 0 for policy in run.policies), default=0)
+    instances = [
+        {
+            "uid": member.name,
+            "url": "",
+            "version": min(member.versions.values(), default=None),
+            "initialized": bool(member.versions),
+            "failure_count": 0,
+            "last_availability": max(0, member.max_outstanding - member.outstanding_count),
+            "suspect": member.state is MemberState.SUSPECT,
+            "gpu_count": member.resources.accelerator_count,
+        }
+        for member in run.members
+        if member.role is MemberRole.RAAS
+    ]
+    # That every policy has.
+    version = min((policy.version or 0 for policy in run.policies), default=0)
+    return {"size": len(instances), "version": version, "instances": instances}

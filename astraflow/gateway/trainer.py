@@ -152,7 +152,10 @@ def padded(batch: TrainerBatch, *, version_offset: int = 0) -> dict[str, Any]:
         column[inside] = _joined(parts, ours)
         columns[name] = column
     if version_offset:
-        columns["versions"] = _renumbered(columns["versions"], inside, version_offset)
+        versions: np.ndarray = columns["versions"]
+        is_numbered = inside & (versions >= 0)
+        own = np.maximum(versions - version_offset, 0)
+        columns["versions"] = np.where(is_numbered, own, versions).astype(np.int32)
     columns["attention_mask"] = inside
     return columns | _rows(batch)
 
@@ -160,11 +163,6 @@ def padded(batch: TrainerBatch, *, version_offset: int = 0) -> dict[str, Any]:
 def _joined(parts: Sequence[BatchPart], name: str) -> np.ndarray:
     values = [part.values(name) for part in parts]
     return values[0] if len(values) == 1 else np.concatenate(values or [np.zeros(0)])
-
-
-def _renumbered(versions: np.ndarray, inside: np.ndarray, offset: int) -> np.ndarray:
-    sampled = inside & (versions >= 0)
-    return np.where(sampled, np.maximum(versions - offset, 0), versions).astype(np.int32)
 
 
 def _rows(batch: TrainerBatch) -> dict[str, Any]:

@@ -133,7 +133,16 @@ class VersionGate:
     async def _admit(self, versions: VersionRange) -> int | None:
         if versions.max is None:
             return None
-        version = self._served(versions)
+        live = self._engine.version
+        candidates = {*self._engine.pinned_versions, *(() if live is None else (live,))}
+        version = max((each for each in candidates if each in versions), default=None)
+        if version is None:
+            raise AstraflowError(
+                Reason.VERSION_NOT_SERVED,
+                f"policy {self._policy_id} serves version {live} here, not one of"
+                f" {versions.min} .. {versions.max}; another node may have it",
+                retryable=True,
+            )
         await self._engine.pin(version)
         self._pinned_count += 1
         self._used_at = self._clock.monotonic()
@@ -143,19 +152,6 @@ class VersionGate:
                 await self._release()
                 self._kept = version
         return version
-
-    def _served(self, versions: VersionRange) -> int:
-        live = self._engine.version
-        candidates = {*self._engine.pinned_versions, *(() if live is None else (live,))}
-        served = [version for version in candidates if version in versions]
-        if not served:
-            raise AstraflowError(
-                Reason.VERSION_NOT_SERVED,
-                f"policy {self._policy_id} serves version {live} here, not one of"
-                f" {versions.min} .. {versions.max}; another node may have it",
-                retryable=True,
-            )
-        return max(served)
 
 
 def _is_reached(versions: VersionRange, live: int) -> bool:
@@ -298,11 +294,26 @@ def load_models(
     Raises:
         AstraflowError: INVALID_FIELD when the model or the settings do not fit.
     """
+    from astraflow.engines.building import (  # noqa: PLC0415 - loads torch or httpx
+        build_adapter_engines,
+        build_engine,
+    )
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415
 
     tokenizer = load_tokenizer(directory)
     templates = {policy: chat_template(recipe, policy, directory) for policy in policies}
     identity = read_identity(directory)
+    adapted = {
+        PolicyId(policy): lora
+        for policy in policies
+        if (lora := recipe.policies[policy].model.lora) is not None
+    }
+    engines: Mapping[PolicyId, Engine]
+    if adapted:
+        engines = build_adapter_engines(directory, settings, adapted)
+    else:
+        first = PolicyId(policies[0])
+        engines = {first: build_engine(directory, settings, first)}
     return {
         policy_id: ServedModel(
             engine=engine,
@@ -312,7 +323,7 @@ def load_models(
             identity=identity,
             end_id=answer_end_id(templates[policy_id], tokenizer),
         )
-        for policy_id, engine in _build_engines(recipe, policies, directory, settings).items()
+        for policy_id, engine in engines.items()
     }
 
 
@@ -341,22 +352,3 @@ def answer_end_id(template: ChatTemplate, tokenizer: "FastTokenizer") -> int | N
     """Return the token that ends an answer: that of a chat, else an end token of the model."""
     end = template.turn_end_id(tokenizer)
     return min(tokenizer.special_ids.eos, default=None) if end is None else end
-
-
-def _build_engines(
-    recipe: Recipe, policies: Sequence[str], directory: Path, settings: EngineSettings
-) -> Mapping[PolicyId, Engine]:
-    from astraflow.engines.building import (  # noqa: PLC0415 - loads torch or httpx
-        build_adapter_engines,
-        build_engine,
-    )
-
-    adapted = {
-        PolicyId(policy): lora
-        for policy in policies
-        if (lora := recipe.policies[policy].model.lora) is not None
-    }
-    if adapted:
-        return build_adapter_engines(directory, settings, adapted)
-    policy_id = PolicyId(policies[0])
-    return {policy_id: build_engine(directory, settings, policy_id)}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -170,7 +170,12 @@ class WeightUpdater:
         try:
             async with beside(self._watch()):
                 while True:
-                    await self._update(await self._next())
+                    self._published.clear()
+                    target = self._target()
+                    if target is None:
+                        await self._published.wait()
+                    else:
+                        await self._update(target)
         finally:
             await self._puller.close()
 
@@ -183,15 +188,6 @@ class WeightUpdater:
             for version in sorted(self._known)[:-_KNOWN_VERSIONS]:
                 del self._known[version]
             self._published.set()
-
-    async def _next(self) -> VersionInfo:
-        """Wait until there is something to update to."""
-        while True:
-            self._published.clear()
-            target = self._target()
-            if target is not None:
-                return target
-            await self._published.wait()
 
     def _target(self) -> VersionInfo | None:
         """Return what to update to; None: there is nothing that can be had."""
@@ -229,25 +225,21 @@ class WeightUpdater:
         if self._attempts.failure_count:
             target = await self._found_again(target)
         pulling = self._puller.pull(
-            target, self._known, self._transfer_token(), listed=self._listed
+            target,
+            self._known,
+            self._transfer_token(),
+            listed=lambda: self._versions.versions(self._policy_id),
         )
         if not self._is_relay:
             return await pulling
-        async with beside(self._announce(target)):
-            return await pulling
-
-    async def _listed(self) -> Sequence[VersionInfo]:
-        return await self._versions.versions(self._policy_id)
-
-    async def _announce(self, target: VersionInfo) -> None:
-        await self._report(
-            VersionReport(
-                policy_id=self._policy_id,
-                version=target.version,
-                state=VersionState.PULLING,
-                base_version=self._engine.version,
-            )
+        report = VersionReport(
+            policy_id=self._policy_id,
+            version=target.version,
+            state=VersionState.PULLING,
+            base_version=self._engine.version,
         )
+        async with beside(self._report(report)):
+            return await pulling
 
     async def _found_again(self, target: VersionInfo) -> VersionInfo:
         """Ask who has a version now: those who had it when it was announced have failed."""

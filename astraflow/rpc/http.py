@@ -5,11 +5,12 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -316,6 +317,38 @@ def behind_secret(
         await (app if is_known else refused)(scope, receive, send)
 
     return answer
+
+
+T = TypeVar("T")
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None
+) -> T:
+    """Await work; stop it when the client leaves.
+
+    Raises:
+        ClientDisconnect: When it did.
+        TimeoutError: It took longer than that.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait(
+            {working, leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if working.done():
+            return working.result()
+        raise ClientDisconnect if leaving.done() else TimeoutError
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def bearer_of(headers: Headers) -> str:

@@ -1,6 +1,6 @@
 """Bodies in protobuf: sequences to train on, and what is answered about them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -70,20 +70,16 @@ def parse_request(message: pb.ForwardBackwardRequest) -> TrainRequest:
         raise _invalid("loss_fn_inputs: a shape has a negative size")
     if sum(map(prod, shapes)) > _MAX_ELEMENTS:
         raise _invalid(f"loss_fn_inputs: more than {_MAX_ELEMENTS} elements; send fewer datums")
-    return TrainRequest(
-        data=[_datum(each, f"data[{index}]") for index, each in enumerate(message.data)],
-        loss_fn=message.loss_fn,
-        settings=_settings(message),
-        forward_only=message.forward_only,
-    )
-
-
-def _settings(message: pb.ForwardBackwardRequest) -> dict[str, float]:
     texts = [name for name, each in message.loss_settings.items() if not each.HasField("number")]
+    data = [_datum(each, f"data[{index}]") for index, each in enumerate(message.data)]
     if texts:
         raise _invalid(f"loss_fn_config.{min(texts)} is no number")
-    return {name: each.number for name, each in message.loss_settings.items()} or dict(
-        message.plain_loss_settings
+    settings = {name: each.number for name, each in message.loss_settings.items()}
+    return TrainRequest(
+        data=data,
+        loss_fn=message.loss_fn,
+        settings=settings or dict(message.plain_loss_settings),
+        forward_only=message.forward_only,
     )
 
 
@@ -164,29 +160,25 @@ def train_output(logprobs: Sequence[np.ndarray], metrics: Mapping[str, float]) -
         logprobs: Of each datum, f32[L] or f32[L, K].
         metrics: By name:reduction, as clients put the chunks of a batch together.
     """
+    records: list[pb.ArrayRecord] = []
+    # Stretches of arrays that are as wide as each other.
+    for shape, group in groupby(logprobs, key=lambda array: array.shape[1:]):
+        arrays = list(group)
+        offsets = np.cumsum([0, *(array.nbytes for array in arrays)]).astype("<i8")
+        tensor = pb.BatchedTensor(
+            data=b"".join(array.astype("<f4").tobytes() for array in arrays),
+            offsets=offsets.tobytes(),
+            element_type=pb.ELEMENT_TYPE_F32,
+            trailing_shape=shape,
+        )
+        records.append(
+            pb.ArrayRecord(
+                type_tag="ArrayRecord", fields={"logprobs": tensor}, num_datums=len(arrays)
+            )
+        )
     return pb.ForwardBackwardOutput(
-        loss_fn_output_type="ArrayRecord",
-        loss_fn_outputs=[_record(each) for each in _alike(logprobs)],
-        metrics=metrics,
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=records, metrics=metrics
     ).SerializeToString()
-
-
-def _alike(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """Yield stretches of arrays that are as wide as each other."""
-    return (list(group) for _, group in groupby(arrays, key=lambda array: array.shape[1:]))
-
-
-def _record(arrays: Sequence[np.ndarray]) -> pb.ArrayRecord:
-    offsets = np.cumsum([0, *(array.nbytes for array in arrays)]).astype("<i8")
-    tensor = pb.BatchedTensor(
-        data=b"".join(array.astype("<f4").tobytes() for array in arrays),
-        offsets=offsets.tobytes(),
-        element_type=pb.ELEMENT_TYPE_F32,
-        trailing_shape=arrays[0].shape[1:],
-    )
-    return pb.ArrayRecord(
-        type_tag="ArrayRecord", fields={"logprobs": tensor}, num_datums=len(arrays)
-    )
 
 
 def sample_output(

@@ -88,7 +88,12 @@ class RaasCalls:
         envelope = self._mapping(await read(read_pickle, raw))
         if not envelope.get("ok"):
             # Whoever named the RaaS is told that it refuses; what it says is for this log.
-            log.warning("an HTTP RaaS refuses", url=self.url, path=path, why=_short(envelope))
+            log.warning(
+                "an HTTP RaaS refuses",
+                url=self.url,
+                path=path,
+                why=str(envelope.get("error"))[:300],
+            )
             raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url}{path} refuses")
         return envelope.get("result")
 
@@ -102,10 +107,6 @@ class RaasCalls:
         if type(value) is not int:
             raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url} says no number of {name}")
         return value
-
-
-def _short(envelope: Mapping[str, Any]) -> str:
-    return str(envelope.get("error"))[:300]
 
 
 TaskYield = tuple[tuple[Rollout, ...], TaskResult]

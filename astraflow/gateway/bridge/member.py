@@ -11,7 +11,6 @@ import structlog
 from astraflow import __version__
 from astraflow.client.raas import RaasClient, dial_pool
 from astraflow.client.session import Held, MemberHooks
-from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import (
@@ -135,10 +134,14 @@ class BridgedRaas:
             work.stream = tasks
             running = [sync.run(client, calls) for sync in syncs.values()]
             async with beside(
-                tasks.run(), work.pull(), self._follow_capacity(calls, work), *running
+                tasks.run(),
+                work.pull(),
+                self._follow_capacity(calls, work),
+                self._drained(work, client),
+                *running,
             ):
                 self.joined.set_result(None)
-                await self._until_left(work, client)
+                await self._leaving.wait()
 
     async def _ready(self, calls: RaasCalls) -> Mapping[str, Any]:
         """Wait until the RaaS has loaded its engines."""
@@ -173,6 +176,8 @@ class BridgedRaas:
     ) -> AbstractAsyncContextManager[RaasClient]:
         settings = self._settings
         prompts = max(1, int(status.get("max_concurrency") or 1))
+        workflows = settings.recipe.workflows.values()
+        names = [name for each in workflows for name in (each.name, each.scorer)]
         join = JoinPool(
             name=self._register.uid,
             contract=Contract(software=f"astraflow-gateway/{__version__}"),
@@ -181,11 +186,12 @@ class BridgedRaas:
                 ServedPolicy(policy_id=policy_id, max_context_token_count=_CONTEXT)
                 for policy_id in syncs
             ),
-            codes=_codes(settings.recipe),
+            # It is taken to have them: nobody compares their sources.
+            codes=tuple(RegisteredCode(name=name) for name in dict.fromkeys(filter(None, names))),
             resources=Resources(accelerator_count=self._register.gpu_count or 0),
         )
         hooks = MemberHooks(
-            load=self._load,
+            load=lambda: RaasLoad(inflight_count=self._work.sample_count if self._work else 0),
             held=lambda: Held(task_ids=self._work.held if self._work else ()),
             opened=lambda session: self._work and self._work.keep(session.held_task_ids),
             directed=self._directed,
@@ -210,46 +216,28 @@ class BridgedRaas:
                 available = 0
                 if monotonic() - seen > self._settings.recipe.hub.patience_s:
                     raise
+            credit = TaskCredit(max_outstanding=0)
+            if not self._draining.is_set():
+                room = available * self._settings.recipe.rollouts.group_size
+                # Evaluations have a room of their own.
+                credit = TaskCredit(
+                    max_outstanding=work.train_sample_count + room,
+                    max_eval_outstanding=0,
+                    max_eval_extra=_EVAL_SAMPLES,
+                )
             if work.stream is not None:
-                work.stream.set_credit(self._credit(work, available))
+                work.stream.set_credit(credit)
             await asyncio.sleep(_POLL_S / 2)
 
-    def _credit(self, work: BridgeWork, available: int) -> TaskCredit:
-        """Return the room for prompts that it says it has; evaluations have a room of their own."""
-        if self._draining.is_set():
-            return TaskCredit(max_outstanding=0)
-        room = work.train_sample_count + available * self._settings.recipe.rollouts.group_size
-        return TaskCredit(
-            max_outstanding=room, max_eval_outstanding=0, max_eval_extra=_EVAL_SAMPLES
-        )
-
-    async def _until_left(self, work: BridgeWork, client: RaasClient) -> None:
-        """Wait until it leaves; one that drains first ends what it holds."""
-        async with beside(self._drained(work, client)):
-            await self._leaving.wait()
-
     async def _drained(self, work: BridgeWork, client: RaasClient) -> None:
+        """Leave once it drains and what it holds has ended."""
         await self._draining.wait()
         await work.idle.wait()
         await client.rollouts.flush()
         self._leaving.set()
 
-    def _load(self) -> RaasLoad:
-        return RaasLoad(inflight_count=0 if self._work is None else self._work.sample_count)
-
     def _directed(self, directive: Directive) -> None:
-        match directive.kind:
-            case DirectiveKind.DRAIN:
-                self._draining.set()
-            case DirectiveKind.STOP:
-                self._leaving.set()
-            case DirectiveKind.CONTINUE:
-                pass
-
-
-def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
-    """Return the workflows and scorers that it is taken to have: nobody compares their sources."""
-    names = [
-        name for each in recipe.workflows.values() for name in (each.name, each.scorer) if name
-    ]
-    return tuple(RegisteredCode(name=name) for name in dict.fromkeys(names))
+        if directive.kind is DirectiveKind.DRAIN:
+            self._draining.set()
+        elif directive.kind is DirectiveKind.STOP:
+            self._leaving.set()

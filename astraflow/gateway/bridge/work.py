@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -126,7 +126,9 @@ class VersionSync:
             state, failure = VersionState.FAILED, error.to_failure()
             asyncio.get_running_loop().call_later(_RETRY_S, self._published.set)
         finally:
-            await self._loaded()
+            self._is_loading = False
+            async with self.moved:
+                self.moved.notify_all()
         report = VersionReport(
             policy_id=self._policy_id, version=version, state=state, failure=failure
         )
@@ -145,10 +147,14 @@ class VersionSync:
         answer = await calls.notify_version(self._model_id, offer.number, self._endpoint)
         if answer.get("pulled") is False and answer.get("ok"):
             # It has a higher number, of this run or of another: what it samples with is unknown.
-            self.live, self._told = None, _local_in(answer) or 2 * offer.number
+            local = re.search(r"local=(\d{1,18})\b", str(answer.get("reason")))
+            self.live, self._told = None, int(local[1] if local else 0) or 2 * offer.number
             why = f"had weights of a number above {offer.number}, which nobody can vouch for"
             raise AstraflowError(Reason.APPLY_FAILED, f"{calls.url} {why}; it is told a higher one")
-        if not answer.get("ok") or {self._sender.pushed, _version_in(answer)} != {offer.number}:
+        result = answer.get("pull_result")
+        fields = cast("Mapping[str, Any]", result if isinstance(result, dict) else {})
+        pulled = fields.get("version")
+        if not answer.get("ok") or {self._sender.pushed, pulled} != {offer.number}:
             raise AstraflowError(
                 Reason.APPLY_FAILED,
                 f"{calls.url} was told of version {held.version} as {offer.number}, got "
@@ -157,23 +163,6 @@ class VersionSync:
         self.live, self._number = held.version, offer.number
         self.versions[offer.number] = held.version
         return held.version
-
-    async def _loaded(self) -> None:
-        self._is_loading = False
-        async with self.moved:
-            self.moved.notify_all()
-
-
-def _version_in(answer: Mapping[str, Any]) -> object:
-    """Return the number that was pulled."""
-    pulled = answer.get("pull_result")
-    return cast("Mapping[str, Any]", pulled).get("version") if isinstance(pulled, dict) else None
-
-
-def _local_in(answer: Mapping[str, Any]) -> int:
-    """Return the number that the RaaS says it has; 0: it does not say."""
-    found = re.search(r"local=(\d{1,18})\b", str(answer.get("reason")))
-    return int(found[1]) if found else 0
 
 
 _IDLE_S = 0.05
@@ -184,36 +173,29 @@ _CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the run withdrew it"
 
 
 class HeldTasks:
-    """Tasks of training, or of evaluations."""
+    """Tasks of training, or of evaluations.
+
+    Attributes:
+        busy: Set while the RaaS has one.
+        tasks: Those without a result.
+    """
 
     def __init__(self, *, is_eval: bool) -> None:
         self.is_eval = is_eval
         self.busy = asyncio.Event()
-        self._tasks: dict[TaskId, RolloutTask] = {}
+        self.tasks: dict[TaskId, RolloutTask] = {}
         self._numbers: dict[int, TaskId] = {}
         # Results that came before the answer to their submission did.
         self._early: OrderedDict[int, Mapping[str, Any]] = OrderedDict()
 
-    def __contains__(self, task_id: TaskId) -> bool:
-        return task_id in self._tasks
-
-    @property
-    def task_ids(self) -> tuple[TaskId, ...]:
-        """Tasks without a result."""
-        return tuple(self._tasks)
-
     @property
     def sample_count(self) -> int:
-        return sum(len(task.sample_indexes) for task in self._tasks.values())
-
-    def put(self, task: RolloutTask) -> None:
-        """Add a task that the RaaS is about to get."""
-        self._tasks[task.task_id] = task
+        return sum(len(task.sample_indexes) for task in self.tasks.values())
 
     def numbered(self, task_id: TaskId, number: int) -> Mapping[str, Any] | None:
         """Note the RaaS's number of a task; return its result where that came first."""
         self._numbers[number] = task_id
-        if task_id in self._tasks:
+        if task_id in self.tasks:
             self.busy.set()
         return self._early.pop(number, None)
 
@@ -225,17 +207,13 @@ class HeldTasks:
             if len(self._early) > _EARLY_COUNT:
                 self._early.popitem(last=False)
             return None
-        return self._tasks.get(self._numbers.pop(number))
+        return self.tasks.get(self._numbers.pop(number))
 
     def forget(self, task_id: TaskId) -> None:
         """Remove a task; idempotent."""
-        self._tasks.pop(task_id, None)
-        if not self._tasks:
+        self.tasks.pop(task_id, None)
+        if not self.tasks:
             self.busy.clear()
-
-    def others(self, task_ids: Collection[TaskId]) -> list[TaskId]:
-        """Return its tasks that are none of these."""
-        return [task_id for task_id in self._tasks if task_id not in task_ids]
 
 
 class BridgeWork:
@@ -267,7 +245,7 @@ class BridgeWork:
     @property
     def held(self) -> tuple[TaskId, ...]:
         """Tasks without a result."""
-        return (*self._training.task_ids, *self._evals.task_ids)
+        return (*self._training.tasks, *self._evals.tasks)
 
     @property
     def sample_count(self) -> int:
@@ -281,8 +259,8 @@ class BridgeWork:
     def take(self, task: RolloutTask) -> None:
         """Begin a task."""
         held = self._evals if task.purpose is TaskPurpose.EVAL else self._training
-        if task.task_id not in held:
-            held.put(task)
+        if task.task_id not in held.tasks:
+            held.tasks[task.task_id] = task
             self.idle.clear()
             self._group.create_task(self._submit(task, held))
 
@@ -294,7 +272,7 @@ class BridgeWork:
     def keep(self, task_ids: Sequence[TaskId]) -> None:
         """Forget what is no longer this member's own."""
         for held in (self._training, self._evals):
-            for task_id in held.others(task_ids):
+            for task_id in held.tasks.keys() - set(task_ids):
                 self._forget(task_id, held)
 
     async def pull(self) -> None:
@@ -310,7 +288,7 @@ class BridgeWork:
                 items = await self._calls.pull(is_eval=held.is_eval)
                 for item in items:
                     self._return(item, held)
-                if held is self._evals and not held.task_ids:
+                if held is self._evals and not held.tasks:
                     await self._measure(are_on=False)
             except AstraflowError as error:
                 log.warning("an HTTP RaaS gave no results", why=str(error))
@@ -322,7 +300,9 @@ class BridgeWork:
         try:
             number = await self._submitted(task, held)
         except AstraflowError as error:
-            self._give_back(task, error.to_failure(), held)
+            if self.stream is not None and task.task_id in held.tasks:
+                self.stream.nack(task.task_id, error.to_failure())
+            self._forget(task.task_id, held)
             return
         early = held.numbered(task.task_id, number)
         if early is not None:
@@ -369,11 +349,6 @@ class BridgeWork:
         for rollout in rollouts:
             self._client.rollouts.send(rollout)
         self._client.rollouts.close_task(result)
-        self._forget(task.task_id, held)
-
-    def _give_back(self, task: RolloutTask, failure: Failure, held: HeldTasks) -> None:
-        if self.stream is not None and task.task_id in held:
-            self.stream.nack(task.task_id, failure)
         self._forget(task.task_id, held)
 
     def _forget(self, task_id: TaskId, held: HeldTasks) -> None:

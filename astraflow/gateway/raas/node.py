@@ -102,17 +102,18 @@ class DataflowNode:
             self.runner.start(
                 self._group, loaded, results=self.orders, give_back=self.orders.give_back
             )
-            exits.callback(self._stop)
+
+            def stop() -> None:
+                self.runner.stop()
+                for loading in self._loads:
+                    loading.cancel()
+
+            exits.callback(stop)
             self._exits = exits.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._exits.aclose()
-
-    def _stop(self) -> None:
-        self.runner.stop()
-        for loading in self._loads:
-            loading.cancel()
 
     def report(self, failure: Failure) -> None:
         """Log what failed beside any rollout."""

@@ -4,7 +4,7 @@ Answers of POST are {"ok": true, "result": ...}, those of faults {"ok": false, "
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -92,7 +92,7 @@ def _training(node: DataflowNode) -> APIRouter:
 
         What its reader has not read to the end is returned again.
         """
-        return await _pulled(node, request, TaskPurpose.TRAIN, list)
+        return await _pulled(node, request, TaskPurpose.TRAIN)
 
     return router
 
@@ -119,7 +119,7 @@ def _evaluations(node: DataflowNode) -> APIRouter:
     @router.post("/eval_pull", openapi_extra=body_of(Pull))
     async def eval_pull(request: Request) -> Response:
         """Return what of evaluations has finished, and how much is open."""
-        return await _pulled(node, request, TaskPurpose.EVAL, lambda items: _eval(node, items))
+        return await _pulled(node, request, TaskPurpose.EVAL)
 
     @router.post("/eval_end")
     async def eval_end(request: Request) -> Response:
@@ -163,35 +163,27 @@ async def _submitted(node: DataflowNode, request: Request, purpose: TaskPurpose)
     return await _result(request, {"task_id": node.submit(asked, purpose)})
 
 
-async def _pulled(
-    node: DataflowNode,
-    request: Request,
-    purpose: TaskPurpose,
-    shown: Callable[[list[dict[str, Any]]], Any],
-) -> Response:
+async def _pulled(node: DataflowNode, request: Request, purpose: TaskPurpose) -> Response:
     """Answer with what has finished; it is forgotten once all of the answer was written."""
     asked = await read_body(request, node.settings.rules, Pull)
     queue = node.orders
     if asked.timeout:
         await queue.until(lambda: queue.has_finished(purpose), min(asked.timeout, _MAX_WAIT_S))
     finished = queue.begin_delivery(purpose, asked.max_items)
+    result: Any = node.items(finished)
+    if purpose is TaskPurpose.EVAL:
+        pending = queue.waiting_count(purpose)
+        result = {
+            "items": result,
+            "inflight": queue.open_count(purpose) - pending,
+            "pending": pending,
+            "total_submitted": queue.submitted_count[purpose],
+        }
 
     def ended(is_delivered: bool) -> None:
         queue.end_delivery(finished, is_delivered=is_delivered)
 
-    return await stream_answer(
-        request, {"ok": True, "result": shown(node.items(finished))}, ended=ended
-    )
-
-
-def _eval(node: DataflowNode, items: list[dict[str, Any]]) -> dict[str, Any]:
-    measure = TaskPurpose.EVAL
-    return {
-        "items": items,
-        "inflight": node.orders.open_count(measure) - node.orders.waiting_count(measure),
-        "pending": node.orders.waiting_count(measure),
-        "total_submitted": node.orders.submitted_count[measure],
-    }
+    return await stream_answer(request, {"ok": True, "result": result}, ended=ended)
 
 
 async def _marked(node: DataflowNode, request: Request, status: str) -> Response:

@@ -11,7 +11,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.tensors import Layout, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, Layout, TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import Engine
 from astraflow.gateway.receiving import SenderCopy
 from astraflow.raas.policies import VersionGate
@@ -46,7 +46,8 @@ class SenderWeights:
         self._gate = gate
         self._host = host
         self._timeout_s = timeout_s
-        self._layout: Layout | None = None
+        # Name, type and shape of each tensor.
+        self._layout = set[tuple[str, Dtype, tuple[int, ...]]]()
         self._copy: SenderCopy | None = None
         self._one_at_a_time = asyncio.Lock()
         # What is live, or about to be; None: nothing sound is here.
@@ -68,7 +69,8 @@ class SenderWeights:
             TensorUpdate(spec=each, indices=None, values=stored[each.name].bits.reshape(-1))
             for each in layout.tensors
         )
-        self._layout, self.labels[0] = layout, 0
+        self._layout = {(each.name, each.dtype, each.shape) for each in layout.tensors}
+        self.labels[0] = 0
         self._whole = self._update(0, tensors)
         await self._engine.swap(self._whole)
         await self._gate.admit_waiting()
@@ -110,7 +112,15 @@ class SenderWeights:
         if self._copy is not None and self._copy.endpoint == endpoint:
             return self._copy
         copy = await SenderCopy.of(endpoint, host=self._host, timeout_s=self._timeout_s, dial=dial)
-        _require_same(self._layout, copy.plan.layout)
+        # By name: their order may differ.
+        given = {(each.name, each.dtype, each.shape) for each in copy.plan.tensors}
+        if other := self._layout ^ given:
+            names = ", ".join(sorted({name for name, *_ in other})[:5])
+            raise AstraflowError(
+                Reason.LAYOUT_MISMATCH,
+                f"the sender's tensors are not those of the node: {names}; give the recipe the "
+                "model that is trained, in the type that is trained",
+            )
         await self.close()
         self._copy = copy
         return copy
@@ -157,19 +167,4 @@ class SenderWeights:
     ) -> WeightUpdate:
         return WeightUpdate(
             policy_id=self._policy_id, version=version, base_version=base_version, tensors=tensors
-        )
-
-
-def _require_same(ours: Layout | None, given: Layout) -> None:
-    """Compare tensors by name: their order may differ."""
-    known, found = (
-        {(each.name, each.dtype, each.shape) for each in layout.tensors}
-        for layout in (ours or given, given)
-    )
-    if known != found:
-        names = sorted({name for name, *_ in known ^ found})
-        raise AstraflowError(
-            Reason.LAYOUT_MISMATCH,
-            f"the sender's tensors are not those of the node: {', '.join(names[:5])}; give the "
-            "recipe the model that is trained, in the type that is trained",
         )

@@ -120,7 +120,14 @@ class WorkflowRegistry:
     def register(self, asked: RegisterWorkflow) -> dict[str, Any]:
         """Name a workflow; the same name again counts from now on."""
         spec = _spec_of(asked, self.specs)
-        _require_options(asked, spec)
+        for name, value in asked.workflow_kwargs.items():
+            if name in spec.options and spec.options[name] != value:
+                raise HTTPException(
+                    409,
+                    f"workflow_kwargs.{name} is {value!r}, the recipe's workflows."
+                    f"{spec.workflow_id}.options has {spec.options[name]!r}; nodes have the "
+                    "recipe's",
+                )
         changes, policies = asked.gconfig_overrides or GconfigOverrides(), self._recipe.policies
         has_count = "n_samples" in changes.model_fields_set
         self._registered[asked.workflow_id] = Registered(
@@ -149,7 +156,11 @@ class WorkflowRegistry:
             raise HTTPException(
                 404, f"workflow {asked.workflow_id} is not registered: POST /register_workflow"
             )
-        _require_plain(asked.data)
+        try:
+            json.dumps(asked.data)
+        except (TypeError, ValueError, RecursionError) as error:
+            why = f"data: {error}; nodes get texts, numbers, lists and dicts of them"
+            raise HTTPException(422, why) from None
         number = next(self._numbers)
         group_id = GroupId(f"{self._uid}-{number}")
         named = (asked.data[name] for name in _PROMPT_IDS if asked.data.get(name) is not None)
@@ -184,22 +195,3 @@ def _spec_of(asked: RegisterWorkflow, specs: Sequence[WorkflowSpec]) -> Workflow
 
 def _scorer_of(spec: WorkflowSpec) -> str | None:
     return None if spec.scorer is None else spec.scorer.name
-
-
-def _require_options(asked: RegisterWorkflow, spec: WorkflowSpec) -> None:
-    for name, value in asked.workflow_kwargs.items():
-        if name in spec.options and spec.options[name] != value:
-            raise HTTPException(
-                409,
-                f"workflow_kwargs.{name} is {value!r}, the recipe's workflows.{spec.workflow_id}."
-                f"options has {spec.options[name]!r}; nodes have the recipe's",
-            )
-
-
-def _require_plain(data: dict[str, Any]) -> None:
-    try:
-        json.dumps(data)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise HTTPException(
-            422, f"data: {error}; nodes get texts, numbers, lists and dicts of them"
-        ) from None

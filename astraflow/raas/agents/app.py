@@ -2,11 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import structlog
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
@@ -31,6 +31,7 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.responses import Responses
 from astraflow.rpc.concurrency import Outbox
+from astraflow.rpc.http import disconnected, until_disconnect
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
 
@@ -83,21 +84,11 @@ async def stream_events(
             leaving.cancel()
 
 
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _body_message(body: bytes, *, has_more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": has_more}
 
 
-Parsed = TypeVar("Parsed", bound=BaseModel)
-
 Answer = Callable[[Request], Awaitable[ASGIApp]]
-
-T = TypeVar("T")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -184,7 +175,7 @@ class _Routes:
             room.enter_context(self.endpoint.reserve(answer.request.count))
             if answer.request.stream:
                 return partial(stream_events, answer, room.pop_all())
-            choices = await _until_disconnect(request, answer.completion.choices())
+            choices = await until_disconnect(request.receive, answer.completion.choices())
         return JSONResponse(answer.body(choices))
 
     async def counted(self, request: Request) -> Response:
@@ -203,9 +194,17 @@ class _Routes:
         """Hand out the next episode; 204 when there is none in a while."""
         if _bearer(request) != self.endpoint.token:
             raise AstraflowError(Reason.TOKEN_INVALID, "the bearer token is not this node's")
-        wait_s = min(_seconds(request.query_params.get("wait_s", "30"), "wait_s"), _MAX_WAIT_S)
+        given = request.query_params.get("wait_s", "30")
+        try:
+            wait_s = float(given)
+        except ValueError:
+            wait_s = math.nan
+        if not 0 <= wait_s < math.inf:
+            why = f"wait_s is {given[:40]!r}, no number of seconds from 0"
+            raise AstraflowError(Reason.INVALID_FIELD, why, metadata={"field": "wait_s"})
+        wait_s = min(wait_s, _MAX_WAIT_S)
         lane = request.query_params.get("lane", "")
-        session = await _until_disconnect(request, self.endpoint.take(lane, wait_s=wait_s))
+        session = await until_disconnect(request.receive, self.endpoint.take(lane, wait_s=wait_s))
         if session is None:
             return Response(status_code=204)
         url = await self.endpoint.url_of(session)
@@ -218,14 +217,14 @@ class _Routes:
     async def reward(self, request: Request) -> Response:
         """Take a reward."""
         session = self._session(request)
-        told = await self._parsed(request, Reward)
+        told = Reward.model_validate(_object(await self._body(request) or b"{}"))
         session.report(Score(reward=told.reward, parts=told.parts, metrics=told.metrics))
         return JSONResponse({"reward": told.reward})
 
     async def end(self, request: Request) -> Response:
         """End an episode."""
         session = self._session(request)
-        told = await self._parsed(request, End)
+        told = End.model_validate(_object(await self._body(request) or b"{}"))
         session.end(told.failure)
         return JSONResponse({"ended": True})
 
@@ -234,9 +233,6 @@ class _Routes:
         if session_id is not None:
             return self.endpoint.session(session_id)
         return self.endpoint.session_of_key(_bearer(request))
-
-    async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
-        return kind.model_validate(_object(await self._body(request) or b"{}"))
 
     async def _body(self, request: Request) -> bytes:
         settings = self.endpoint.settings
@@ -257,24 +253,6 @@ class _Routes:
                 f"the body did not come within {settings.patience_s:g} s; send it again",
             ) from None
         return bytes(body)
-
-
-async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await work; stop it when the client leaves.
-
-    Raises:
-        ClientDisconnect: When it did.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
 
 
 def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:
@@ -306,25 +284,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise AstraflowError(Reason.INVALID_FIELD, "the body is no object")
     return cast("dict[str, Any]", given)
-
-
-def _seconds(text: str, name: str) -> float:
-    """Return a number of seconds.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for what is none.
-    """
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{name} is {text[:40]!r}, no number of seconds from 0",
-            metadata={"field": name},
-        )
-    return seconds
 
 
 def _bearer(request: Request) -> str:
