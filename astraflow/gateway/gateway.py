@@ -81,7 +81,9 @@ class Gateway:
     async def ready(self, ready: TrainerReady, *, caller: str | None) -> None:
         """Let a trainer join; who had its policy before leaves first. The caller may be dialled."""
         policy_id, settings = policy_of(ready.model_id, self.settings.policy_ids), self.settings
-        row_count = settings.row_count(policy_id)
+        # Sequences of a batch in which every rollout has one trajectory.
+        groups = settings.recipe.policies[policy_id].trainer.groups_per_batch
+        row_count = groups * settings.recipe.rollouts.group_size
         if ready.sender_endpoint is None:
             raise HTTPException(422, "sender_endpoint is missing: weights are fetched from there")
         if ready.train_batch_size not in (None, row_count):

@@ -45,11 +45,6 @@ class GatewaySettings:
         """Of the recipe, in its order."""
         return tuple(map(PolicyId, self.recipe.policies))
 
-    def row_count(self, policy_id: PolicyId) -> int:
-        """Return the sequences of a batch in which every rollout has one trajectory."""
-        groups = self.recipe.policies[policy_id].trainer.groups_per_batch
-        return groups * self.recipe.rollouts.group_size
-
 
 def policy_of(model_id: str | None, known: Sequence[PolicyId]) -> PolicyId:
     """Return the policy of a model_id; of none, or of `default`, the only one."""

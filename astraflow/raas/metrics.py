@@ -125,11 +125,6 @@ def node_families(
     live = {(policy_id,): engine.version for policy_id, engine in engines.items()}
     versions = {key: float(version) for key, version in live.items() if version is not None}
     yield gauge("node_version", "That its engine samples with.", versions, "policy")
-    yield from _count_families(counters)
-
-
-def _count_families(counters: NodeCounters) -> Iterator[Family]:
-    """Yield what a node counted."""
     rollouts = {key: float(count) for key, count in counters.rollouts.items()}
     tokens = {key: float(count) for key, count in counters.tokens.items()}
     failed = {key: float(count) for key, count in counters.failed.items()}

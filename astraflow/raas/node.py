@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import structlog
 from structlog.contextvars import bind_contextvars
@@ -235,12 +234,28 @@ class RaasNode:
         tasks = self._tasks = client.tasks(
             credit=self._credit, take=self.runner.take, cancel=self.runner.cancel
         )
-        payloads = await self._payload_writer(client)
+        payloads = None
+        if client.payload_store is not None:
+            payloads = PayloadWriter(client.payload_store, patience_s=self._settings.patience_s)
+            # One that is not the hub's ends the node here.
+            await payloads.check()
         results = PublishRequester(client.rollouts, client.versions, every=self._settings.ask_every)
-        updates = self._updates(client)
+        updates = [
+            WeightUpdater(
+                policy_id,
+                engine=model.engine,
+                gate=self._policies.gates[policy_id],
+                puller=self._puller(policy_id),
+                versions=client.versions,
+                transfer_token=lambda: client.session.transfer_token,
+                is_relay=self._relays is not None,
+                kinds=self._settings.kinds,
+                counters=self.runner.counters,
+            ).run()
+            for policy_id, model in self._policies.models.items()
+        ]
         own = (client.session.run(), client.rollouts.run(), results.run())
-        streams = (*own, self._send_reports(client), *updates)
-        async with beside(*streams) as group:
+        async with beside(*own, self._send_reports(client), *updates) as group:
             self.runner.start(
                 group,
                 self._workflows,
@@ -258,18 +273,6 @@ class RaasNode:
             await payloads.close()
         await client.session.end(f"{self._settings.name} leaves: {departure}")
         return departure
-
-    async def _payload_writer(self, client: RaasClient) -> PayloadWriter | None:
-        """Open the payload store of the run, if it has one.
-
-        Raises:
-            AstraflowError: CAPABILITY_MISSING; SOURCE_UNREACHABLE for one that is not the hub's.
-        """
-        if client.payload_store is None:
-            return None
-        writer = PayloadWriter(client.payload_store, patience_s=self._settings.patience_s)
-        await writer.check()
-        return writer
 
     async def _send_reports(self, client: RaasClient) -> None:
         """Tell the run of each report, until cancelled."""
@@ -299,22 +302,6 @@ class RaasNode:
             return NodeDeparture.DRAINED
         self.runner.stop()
         return NodeDeparture.STOPPED
-
-    def _updates(self, client: RaasClient) -> Sequence[Coroutine[Any, Any, None]]:
-        return [
-            WeightUpdater(
-                policy_id,
-                engine=model.engine,
-                gate=self._policies.gates[policy_id],
-                puller=self._puller(policy_id),
-                versions=client.versions,
-                transfer_token=lambda: client.session.transfer_token,
-                is_relay=self._relays is not None,
-                kinds=self._settings.kinds,
-                counters=self.runner.counters,
-            ).run()
-            for policy_id, model in self._policies.models.items()
-        ]
 
     @property
     def _credit(self) -> TaskCredit:
@@ -356,14 +343,11 @@ class RaasNode:
 
     def _directed(self, directive: Directive) -> None:
         log.info("the run asks", directive=directive.kind, why=directive.message)
-        match directive.kind:
-            case DirectiveKind.DRAIN:
-                self.drain()
-                if directive.grace is not None:
-                    # Leave before the session is ended by the run.
-                    grace_s = 0.9 * directive.grace.total_seconds()
-                    asyncio.get_running_loop().call_later(grace_s, self.stop)
-            case DirectiveKind.STOP:
-                self.stop()
-            case DirectiveKind.CONTINUE:
-                pass
+        if directive.kind is DirectiveKind.STOP:
+            self.stop()
+        elif directive.kind is DirectiveKind.DRAIN:
+            self.drain()
+            if directive.grace is not None:
+                # Leave before the session is ended by the run.
+                grace_s = 0.9 * directive.grace.total_seconds()
+                asyncio.get_running_loop().call_later(grace_s, self.stop)

@@ -6,9 +6,10 @@ samples from gives way to the next, and is read again from its directory when it
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, cast
@@ -36,14 +37,6 @@ Load = Callable[[int, Path | None], Awaitable[object]]
 """Makes the weights of a directory live as a version; None: those of the base model."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Held:
-    """A snapshot that the engine has."""
-
-    version: int
-    user_count: int = 0
-
-
 class Holder:
     """One engine, and the snapshots that it has."""
 
@@ -51,7 +44,9 @@ class Holder:
         """Take an engine that keeps versions beside each other."""
         self.engine = engine
         self._load = load
-        self._held: dict[Path | None, _Held] = {}
+        # The version that each is, and how many sample from it.
+        self._held: dict[Path | None, int] = {}
+        self._users = Counter[Path | None]()
         self._versions = count(1)
         self._one_at_a_time = asyncio.Lock()
         self._freed = asyncio.Event()
@@ -61,19 +56,20 @@ class Holder:
         """Yield the version that a snapshot is in the engine, which keeps it for the block."""
         # First come, first served: a snapshot that waits for room is not passed for ever.
         async with self._one_at_a_time:
-            held = self._held.get(snapshot) or await self._read(snapshot)
-            held.user_count += 1
+            version = self._held.get(snapshot) or await self._read(snapshot)
+            self._users[snapshot] += 1
         try:
-            yield held.version
+            yield version
         finally:
-            held.user_count -= 1
+            self._users[snapshot] -= 1
             self._freed.set()
 
-    async def _read(self, snapshot: Path | None) -> _Held:
+    async def _read(self, snapshot: Path | None) -> int:
         """Have the engine read a snapshot, in place of all that nobody samples from now."""
         while True:
-            for key in [key for key, each in self._held.items() if not each.user_count]:
-                await self.engine.unpin(self._held.pop(key).version)
+            for key in [key for key in self._held if not self._users[key]]:
+                del self._users[key]
+                await self.engine.unpin(self._held.pop(key))
             if len(self._held) < _HELD_COUNT:
                 break
             self._freed.clear()
@@ -81,8 +77,8 @@ class Holder:
         version = next(self._versions)
         await self._load(version, snapshot)
         await self.engine.pin(version)
-        held = self._held[snapshot] = _Held(version=version)
-        return held
+        self._held[snapshot] = version
+        return version
 
 
 class Samplers:

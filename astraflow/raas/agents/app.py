@@ -170,7 +170,7 @@ class _Routes:
     async def answer(self, form: type[ApiFormat[Any]], request: Request) -> ASGIApp:
         """Answer a request of an API."""
         session = self._session(request)
-        answer = form.of(session, _read(form, _object(await self._body(request))))
+        answer = form.of(session, _read(form, await self._body(request)))
         with ExitStack() as room:
             room.enter_context(self.endpoint.reserve(answer.request.count))
             if answer.request.stream:
@@ -181,7 +181,7 @@ class _Routes:
     async def counted(self, request: Request) -> Response:
         """Tell how many tokens a message would be for the policy."""
         session = self._session(request)
-        given = _read(Messages, _object(await self._body(request)))
+        given = _read(Messages, await self._body(request))
         return JSONResponse({"input_tokens": prompt_count(session, given)})
 
     async def models(self, request: Request) -> Response:
@@ -217,14 +217,14 @@ class _Routes:
     async def reward(self, request: Request) -> Response:
         """Take a reward."""
         session = self._session(request)
-        told = Reward.model_validate(_object(await self._body(request) or b"{}"))
+        told = Reward.model_validate(await self._body(request, or_none=True))
         session.report(Score(reward=told.reward, parts=told.parts, metrics=told.metrics))
         return JSONResponse({"reward": told.reward})
 
     async def end(self, request: Request) -> Response:
         """End an episode."""
         session = self._session(request)
-        told = End.model_validate(_object(await self._body(request) or b"{}"))
+        told = End.model_validate(await self._body(request, or_none=True))
         session.end(told.failure)
         return JSONResponse({"ended": True})
 
@@ -234,7 +234,12 @@ class _Routes:
             return self.endpoint.session(session_id)
         return self.endpoint.session_of_key(_bearer(request))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, *, or_none: bool = False) -> dict[str, Any]:
+        """Return a body as an object; `or_none`: an empty one is an object without fields.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it is none, MESSAGE_TOO_LARGE, SOURCE_TIMEOUT.
+        """
         settings = self.endpoint.settings
         body = bytearray()
         try:
@@ -252,7 +257,18 @@ class _Routes:
                 Reason.SOURCE_TIMEOUT,
                 f"the body did not come within {settings.patience_s:g} s; send it again",
             ) from None
-        return bytes(body)
+        if not body and or_none:
+            return {}
+        if not body:
+            why = "the request has no body; send a JSON object"
+            raise AstraflowError(Reason.INVALID_FIELD, why)
+        try:
+            given = from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise AstraflowError(Reason.INVALID_FIELD, f"the body is no JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise AstraflowError(Reason.INVALID_FIELD, "the body is no object")
+        return cast("dict[str, Any]", given)
 
 
 def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:
@@ -267,23 +283,6 @@ def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"the body is not what /{form.path} takes: {error!r}"
         ) from error
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """Return a body as an object.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is none.
-    """
-    if not body:
-        raise AstraflowError(Reason.INVALID_FIELD, "the request has no body; send a JSON object")
-    try:
-        given = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise AstraflowError(Reason.INVALID_FIELD, f"the body is no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise AstraflowError(Reason.INVALID_FIELD, "the body is no object")
-    return cast("dict[str, Any]", given)
 
 
 def _bearer(request: Request) -> str:

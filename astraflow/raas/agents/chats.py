@@ -33,18 +33,8 @@ def chat_completion(session: AgentSession, body: Body) -> AgentCompletion[ChatRe
         (answer,) = normal_messages([message_of(choice)])
         capture.chats.keep(messages, tools, answer, choice.turn)
 
-    return AgentCompletion(
-        session=session,
-        capture=capture,
-        prompt=_prompt(capture, messages, request),
-        request=request,
-        has_tools=bool(tools),
-        keep=keep,
-        overrides=request.overrides(
-            capture.port.sampling, chooses_sampling=session.chooses_sampling
-        ),
-        forced_tool=request.forced_tool,
-    )
+    prompt = _prompt(capture, messages, request)
+    return AgentCompletion(session, capture, request, prompt=prompt, keep=keep)
 
 
 def prompt_count(session: AgentSession, body: Body) -> int:
@@ -208,18 +198,8 @@ class Texts(OpenAIFormat[CompletionRequest]):
             if isinstance(given, str):
                 capture.texts.keep(given, choice.turn)
 
-        completion = AgentCompletion(
-            session=session,
-            capture=capture,
-            prompt=capture.texts.prompt(given) if isinstance(given, str) else given,
-            request=request,
-            has_tools=False,
-            keep=keep,
-            overrides=request.overrides(
-                capture.port.sampling, chooses_sampling=session.chooses_sampling
-            ),
-        )
-        return cls(completion)
+        prompt = capture.texts.prompt(given) if isinstance(given, str) else given
+        return cls(AgentCompletion(session, capture, request, prompt=prompt, keep=keep))
 
     def choice(self, choice: Choice) -> Body:
         logprobs = self._logprobs(choice) if self.request.logprobs is not None else None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -47,33 +47,39 @@ CompletionItem: TypeAlias = TextPiece | Choice
 Asked = TypeVar("Asked", bound=SamplingRequest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AgentCompletion(Generic[Asked]):
     """One request.
 
     Attributes:
-        session: Whose.
         capture: The policy that answers.
         prompt: Token ids.
         request: What was asked for.
-        has_tools: Whether tool calls are looked for.
-        keep: Told of every answer.
-        overrides: Fields of SamplingParams that differ from the task's.
-        forced_tool: The prompt ends with the beginning of a call of it; None: it does not.
     """
 
-    session: AgentSession
-    capture: Capture
-    prompt: list[int]
-    request: Asked
-    has_tools: bool
-    keep: Callable[[Choice], None]
-    overrides: dict[str, Any] = field(default_factory=dict[str, Any])
-    forced_tool: str | None = None
+    def __init__(
+        self,
+        session: AgentSession,
+        capture: Capture,
+        request: Asked,
+        *,
+        prompt: list[int],
+        keep: Callable[[Choice], None],
+    ) -> None:
+        """Sample nothing yet; `keep` is told of every answer.
 
-    def __post_init__(self) -> None:
-        """Refuse a prompt that leaves no room for an answer."""
-        self.session.require_context(self.capture, len(self.prompt))
+        Raises:
+            AstraflowError: INVALID_FIELD for what no engine here can do; CONTEXT_TOO_LONG for a
+                prompt that leaves no room for an answer.
+        """
+        self._overrides = request.overrides(
+            capture.port.sampling, chooses_sampling=session.chooses_sampling
+        )
+        session.require_context(capture, len(prompt))
+        self.capture = capture
+        self.prompt = prompt
+        self.request = request
+        self._session = session
+        self._keep = keep
 
     async def choices(self) -> list[Choice]:
         """Return all answers.
@@ -111,8 +117,8 @@ class AgentCompletion(Generic[Asked]):
                 task.cancel()
 
     async def _answer(self, index: int, queue: Outbox[CompletionItem], *, is_watched: bool) -> None:
-        is_watched = is_watched and self.forced_tool is None
-        markers = (*self.request.stops, *((CALL,) if self.has_tools else ()))
+        is_watched = is_watched and self.request.forced_tool is None
+        markers = (*self.request.stops, *((CALL,) if self.request.offered_tools else ()))
         detokenizer = Detokenizer(self.capture.port.tokenizer, markers)
         shown = ""
 
@@ -126,10 +132,10 @@ class AgentCompletion(Generic[Asked]):
             show(detokenizer.feed(tokens))
 
         try:
-            turn = await self.session.sample(
+            turn = await self._session.sample(
                 self.capture,
                 self.prompt,
-                overrides=self.overrides,
+                overrides=self._overrides,
                 seed=self.request.seed,
                 watch=watch if is_watched else None,
             )
@@ -138,7 +144,7 @@ class AgentCompletion(Generic[Asked]):
             choice = self._choice(index, turn)
             if is_watched and choice.text.startswith(shown):
                 show(choice.text[len(shown) :])  # what began as a call, and was none
-            self.keep(choice)
+            self._keep(choice)
             queue.put(choice)
         except Exception as error:  # noqa: BLE001 - raised again by the one who reads the queue
             queue.close(error)
@@ -147,12 +153,13 @@ class AgentCompletion(Generic[Asked]):
         sampled = turn.generation.tokens.tolist()
         text = cut_at(self.capture.port.tokenizer.decode(sampled), self.request.stops)
         calls: list[dict[str, Any]] = []
-        if self.forced_tool is not None:
-            text, calls = "", forced_calls(self.forced_tool, text)
-        elif self.has_tools:
+        forced_tool = self.request.forced_tool
+        if forced_tool is not None:
+            text, calls = "", forced_calls(forced_tool, text)
+        elif self.request.offered_tools:
             text, calls = split_calls(text)
         finish = "tool_calls" if calls else "stop"
         is_cut = turn.generation.finish_reason is FinishReason.LENGTH
-        if is_cut and (not calls or self.forced_tool is not None):
+        if is_cut and (not calls or forced_tool is not None):
             finish = "length"
         return Choice(index=index, text=text, calls=calls, finish=finish, turn=turn)

@@ -128,8 +128,7 @@ class AgentEndpoint:
     async def url(self) -> str:
         """Return http://host:port, or https, as agents dial it; begins to listen."""
         async with self._starting:
-            if not self._url:
-                await self._start()
+            self._url = self._url or await self._start()
         return self._url
 
     async def url_of(self, session: AgentSession) -> str:
@@ -142,7 +141,7 @@ class AgentEndpoint:
             session.end()
         await self._exits.aclose()
 
-    async def _start(self) -> None:
+    async def _start(self) -> str:
         try:
             from astraflow.raas.agents.app import make_app  # noqa: PLC0415 - an extra
             from astraflow.rpc.http import HttpLimits, HttpServer  # noqa: PLC0415
@@ -159,5 +158,6 @@ class AgentEndpoint:
         )
         self._exits.push_async_callback(server.close)
         address = advertised(*split_address(server.address), settings.advertise)
-        self._url = f"{'http' if tls.is_plain else 'https'}://{address}"
-        log.info("agents are served", url=f"{self._url}/v1")
+        url = f"{'http' if tls.is_plain else 'https'}://{address}"
+        log.info("agents are served", url=f"{url}/v1")
+        return url

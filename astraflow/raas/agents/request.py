@@ -90,6 +90,16 @@ class SamplingRequest(BaseModel):
         """What an answer has to be; None: anything."""
         return None
 
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
+        return []
+
+    @property
+    def forced_tool(self) -> str | None:
+        """The name of the tool whose call the prompt begins; None: no call is begun."""
+        return None
+
     def overrides(self, own: SamplingParams, *, chooses_sampling: bool) -> dict[str, Any]:
         """Return what differs from the task's sampling.
 
