@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -17,7 +16,6 @@ from google.protobuf.json_format import Parse, ParseError
 
 from astraflow.conformance import raas, trainer
 from astraflow.conformance.checks import CheckList, ContractCheck, show
-from astraflow.conformance.raas import laws_of
 from astraflow.conformance.stage import DIGITS, POLICY, Law, ScriptEnded, Stage, executed
 from astraflow.conformance.tap import Tap
 from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
@@ -48,9 +46,7 @@ TRAINER: Final = CheckedRole(
     checks=trainer.CHECKS, laws=trainer.laws, set_up=trainer.set_up, play=trainer.play
 )
 
-RAAS: Final = CheckedRole(
-    checks=raas.CHECKS, laws=partial(laws_of, raas.JOIN), set_up=raas.set_up, play=raas.play
-)
+RAAS: Final = CheckedRole(checks=raas.CHECKS, laws=raas.laws, set_up=raas.set_up, play=raas.play)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

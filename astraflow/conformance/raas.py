@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, ContractCheck
@@ -55,15 +54,15 @@ def first_of(found: Any) -> Any:
     return next(iter(found), None)
 
 
-def laws_of(join: str) -> dict[str, Law]:
-    """Return what must hold all the time, once `join` let the member in."""
+def laws() -> dict[str, Law]:
+    """Return what must hold all the time, once the member was let in."""
     return {
         "rollouts.accepted": _none_is_rejected,
         "rollouts.backpressure": _nothing_comes_twice,
         "tasks.credit": _is_within_credit,
         "tasks.closed": _results_close,
         "versions.reported": _versions_rise,
-        **laws_of_sessions(join),
+        **laws_of_sessions(JOIN),
     }
 
 
@@ -119,10 +118,6 @@ def _results_close(tap: Tap) -> str | None:
                 return f"{id_of(item)} came behind the TaskResult of {item.rollout.task_id}"
         if given_back := closed & nacked:
             return f"a TaskResult came of {min(given_back)}, which it had given back by a TaskNack"
-    return _results_add_up(tap)
-
-
-def _results_add_up(tap: Tap) -> str | None:
     sample_counts = {task.task_id: len(task.sample_indexes) for task in tasks(tap)}
     for result in results(tap):
         wanted = sample_counts.get(result.task_id)
@@ -204,7 +199,11 @@ CHECKS: Final = (
 
 async def set_up(stage: Stage) -> None:
     """Bring the trainer, and lead the member to its weights through the tap."""
-    weights = None if stage.model is None else _weights_of(stage.model)
+    weights = None
+    if stage.model is not None:
+        tensors = read_weights(stage.model)
+        arrays = {name: each.bits for name, each in tensors.items()}
+        weights = Flickering(layout=flatten(tensors)[0], tensors=arrays)
 
     def train_to_the_end() -> None:
         try:
@@ -222,12 +221,6 @@ async def set_up(stage: Stage) -> None:
 
     stage.run.add_thread(train_to_the_end)
     stage.tap.faults += _guides(stage.tap)
-
-
-def _weights_of(model: Path) -> Flickering:
-    tensors = read_weights(model)
-    layout, _ = flatten(tensors)
-    return Flickering(layout=layout, tensors={name: each.bits for name, each in tensors.items()})
 
 
 def _guides(tap: Tap) -> list[Fault]:
@@ -252,12 +245,17 @@ async def play(stage: Stage) -> None:
     stage.tap.faults.append(lie)
     with stage.check("raas.joined"):
         request = (await stage.joined(JOIN)).requests[0]
-        if request.contract.contract_version < 1:
-            raise Broken("contract.contract_version is not set; it is 1 or more")
         if request.capacity < 1:
             raise Broken(f"capacity is {request.capacity}: it would get no task")
     with stage.check("weights.corrupt_chunk"):
-        await _check_corrupt_chunk(stage, lie)
+        wrong = await stage.until(lambda: lie.call, "a Pull of the version")
+        await stage.until(
+            lambda: first_of(stage.tap.of("Pull", after=wrong)) or _live(stage.tap),
+            "another Pull after a chunk with wrong bytes",
+        )
+        if not stage.tap.of("Pull", after=wrong):
+            version = wrong.requests[0].spec.version
+            raise Broken(f"version {version} went live on bytes that have another digest")
     with stage.check("versions.reported"):
         await stage.until(lambda: _live(stage.tap), "a ReportVersion with VERSION_STATE_LIVE")
     with stage.check("tasks.credit"):
@@ -282,17 +280,6 @@ def _corrupted(message: Any) -> Sequence[Any]:
     other.CopyFrom(message)
     other.chunk.payload = bytes([message.chunk.payload[0] ^ 1]) + message.chunk.payload[1:]
     return [other]
-
-
-async def _check_corrupt_chunk(stage: Stage, lie: FirstResponse) -> None:
-    wrong = await stage.until(lambda: lie.call, "a Pull of the version")
-    version = wrong.requests[0].spec.version
-    await stage.until(
-        lambda: first_of(stage.tap.of("Pull", after=wrong)) or _live(stage.tap),
-        "another Pull after a chunk with wrong bytes",
-    )
-    if not stage.tap.of("Pull", after=wrong):
-        raise Broken(f"version {version} went live on bytes that have another digest")
 
 
 def _live(tap: Tap) -> Call | None:

@@ -99,7 +99,7 @@ class Stage:
         raise Broken(f"nothing of this came within {patience_s:g} s: {what}{told or ''}")
 
     async def joined(self, name: str) -> Call:
-        """Return the call by which the member joins."""
+        """Return the call by which the member joins, and says which contract it has."""
         call = await self.until(
             lambda: next((c for c in self.tap.of(name) if c.responses or _is_refused(c)), None),
             f"an answered {name}",
@@ -107,6 +107,8 @@ class Stage:
         )
         if not call.responses:
             raise Broken(f"{name} was refused: {call.text} [{call.reason}]")
+        if call.requests[0].contract.contract_version < 1:
+            raise Broken("contract.contract_version is not set; it is 1 or more")
         return call
 
     async def call(self, name: str, what: str, *, after: int = 0) -> Call:

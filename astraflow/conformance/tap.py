@@ -248,19 +248,16 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
                 opened, wants = self._gates.get(call.name, (None, bool))
                 if opened is not None and wants(response):
                     await opened.wait()
-                for each in self._through(call, response):
-                    yield each
+                # It is noted once the faults have let it pass.
+                passed: list[Any] = [response]
+                for fault in tuple(self.faults):
+                    passed = [new for each in passed for new in fault.response(call, each)]
+                call.responses.extend(passed)
+                self.note()
+                for each in passed:
+                    yield each.SerializeToString()
         finally:
             outgoing.cancel()
-
-    def _through(self, call: Call, message: Message) -> list[bytes]:
-        """Note a response once the faults have let it pass."""
-        passed: list[Any] = [message]
-        for fault in tuple(self.faults):
-            passed = [new for each in passed for new in fault.response(call, each)]
-        call.responses.extend(passed)
-        self.note()
-        return [each.SerializeToString() for each in passed]
 
     async def _requests(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         async for raw in requests:

@@ -170,8 +170,6 @@ async def play(stage: Stage) -> None:
     with stage.check("trainer.registered"):
         joined = await stage.joined(JOIN)
         request = joined.requests[0]
-        if request.contract.contract_version < 1:
-            raise Broken("contract.contract_version is not set; it is 1 or more")
         if not request.weight_endpoints:
             raise Broken("weight_endpoints is empty: nobody could pull its versions")
     with stage.check("versions.first"):

@@ -283,7 +283,19 @@ def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules
     @app.get("/get_capabilities")
     async def get_capabilities() -> Response:
         """Return what can be sent: always all weights, and the delta from the version before."""
-        return json_answer(_capabilities(sender.require()))
+        offer = sender.require()
+        known = {"strategies": ["full", "delta"], "version": offer.number}
+        if offer.delta is None:
+            return json_answer(known | {"delta_ready": False})
+        delta = {
+            "delta_ready": True,
+            "delta_base_version": offer.base,
+            "delta_version": offer.number,
+            "delta_sparsity": _sparsity(offer),
+            "delta_num_nonzero": offer.held.changed_count,
+            "delta_size_bytes": len(offer.delta),
+        }
+        return json_answer(known | delta)
 
     @app.post("/register_sglang_instance", openapi_extra=body_of(Instance))
     async def register_sglang_instance(request: Request) -> Response:
@@ -346,20 +358,6 @@ async def _transfer(sender: Sender, target: Target, mode: str, pusher: Pusher) -
         "sparsity": _sparsity(offer),
         "num_nonzero": offer.held.changed_count,
         "compute_time": 0.0,
-    }
-
-
-def _capabilities(offer: SenderOffer) -> dict[str, Any]:
-    known: dict[str, Any] = {"strategies": ["full", "delta"], "version": offer.number}
-    if offer.delta is None:
-        return known | {"delta_ready": False}
-    return known | {
-        "delta_ready": True,
-        "delta_base_version": offer.base,
-        "delta_version": offer.number,
-        "delta_sparsity": _sparsity(offer),
-        "delta_num_nonzero": offer.held.changed_count,
-        "delta_size_bytes": len(offer.delta),
     }
 
 

@@ -214,20 +214,26 @@ def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dic
         return {"task_id": order.number, "result": {"ok": False, "error": why}}
     rollouts = [rollout for _, rollout in sorted(order.rollouts.items())]
     fields = order.task.prompt.fields
+    metrics = dict.fromkeys(name for each in rollouts for name in each.metrics)
     result: dict[str, Any] = {
         "prompt_id": order.task.prompt.prompt_id,
         "n_trajs": len(rollouts),
         "rewards": np.array([each.reward for each in rollouts], np.float32),
-        "trajectories": [_trajectory(each, labels, policy_ids) for each in rollouts],
-        "agent_metrics": _means(rollouts),
+        "trajectories": [
+            {
+                "sequences": [_sequence(each, labels, policy_ids) for each in rollout.trajectories],
+                "stats": dict(rollout.metrics),
+            }
+            for rollout in rollouts
+        ],
+        # The mean of every metric over the rollouts that have it.
+        "agent_metrics": {
+            name: float(np.mean([each.metrics[name] for each in rollouts if name in each.metrics]))
+            for name in metrics
+        },
     }
     result |= {name: fields[name] for name in _PASSED_ON if name in fields}
     return {"task_id": order.number, "result": result}
-
-
-def _trajectory(rollout: Rollout, labels: Labels, policy_ids: Sequence[PolicyId]) -> dict[str, Any]:
-    sequences = [_sequence(each, labels, policy_ids) for each in rollout.trajectories]
-    return {"sequences": sequences, "stats": dict(rollout.metrics)}
 
 
 def _sequence(
@@ -263,12 +269,3 @@ def _labelled(versions: np.ndarray, labels: Mapping[int, int]) -> np.ndarray:
         if version != NOT_SAMPLED:
             found[versions == version] = labels[int(version)]
     return found
-
-
-def _means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of every metric over the rollouts that have it."""
-    names = dict.fromkeys(name for each in rollouts for name in each.metrics)
-    return {
-        name: float(np.mean([each.metrics[name] for each in rollouts if name in each.metrics]))
-        for name in names
-    }

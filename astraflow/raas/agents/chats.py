@@ -84,7 +84,7 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
         super().__init__(completion)
         self._done: list[Choice] = []
         self._start = f'data: {compact(self._head(self.kinds[1]))[:-1]},"choices":['
-        self._between = f"{self.after}}}]}}\n\n"
+        self._rest = f"{self.after}}}]}}\n\n"
 
     @abstractmethod
     def choice(self, choice: Choice) -> Body:
@@ -101,7 +101,7 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
 
     def show(self, piece: TextPiece) -> bytes:
         place = f'{self._start}{{"index":{piece.index}{self.before}'
-        return f"{place}{quoted(piece.text)}{self._between}".encode()
+        return f"{place}{quoted(piece.text)}{self._rest}".encode()
 
     def close(self, choice: Choice) -> bytes:
         """Count its tokens."""
