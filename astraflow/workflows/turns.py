@@ -6,7 +6,7 @@ trajectory, with a seed of its own; where a turn is extended twice, the second i
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,13 +36,6 @@ def mixed_seed(seed: int | None, other: int) -> int:
     """Return a seed made of two, in [0, 2**63); None is a seed like any other."""
     digest = hashlib.blake2b(f"{seed}/{other}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def expert_columns(length: int, generations: Iterable[Generation]) -> dict[str, Column]:
-    """Return the column of the experts that a trajectory's tokens went through, if known."""
-    parts = [each.routed_experts for each in generations if each.routed_experts is not None]
-    routes = joined_routes(length, parts) if parts else None
-    return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -226,6 +219,9 @@ def trajectory_of(
     """
     first, last = own[0], own[-1]
     path, length = last.path, last.end
+    routed = [turn.generation.routed_experts for turn in path]
+    known = [each for each in routed if each is not None]
+    routes = joined_routes(length, known) if known else None
     mask, logprobs = np.zeros(length, np.bool_), np.zeros(length, np.float32)
     spans: list[VersionSpan] = []
     for turn in own:
@@ -247,7 +243,9 @@ def trajectory_of(
         branch_offset=first.parent.end if first.parent else 0,
         segment_index=index,
         reward=reward,
-        columns=expert_columns(length, [turn.generation for turn in path]),
+        columns={}
+        if routes is None
+        else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)},
         engine=engine,
     )
 

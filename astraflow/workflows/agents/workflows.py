@@ -313,18 +313,15 @@ class Command(AgentWorkflow):
         return await self._once(episode)
 
     async def _once(self, episode: Episode) -> Score:
-        session = self.session(episode)
+        session, options = self.session(episode), self._options
         async with episode.agent_server.open(session) as entrance:
-            if self._options.persistent:
-                answer = await self._handed(session)
+            if options.persistent:
+                # Let a program that stays do it.
+                _require_done(session, await self._pool.serve(session, time_s=options.time_s))
+                answer = session.last_text
             else:
                 answer = await self._started(session, entrance)
         return await self.score(session, answer)
-
-    async def _handed(self, session: AgentSession) -> str:
-        """Let a program that stays do it."""
-        _require_done(session, await self._pool.serve(session, time_s=self._options.time_s))
-        return session.last_text
 
     async def _started(self, session: AgentSession, entrance: SessionEndpoint) -> str:
         """Start a program for this episode alone, and return its answer."""
@@ -333,6 +330,18 @@ class Command(AgentWorkflow):
             folder = Path(name)
             task = folder / "task.json"
             task.write_text(json.dumps(describe(session)), encoding="utf-8")
+            told: dict[str, str] = {}
+            if options.harness:
+                harness, model = harness_named(options.harness), session.policy_ids[0]
+                told = harness.prepare(entrance, model=model, folder=folder)
+            episode_env = {
+                "OPENAI_BASE_URL": entrance.base_url,
+                "OPENAI_API_KEY": entrance.key,
+                "ANTHROPIC_BASE_URL": entrance.session_url,
+                "ANTHROPIC_API_KEY": entrance.key,
+                "ASTRAFLOW_SESSION_URL": entrance.session_url,
+                "ASTRAFLOW_TASK_FILE": str(task),
+            }
             program = await Program.start(
                 options.command,
                 limits=ProgramLimits(
@@ -341,8 +350,7 @@ class Command(AgentWorkflow):
                     processes=options.processes,
                 ),
                 folder=folder,
-                env=environment(self._harness_env(entrance, session, folder) | options.env)
-                | session_env(entrance, task),
+                env=environment(told | options.env) | episode_env,
             )
             fate = await program.wait()
             if not fate.is_well and session.score is None:
@@ -352,32 +360,11 @@ class Command(AgentWorkflow):
             printed = options.answer == "stdout"
             return _read(folder / "stdout").strip() if printed else session.last_text
 
-    def _harness_env(
-        self, entrance: SessionEndpoint, session: AgentSession, folder: Path
-    ) -> dict[str, str]:
-        """Return the variables of the harness; its files are written."""
-        if not self._options.harness:
-            return {}
-        harness = harness_named(self._options.harness)
-        return harness.prepare(entrance, model=session.policy_ids[0], folder=folder)
-
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Return what an agent gets of the node's environment, and more; no secrets of the run."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("ASTRAFLOW_")}
     return own | dict(more)
-
-
-def session_env(entrance: SessionEndpoint, task: Path) -> dict[str, str]:
-    """Return the variables that tell an agent of its episode."""
-    return {
-        "OPENAI_BASE_URL": entrance.base_url,
-        "OPENAI_API_KEY": entrance.key,
-        "ANTHROPIC_BASE_URL": entrance.session_url,
-        "ANTHROPIC_API_KEY": entrance.key,
-        "ASTRAFLOW_SESSION_URL": entrance.session_url,
-        "ASTRAFLOW_TASK_FILE": str(task),
-    }
 
 
 def _require_done(session: AgentSession, failure: str) -> None:
