@@ -9,7 +9,7 @@ is kept for the next patch, up to 16 MiB of them.
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,21 +19,8 @@ from astraflow.core.tensors import Dtype
 
 _FAR: Final = 2**32 - 1
 
-
-class FoundChanges(NamedTuple):
-    """Elements of a range that change.
-
-    Attributes:
-        indices: u32[n], rising: see `Change`.
-        before: uN[n], the bits that they had.
-        values: uN[n], the bits that they get.
-        sums: See `Change`.
-    """
-
-    indices: np.ndarray
-    before: np.ndarray
-    values: np.ndarray
-    sums: tuple[int, int] | None = None
+FoundChanges = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int] | None]
+"""Elements of a range that change: `indices`, `before`, `values` and `sums` of a `Change`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

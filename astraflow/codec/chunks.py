@@ -42,51 +42,6 @@ class Compression(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkHeader:
-    """What precedes a payload; see `weights/v1/patch.proto`.
-
-    Attributes:
-        index: 0 .. chunk_count - 1; ranges rise with it.
-        offset: Of the range in the flat layout, in bytes.
-        nbytes: Of the range.
-        dtype: Of all elements in the range.
-        encoding: How the payload describes it.
-        compression: Of the payload.
-        payload_nbytes: As sent.
-        changed_count: Elements whose bits differ from the base; sparse encodings only.
-    """
-
-    index: int
-    offset: int
-    nbytes: int
-    dtype: Dtype
-    encoding: Encoding
-    compression: Compression = Compression.NONE
-    payload_nbytes: int = 0
-    changed_count: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.nbytes
-
-    @property
-    def element_count(self) -> int:
-        return self.nbytes // self.dtype.itemsize
-
-    @property
-    def range(self) -> "ChunkRange":
-        return ChunkRange(offset=self.offset, nbytes=self.nbytes, dtype=self.dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A header and its payload; a raw one may look into the state that it was cut from."""
-
-    header: ChunkHeader
-    payload: bytes | memoryview = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRange:
     """Bytes `[offset, offset + nbytes)` of a layout, all of one dtype."""
 
@@ -111,6 +66,33 @@ class ChunkRange:
     def bytes(self) -> slice:
         """Where it lies in the flat state."""
         return slice(self.offset, self.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHeader(ChunkRange):
+    """What precedes the payload of a range; see `weights/v1/patch.proto`.
+
+    Attributes:
+        index: 0 .. chunk_count - 1; ranges rise with it.
+        encoding: How the payload describes it.
+        compression: Of the payload.
+        payload_nbytes: As sent.
+        changed_count: Elements whose bits differ from the base; sparse encodings only.
+    """
+
+    index: int
+    encoding: Encoding
+    compression: Compression = Compression.NONE
+    payload_nbytes: int = 0
+    changed_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A header and its payload; a raw one may look into the state that it was cut from."""
+
+    header: ChunkHeader
+    payload: bytes | memoryview = b""
 
 
 class Runs:

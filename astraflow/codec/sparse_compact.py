@@ -196,7 +196,7 @@ def decode(
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None
-    return FoundChanges(indices, before, values, sums)
+    return indices, before, values, sums
 
 
 def _read(
@@ -275,7 +275,7 @@ def _apply(
     order = np.argsort(indices)
     indices = indices[order]
     folded = (distances[order] + np.uint64(1)).astype(old.dtype)
-    return FoundChanges(indices, old[indices], moved(old[indices], folded))
+    return indices, old[indices], moved(old[indices], folded), None
 
 
 def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:

@@ -42,7 +42,7 @@ from astraflow.weights.disk.files import (
     replacing,
 )
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.state import HeldState, StagedState
 from astraflow.weights.publish.background import lower_priority
 from astraflow.wire.weights import PatchIndex, encode_layout
@@ -121,7 +121,7 @@ class DiskWriter:
         self._max_steps = max_steps
         self._folder = folder
         self._snapshots = snapshots
-        self._frame: LayoutFrame | None = None
+        self._frame: ShardLayout | None = None
         self._record = Record()
         self._writers: dict[bytes, PatchWriter] = {}
         self._is_behind = False
@@ -131,7 +131,7 @@ class DiskWriter:
         """Take what was loaded for what is held."""
         self._record = record
 
-    def write_layout(self, frame: LayoutFrame) -> None:
+    def write_layout(self, frame: ShardLayout) -> None:
         if self._frame is not None and self._frame.digest == frame.digest:
             return
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)
@@ -304,7 +304,7 @@ class DiskCopy:
         self._snapshots.hold(None)
         self._do(partial(self._writer.go_on, Record()))
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         """Take note of a pull that begins; its chunks go to disk as they come."""
         self._incoming, self._noted_counts = incoming, {}
         self._room_nbytes = _ROOM_NBYTES + frame.layout.nbytes // 2

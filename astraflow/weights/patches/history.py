@@ -170,7 +170,7 @@ class History:
         return self._flat[self.shard_layout.place(where)].view(where.dtype.bits)
 
     def _replace(self, version: int, chunk: Chunk) -> None:
-        where, new = chunk.header.range, decode_whole(chunk)
+        where, new = chunk.header, decode_whole(chunk)
         bits = self._view(where)
         packer = zstandard.ZstdCompressor(level=1, write_content_size=True)
         step = _Step(version=version, undo=packer.compress((bits ^ new).data))
@@ -184,7 +184,7 @@ class History:
         chunk = self._late.pop(offset, None)
         if chunk is None:
             return
-        bits = self._view(chunk.header.range)
+        bits = self._view(chunk.header)
         change = decode_change(chunk, bits)
         if change is not None:
             bits[change.indices] = change.values

@@ -21,7 +21,7 @@ from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.transport.frames import source_lost
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import READABLE, registered_bound, steps
 from astraflow.weights.patches.state import GrowingState, HeldState, bits_in
@@ -129,7 +129,7 @@ class IncomingVersion:
                 patch.fail(error)
 
     def take(
-        self, item: TransferPlan | SentChunk, frame: LayoutFrame, *, is_stored: bool = False
+        self, item: TransferPlan | SentChunk, frame: ShardLayout, *, is_stored: bool = False
     ) -> None:
         """Take the plan or a chunk of it.
 
@@ -247,7 +247,7 @@ class IncomingVersion:
                 Reason.DIGEST_MISMATCH, "the chunk digests do not add up to the registered root"
             )
 
-    def _take_chunk(self, sent: SentChunk, frame: LayoutFrame) -> None:
+    def _take_chunk(self, sent: SentChunk, frame: ShardLayout) -> None:
         header, started = sent.chunk.header, perf_counter()
         try:
             patch = self._verified_patch(sent)
@@ -256,7 +256,7 @@ class IncomingVersion:
             raise
         finally:
             self.verify_s += perf_counter() - started
-        frame.runs.check(header)
+        frame.check(header)
         if header.index not in patch.chunks:
             patch.add(sent.chunk)
             self.chunk_count += 1
@@ -310,7 +310,7 @@ class PipelinedDecoder:
         self.clear()
         self._held = held
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         growing = self.growing
         if self._held is not None:
             growing = None

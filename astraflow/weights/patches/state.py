@@ -16,7 +16,7 @@ from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout, TensorUpdate
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch
 from astraflow.wire.weights import PatchIndex
 
@@ -66,7 +66,7 @@ _Step = Sequence[Patch]
 class HeldState:
     """What a receiver holds: the bits of a version."""
 
-    frame: LayoutFrame
+    frame: ShardLayout
     version: int
     flat: np.ndarray  # u8[nbytes]
     digest: StateDigest
@@ -133,7 +133,7 @@ class GrowingState:
         filled: Indexes of the chunks that are in it, by root of their patch.
     """
 
-    def __init__(self, frame: LayoutFrame) -> None:
+    def __init__(self, frame: ShardLayout) -> None:
         self.frame = frame
         self.flat = np.zeros(frame.layout.nbytes, np.uint8)
         self.filled: dict[bytes, set[int]] = {}
@@ -149,7 +149,7 @@ class GrowingState:
 
 
 def stage(
-    frame: LayoutFrame,
+    frame: ShardLayout,
     held: HeldState | None,
     patches: Iterable[Patch],
     content_digests: Mapping[int, bytes],
@@ -238,7 +238,7 @@ def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
     return flat[header.offset : header.end].view(header.dtype.bits)
 
 
-def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:
+def _whole(frame: ShardLayout, step: _Step, growing: GrowingState) -> HeldState:
     for chunk, index in _covering(frame, step):
         growing.fill(index, chunk)
     frame.check_padding(growing.flat)
@@ -246,7 +246,7 @@ def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:
     return HeldState(frame=frame, version=version, flat=growing.flat, digest=digest)
 
 
-def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, PatchIndex]]:
+def _covering(frame: ShardLayout, step: _Step) -> list[tuple[Chunk, PatchIndex]]:
     """Return the chunks of a step by offset, with their patches: together they cover the layout."""
     found = [(chunk, patch.index) for patch in step for chunk in patch.in_order()]
     if len(step) > 1:
@@ -254,7 +254,7 @@ def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, PatchIndex]]
         found.sort(key=lambda each: each[0].header.offset)
         frame.check_pieces([chunk.header for chunk, _ in found])
     else:
-        frame.runs.check_cover([chunk.header for chunk, _ in found])
+        frame.check_cover([chunk.header for chunk, _ in found])
     return found
 
 

@@ -17,7 +17,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
-from astraflow.weights.patches.layouts import WHOLE, LayoutFrame, Shard, ShardLayout
+from astraflow.weights.patches.layouts import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.patch import Patch, PatchName, cheapest_patches, index_of, make_patch
 from astraflow.weights.patches.routes import Compact
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
@@ -108,9 +108,7 @@ class WeightPublisher:
         """
         self.policy_id = policy_id
         self.history = History(ShardLayout(layout, shard))
-        self.store = PatchStore(
-            LayoutFrame(layout), self.history, keep=keep_patches, spare_nbytes=spare_nbytes
-        )
+        self.store = PatchStore(self.history, keep=keep_patches, spare_nbytes=spare_nbytes)
         self._thread_count = thread_count or thread_count_for(self.history.shard_layout.nbytes)
         self._reads = Reads(self.history.shard_layout)
         self._digest = StateDigest()
