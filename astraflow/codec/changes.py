@@ -110,20 +110,15 @@ def _take(nbytes: int) -> np.ndarray:
     if not _LEAST_NBYTES <= nbytes <= _BLOCK_NBYTES:
         return np.empty(nbytes, np.uint8)
     if nbytes > len(_block.rest):
-        _block.rest = _new_block()
+        try:
+            pages = _idle.pop()
+        except IndexError:
+            pages = np.empty(_BLOCK_NBYTES, np.uint8).data
+        # Arrays that are cut from it hold on to this one: it goes when the last of them is gone.
+        _block.rest = np.frombuffer(pages, np.uint8)
+        weakref.finalize(_block.rest, _keep, pages).atexit = False
     taken, _block.rest = _block.rest[:nbytes], _block.rest[nbytes:]
     return taken
-
-
-def _new_block() -> np.ndarray:
-    try:
-        pages = _idle.pop()
-    except IndexError:
-        pages = np.empty(_BLOCK_NBYTES, np.uint8).data
-    # Arrays that are cut from it hold on to this one, so it goes when the last of them is gone.
-    block = np.frombuffer(pages, np.uint8)
-    weakref.finalize(block, _keep, pages).atexit = False
-    return block
 
 
 def _keep(pages: memoryview) -> None:

@@ -24,6 +24,11 @@ MAX_RANGE_NBYTES: Final = 64 << 20
 """Largest range of a chunk that has a payload."""
 
 
+def chunk_invalid(why: str) -> AstraflowError:
+    """Return the error of what no sound source sends, or keeps."""
+    return AstraflowError(Reason.CHUNK_INVALID, why)
+
+
 class Encoding(StrEnum):
     """How a payload describes its range."""
 
@@ -120,7 +125,7 @@ class Runs:
         """
         fault = self._fault(header)
         if fault:
-            raise AstraflowError(Reason.CHUNK_INVALID, f"chunk {header.index}: {fault}")
+            raise chunk_invalid(f"chunk {header.index}: {fault}")
 
     def check_cover(self, headers: Sequence[ChunkHeader]) -> None:
         """Refuse checked headers, by index, that do not rise or leave out a part of the layout.
@@ -130,14 +135,10 @@ class Runs:
         """
         for before, after in pairwise(headers):
             if after.offset < before.end:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"chunk {after.index}: its range begins inside the last"
-                )
+                raise chunk_invalid(f"chunk {after.index}: its range begins inside the last")
         missing = sum(run.nbytes for run in self._runs) - sum(each.nbytes for each in headers)
         if missing:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the patch says nothing about {missing} bytes"
-            )
+            raise chunk_invalid(f"the patch says nothing about {missing} bytes")
 
     def _fault(self, header: ChunkHeader) -> str | None:
         if header.nbytes <= 0 or not self._has(header):
@@ -203,9 +204,14 @@ def merge_unchanged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """Make one chunk of neighbours that did not change."""
     held: Chunk | None = None
     for chunk in chunks:
-        if held is not None and _continues(held.header, chunk.header):
-            nbytes = held.header.nbytes + chunk.header.nbytes
-            held = Chunk(header=replace(held.header, nbytes=nbytes))
+        before, header = held and held.header, chunk.header
+        if (
+            before is not None
+            and before.encoding is header.encoding is Encoding.UNCHANGED
+            and before.dtype is header.dtype
+            and before.end == header.offset
+        ):
+            held = Chunk(header=replace(before, nbytes=before.nbytes + header.nbytes))
             continue
         if held is not None:
             yield held
@@ -228,12 +234,3 @@ def numbered(
         found.append(Chunk(header=replace(chunk.header, index=index), payload=chunk.payload))
         made(found[-1])
     return tuple(found)
-
-
-def _continues(held: ChunkHeader, header: ChunkHeader) -> bool:
-    return (
-        held.encoding is Encoding.UNCHANGED
-        and header.encoding is Encoding.UNCHANGED
-        and header.dtype is held.dtype
-        and header.offset == held.end
-    )

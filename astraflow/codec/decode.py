@@ -5,9 +5,9 @@ import zstandard
 
 from astraflow.codec import dense_planes, sparse_compact, sparse_fast
 from astraflow.codec.changes import Change, FoundChanges
-from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
+from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding, chunk_invalid
 from astraflow.codec.shared_tables import read_shared_tables
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError
 
 
 def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
@@ -116,4 +116,4 @@ def _unpacked(chunk: Chunk, limit: int) -> bytes | memoryview:
 
 
 def _invalid(header: ChunkHeader, why: str) -> AstraflowError:
-    return AstraflowError(Reason.CHUNK_INVALID, f"chunk {header.index} {why}")
+    return chunk_invalid(f"chunk {header.index} {why}")

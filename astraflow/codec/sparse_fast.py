@@ -31,9 +31,9 @@ import zstandard
 
 from astraflow.codec import kernels
 from astraflow.codec.changes import FoundChanges, empty_changes
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.codec.float_bits import folded_distances, moved, moved_back
 from astraflow.codec.state_digest import changed_sums
-from astraflow.core.errors import AstraflowError, Reason
 
 ESCAPE: Final = 255
 
@@ -224,7 +224,7 @@ def decode(
             level, start, start.itemsize, is_back, first, streams, indices, before, values
         )
     except ValueError as error:
-        raise AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {error}") from None
+        raise chunk_invalid(f"a sparse payload {error}") from None
     return indices, before, values, sums
 
 

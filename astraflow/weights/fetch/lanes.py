@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, LaneKind, SourceInfo, VersionInfo
@@ -126,7 +127,7 @@ class BroadcastInbox:
             elif isinstance(item, SentChunk) and self._coming is not None:
                 self._coming.add(item.chunk)
             else:
-                raise AstraflowError(Reason.CHUNK_INVALID, "a broadcast sends one patch at a time")
+                raise chunk_invalid("a broadcast sends one patch at a time")
         self._newest, room_nbytes = newest, _KEPT_NBYTES
         for version in sorted(self._arrived, reverse=True)[1:]:
             room_nbytes -= self._arrived[version].info.payload_nbytes

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, Compression, Encoding
+from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, Compression, Encoding, chunk_invalid
 from astraflow.codec.decode import decode_change
 from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
@@ -165,7 +165,7 @@ class IncomingVersion:
 
     def _take_plan(self, plan: TransferPlan, *, is_stored: bool) -> None:
         if self.planned:
-            raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
+            raise chunk_invalid("a transfer has one plan, not two")
         indexes = plan.patches
         if not is_stored:
             indexes = tuple(map(self._signed, indexes))
@@ -196,19 +196,13 @@ class IncomingVersion:
         for version, shards in groupby(infos, key=lambda each: each.version):
             together = [*shards]
             if [*map(len, steps(together))] != [len(together)]:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"the plan lacks a shard of version {version}, or has two"
-                )
+                raise chunk_invalid(f"the plan lacks a shard of version {version}, or has two")
             base = together[0].base_version
             if base != at:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"a patch starts from {base}, not from {at}"
-                )
+                raise chunk_invalid(f"a patch starts from {base}, not from {at}")
             at = version
         if at != self.target.version or not infos:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the plan leads to {at}, not {self.target.version}"
-            )
+            raise chunk_invalid(f"the plan leads to {at}, not {self.target.version}")
 
     def is_registered(self, plan: TransferPlan) -> bool:
         return all(self._is_known(self._signed(index)) for index in plan.patches)
@@ -266,10 +260,10 @@ class IncomingVersion:
         """Return the patch that a chunk is surely of."""
         number = sent.chunk.header.index
         if not sent.patch_index < len(self.planned):
-            raise AstraflowError(Reason.CHUNK_INVALID, "a chunk of no patch of the plan")
+            raise chunk_invalid("a chunk of no patch of the plan")
         patch = self.planned[sent.patch_index]
         if not number < patch.info.chunk_count:
-            raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {number}")
+            raise chunk_invalid(f"the patch has no chunk {number}")
         if digest_of(sent.chunk) != patch.index.chunk_digests[number]:
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH,

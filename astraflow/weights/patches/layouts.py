@@ -11,8 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader, ChunkRange, Runs
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader, ChunkRange, Runs, chunk_invalid
 from astraflow.core.tensors import Dtype, Layout, TensorSpec
 from astraflow.wire.weights import layout_digest
 
@@ -143,9 +142,7 @@ class ShardLayout(Runs):
         starts = change.bounds([each.offset // size for each in specs])
         ends = change.bounds([(each.offset + each.nbytes) // size for each in specs])
         if (ends - starts).sum() != len(change.indices):
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, "a chunk changes bytes that belong to no tensor"
-            )
+            raise chunk_invalid("a chunk changes bytes that belong to no tensor")
         for spec, start, stop in zip(specs, starts.tolist(), ends.tolist(), strict=True):
             if start < stop:
                 yield spec, slice(start, stop)
@@ -156,7 +153,7 @@ class ShardLayout(Runs):
         end, at = 0, 0
         for header in headers:
             if header.offset < end:
-                raise AstraflowError(Reason.CHUNK_INVALID, "chunks of shards overlap")
+                raise chunk_invalid("chunks of shards overlap")
             while at < len(tensors) and tensors[at].offset + tensors[at].nbytes <= end:
                 at += 1
             needed = max(end, tensors[at].offset) if at < len(tensors) else header.offset
@@ -165,9 +162,7 @@ class ShardLayout(Runs):
             end = header.end
         last = tensors[-1].offset + tensors[-1].nbytes if tensors else 0
         if end < last:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the patches of the shards say nothing about byte {end}"
-            )
+            raise chunk_invalid(f"the patches of the shards say nothing about byte {end}")
 
     def check_padding(self, flat: np.ndarray) -> None:
         """Refuse a flat state (u8[nbytes]) with anything but zeros between tensors."""
@@ -177,7 +172,5 @@ class ShardLayout(Runs):
             (len(flat), 0),
         ):
             if flat[end:offset].any():
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"bytes {end} to {offset} belong to no tensor, not zero"
-                )
+                raise chunk_invalid(f"bytes {end} to {offset} belong to no tensor, not zero")
             end = offset + nbytes
