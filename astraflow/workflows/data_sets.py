@@ -269,17 +269,15 @@ def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) ->
         AstraflowError: INVALID_FIELD when the file cannot be read, a row lacks a field, or
             two rows have one id.
     """
-    return DataSetReader(name, _open_rows(settings, root), settings, seed=seed)
-
-
-def _open_rows(settings: DataSet, root: Path) -> DataSetRows:
+    rows: DataSetRows
     if settings.seeds is not None:
-        return SeedRows(*settings.seeds)
-    if settings.hub is not None:
-        path = download_data_set(settings, report=log.info)
+        rows = SeedRows(*settings.seeds)
     else:
         path = root / (settings.path or "")
-    return _OPENERS[_format_of(settings, path)](path)
+        if settings.hub is not None:
+            path = download_data_set(settings, report=log.info)
+        rows = _OPENERS[_format_of(settings, path)](path)
+    return DataSetReader(name, rows, settings, seed=seed)
 
 
 class DataSetReader:
@@ -340,24 +338,21 @@ class DataSetReader:
         return np.random.default_rng(words).permutation(len(self))
 
     def _index_rows(self) -> None:
-        seen = Counter[str]()
+        seen, limit = Counter[str](), self._settings.max_prompt_chars
         for index, row in zip(range(self.row_count), self._rows, strict=False):
-            if not self._is_short_enough(row, index):
-                continue
+            if limit is not None:
+                text = self._field(row, self._settings.length_field, "length_field", index)
+                if len(str(text)) > limit:
+                    continue
             key = self._key(row, index)
             seen[key] += 1
             if seen[key] > 1:
-                key = self._repeated(key, seen[key], index)
+                # It equals an earlier one.
+                if self._settings.id_field is not None:
+                    raise self._fault(f"row {index + 1} has the id '{key}' of an earlier row")
+                key = f"{key}-{seen[key]}"
             self._ids.append(PromptId(f"{self.name}/{key}"))
             self._kept.append(index)
-
-    def _is_short_enough(self, row: Row, index: int) -> bool:
-        limit = self._settings.max_prompt_chars
-        if limit is None:
-            return True
-        return (
-            len(str(self._field(row, self._settings.length_field, "length_field", index))) <= limit
-        )
 
     def _key(self, row: Row, index: int) -> str:
         """Return what names a row: its own id, or a digest of all of it."""
@@ -371,12 +366,6 @@ class DataSetReader:
         if field is not None:
             return str(self._field(row, field, "id_field", index))
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
-
-    def _repeated(self, key: str, count: int, index: int) -> str:
-        """Return another name for a row that equals an earlier one."""
-        if self._settings.id_field is not None:
-            raise self._fault(f"row {index + 1} has the id '{key}' of an earlier row")
-        return f"{key}-{count}"
 
     def _field(self, row: Row, field: str, setting: str, index: int) -> Any:
         if field not in row:

@@ -11,8 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -126,19 +125,17 @@ def agent_failed(message: str) -> AstraflowError:
     return AstraflowError(Reason.ENVIRONMENT_FAILED, message, retryable=True)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _PoolSlot:
-    """A place for one process of the pool.
+@dataclass(frozen=True, slots=True, eq=False)
+class _PoolProcess:
+    """A process, the lane on which it asks for episodes, and the folder of what it prints."""
 
-    Attributes:
-        lane: On which it asks for episodes.
-        folder: Gets what it prints.
-        program: That runs; None: it is started with the next episode.
-    """
+    program: Program
+    lane: str
+    folder: tempfile.TemporaryDirectory[str]
 
-    folder: tempfile.TemporaryDirectory[str] | None = None
-    lane: str = field(default_factory=lambda: secrets.token_hex(8))
-    program: Program | None = None
+    async def stop(self) -> None:
+        await self.program.stop()
+        self.folder.cleanup()
 
 
 class AgentPool:
@@ -151,9 +148,9 @@ class AgentPool:
         self._command = tuple(command)
         self._env = env
         self._limits = limits
-        self._free: asyncio.LifoQueue[_PoolSlot] = asyncio.LifoQueue()
+        self._free: asyncio.LifoQueue[_PoolProcess | None] = asyncio.LifoQueue()
         for _ in range(count):
-            self._free.put_nowait(_PoolSlot())
+            self._free.put_nowait(None)
 
     async def serve(self, session: AgentSession, *, time_s: float) -> str:
         """Hand an open session to a free process; return how it ended, as `AgentSession.ended`.
@@ -163,19 +160,21 @@ class AgentPool:
         Raises:
             AstraflowError: ENVIRONMENT_FAILED when the process died, ROLLOUT_TIMEOUT.
         """
-        seat = await self._free.get()
+        process = await self._free.get()
+        door = session.episode.agent_server
         try:
-            return await self._served(seat, session, time_s)
+            process = process or await self._start(door)
+            door.offer(session, process.lane)
+            return await self._ended(session, process.program, time_s)
         except BaseException:
-            await self._clear(seat)
+            if process is not None:
+                await process.stop()
+            process = None
             raise
         finally:
-            self._free.put_nowait(seat)
+            self._free.put_nowait(process)
 
-    async def _served(self, seat: _PoolSlot, session: AgentSession, time_s: float) -> str:
-        door = session.episode.agent_server
-        program = seat.program or await self._start(seat, door)
-        door.offer(session, seat.lane)
+    async def _ended(self, session: AgentSession, program: Program, time_s: float) -> str:
         dying = asyncio.ensure_future(program.fate())
         ending = asyncio.ensure_future(session.ended())
         try:
@@ -193,27 +192,20 @@ class AgentPool:
             dying.cancel()
             ending.cancel()
 
-    async def _start(self, seat: _PoolSlot, door: AgentServer) -> Program:
-        url, token = await door.queue(seat.lane)
-        seat.folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
+    async def _start(self, door: AgentServer) -> _PoolProcess:
+        lane = secrets.token_hex(8)
+        url, token = await door.queue(lane)
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
         told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
-        seat.program = await Program.start(
+        program = await Program.start(
             self._command,
             limits=self._limits,
-            folder=Path(seat.folder.name),
+            folder=Path(folder.name),
             env={**self._env, **told},
         )
-        door.at_close(partial(self._clear, seat))
-        return seat.program
-
-    async def _clear(self, seat: _PoolSlot) -> None:
-        program, seat.program = seat.program, None
-        seat.lane = secrets.token_hex(8)
-        folder, seat.folder = seat.folder, None
-        if program is not None:
-            await program.stop()
-        if folder is not None:
-            folder.cleanup()
+        process = _PoolProcess(program, lane, folder)
+        door.at_close(process.stop)
+        return process
 
 
 _FIRST_PAUSE_S = 0.2
