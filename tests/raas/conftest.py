@@ -21,7 +21,6 @@ from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import one_turn
-from astraflow.weights.fetch.puller import PullTimes
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow
 
@@ -38,7 +37,9 @@ class TinyPulled:
     nbytes: int = 12
     duration: timedelta = timedelta(milliseconds=5)
     reports: tuple = ()
-    times: PullTimes = PullTimes()  # noqa: RUF009 - frozen
+    verify: timedelta = timedelta()
+    decode: timedelta = timedelta()
+    stage: timedelta = timedelta()
 
 
 class TinyPuller:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from astraflow.codec.chunks import chunk_invalid
@@ -74,31 +74,27 @@ def _one(ranks: Mapping[int, SourceInfo]) -> SourceInfo:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stream:
-    """What one rank sends, and the plan that it began with."""
+_Stream = tuple[AsyncGenerator[SentItem], TransferPlan]
+"""What one rank sends, and the plan that it began with."""
 
-    items: AsyncGenerator[SentItem]
-    plan: TransferPlan
 
-    @property
-    def way(self) -> list[tuple[int | None, int, CodecProfile]]:
-        """From which version to which it leads, patch by patch, and how they are coded."""
-        infos = [index.patch for index in self.plan.patches]
-        return [(info.base_version, info.version, info.profile) for info in infos]
+def _way(plan: TransferPlan) -> list[tuple[int | None, int, CodecProfile]]:
+    """Return from which version to which a plan leads, patch by patch, and how they are coded."""
+    infos = [index.patch for index in plan.patches]
+    return [(info.base_version, info.version, info.profile) for info in infos]
 
 
 async def _begun(items: AsyncGenerator[SentItem]) -> _Stream:
     async for item in items:
         if isinstance(item, TransferPlan):
-            return _Stream(items, item)
+            return items, item
     raise source_lost("a rank ended without a plan")
 
 
 async def _chunks(streams: Sequence[_Stream]) -> AsyncGenerator[SentChunk]:
     """Yield the chunks of one rank after the other; what waits is on its way meanwhile."""
-    for rank, stream in enumerate(streams):
-        async for item in stream.items:
+    for rank, (items, _) in enumerate(streams):
+        async for item in items:
             if isinstance(item, SentChunk):
                 yield replace(item, patch_index=item.patch_index * len(streams) + rank)
 
@@ -229,8 +225,8 @@ class AnyLane(Lanes):
         """
         for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,))):
             async with self._opened(endpoint, asked, transfer_token) as streams:
-                if all(stream.way == streams[0].way for stream in streams):
-                    plans = [stream.plan for stream in streams]
+                plans = [plan for _, plan in streams]
+                if all(_way(plan) == _way(plans[0]) for plan in plans):
                     # Of each patch all shards, by rank, before the next.
                     by_patch = zip(*(plan.patches for plan in plans), strict=True)
                     yield TransferPlan(

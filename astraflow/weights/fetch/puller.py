@@ -9,7 +9,7 @@ what is held stays as it was.
 import asyncio
 import time
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -42,21 +42,6 @@ from astraflow.wire.transfers import TransferBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PullTimes:
-    """Where the time between a request and a staged version went.
-
-    Attributes:
-        verify: Of the pull: comparing digests of what came.
-        decode: From the last chunk to the state of the version, decoded and verified.
-        stage: From there until what the engine is to change lies ready.
-    """
-
-    verify: timedelta = timedelta()
-    decode: timedelta = timedelta()
-    stage: timedelta = timedelta()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
     """A version that arrived.
 
@@ -65,14 +50,18 @@ class PullResult:
         nbytes: Payload received and verified, from all sources.
         duration: First request to last chunk verified.
         reports: One per source tried.
-        times: What else took its time.
+        verify: Of it: comparing digests of what came.
+        decode: From the last chunk to the state of the version, decoded and verified.
+        stage: From there until what the engine is to change lies ready.
     """
 
     update: WeightUpdate
     nbytes: int
     duration: timedelta
     reports: tuple[SourceReport, ...]
-    times: PullTimes = field(default_factory=PullTimes)
+    verify: timedelta = timedelta()
+    decode: timedelta = timedelta()
+    stage: timedelta = timedelta()
 
 
 class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as AstraflowError's reasons do
@@ -144,7 +133,8 @@ class WeightPuller:
         self._memory = SourceMemory(kinds, avoided_s=self._settings.avoided_s)
         self._one_at_a_time = asyncio.Lock()
         self._decoder = PipelinedDecoder(keeps_payloads=relay is not None)
-        self._times = PullTimes()
+        # Of the pull under way: `verify`, `decode` and `stage` of its result.
+        self._times: dict[str, timedelta] = {}
         self._arrived = 0.0
 
     @property
@@ -187,7 +177,7 @@ class WeightPuller:
             listed=listed,
         )
         async with self._one_at_a_time:
-            self._times, self._arrived = PullTimes(), 0.0
+            self._times, self._arrived = {}, 0.0
             if self.version is None:
                 # What requests say of this machine; measuring it would hold up the event loop.
                 await asyncio.to_thread(measured_rates)
@@ -206,7 +196,7 @@ class WeightPuller:
             nbytes=sum(report.nbytes for report in reports),
             duration=timedelta(seconds=(self._arrived or time.monotonic()) - started),
             reports=reports,
-            times=self._times,
+            **self._times,
         )
 
     def full_update(self) -> WeightUpdate:
@@ -347,11 +337,11 @@ class WeightPuller:
         finally:
             self._decoder.clear()
         update = await _to_the_end(holding.advance(staged, base, target, known))
-        self._times = PullTimes(
-            verify=timedelta(seconds=incoming.verify_s),
-            decode=timedelta(seconds=decoded - self._arrived),
-            stage=timedelta(seconds=time.monotonic() - decoded),
-        )
+        self._times = {
+            "verify": timedelta(seconds=incoming.verify_s),
+            "decode": timedelta(seconds=decoded - self._arrived),
+            "stage": timedelta(seconds=time.monotonic() - decoded),
+        }
         return update
 
 

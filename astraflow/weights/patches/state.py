@@ -20,18 +20,11 @@ from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch
 from astraflow.wire.weights import PatchIndex
 
+Touched = tuple[np.ndarray, np.ndarray | None]
+"""Elements of one tensor that change: i64[n], rising, and the bits that they get, uN[n].
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Touched:
-    """Elements of one tensor that change.
-
-    Attributes:
-        indices: i64[n], rising.
-        values: uN[n], the bits that they get; None: an element changes more than once.
-    """
-
-    indices: np.ndarray
-    values: np.ndarray | None
+Without these an element changes more than once.
+"""
 
 
 def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
@@ -42,17 +35,17 @@ def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
     )
 
 
-def _is_most(touched: Touched, element_count: int) -> bool:
-    return 2 * len(touched.indices) > element_count
+def _is_most(indices: np.ndarray, element_count: int) -> bool:
+    return 2 * len(indices) > element_count
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Touched:
     if len(parts) == 1:
-        return Touched(indices=parts[0][0], values=parts[0][1])
+        return parts[0]
     indices = np.concatenate([each for each, _ in parts])
     if (indices[1:] > indices[:-1]).all():
-        return Touched(indices=indices, values=np.concatenate([each for _, each in parts]))
-    return Touched(indices=np.unique(indices), values=None)
+        return indices, np.concatenate([each for _, each in parts])
+    return np.unique(indices), None
 
 
 Decode = Callable[[Chunk, np.ndarray, bytes], Change | None]
@@ -98,8 +91,8 @@ class StagedState:
         """Whether what it asks of an engine is known before it is committed."""
         specs = self.state.frame.layout.by_name
         return self.touched is not None and all(
-            each.values is not None and not _is_most(each, specs[name].element_count)
-            for name, each in self.touched.items()
+            values is not None and not _is_most(indices, specs[name].element_count)
+            for name, (indices, values) in self.touched.items()
         )
 
     def tensor_updates(self) -> tuple[TensorUpdate, ...]:
@@ -116,12 +109,12 @@ class StagedState:
             found = self.touched.get(spec.name)
             if found is None:
                 continue
-            bits = layout.view(flat, spec.name).reshape(-1)
-            if _is_most(found, len(bits)):
+            bits, (indices, values) = layout.view(flat, spec.name).reshape(-1), found
+            if _is_most(indices, len(bits)):
                 updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
             else:
-                values = bits[found.indices] if found.values is None else found.values
-                updates.append(TensorUpdate(spec=spec, indices=found.indices, values=values))
+                values = bits[indices] if values is None else values
+                updates.append(TensorUpdate(spec=spec, indices=indices, values=values))
         return tuple(updates)
 
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -126,8 +126,8 @@ def agent_failed(message: str) -> AstraflowError:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _PoolProcess:
-    """A process, the lane on which it asks for episodes, and the folder of what it prints."""
+class _KeptProgram:
+    """A program that stays, the lane on which it asks for episodes, the folder of its output."""
 
     program: Program
     lane: str
@@ -136,76 +136,6 @@ class _PoolProcess:
     async def stop(self) -> None:
         await self.program.stop()
         self.folder.cleanup()
-
-
-class AgentPool:
-    """Some processes of one program; each has one episode at a time."""
-
-    def __init__(
-        self, command: Sequence[str], *, count: int, env: Mapping[str, str], limits: ProgramLimits
-    ) -> None:
-        """Start no process before an episode needs it, `count` at most; then it stays."""
-        self._command = tuple(command)
-        self._env = env
-        self._limits = limits
-        self._free: asyncio.LifoQueue[_PoolProcess | None] = asyncio.LifoQueue()
-        for _ in range(count):
-            self._free.put_nowait(None)
-
-    async def serve(self, session: AgentSession, *, time_s: float) -> str:
-        """Hand an open session to a free process; return how it ended, as `AgentSession.ended`.
-
-        A process that takes longer, dies, or whose episode is withdrawn is replaced.
-
-        Raises:
-            AstraflowError: ENVIRONMENT_FAILED when the process died, ROLLOUT_TIMEOUT.
-        """
-        process = await self._free.get()
-        door = session.episode.agent_server
-        try:
-            process = process or await self._start(door)
-            door.offer(session, process.lane)
-            return await self._ended(session, process.program, time_s)
-        except BaseException:
-            if process is not None:
-                await process.stop()
-            process = None
-            raise
-        finally:
-            self._free.put_nowait(process)
-
-    async def _ended(self, session: AgentSession, program: Program, time_s: float) -> str:
-        dying = asyncio.ensure_future(program.fate())
-        ending = asyncio.ensure_future(session.ended())
-        try:
-            await asyncio.wait({dying, ending}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                return ending.result()
-            if dying.done():
-                raise agent_failed(f"the agent died: {dying.result()}")
-            raise AstraflowError(
-                Reason.ROLLOUT_TIMEOUT,
-                f"the agent took longer than {time_s:g} s (options.time_s)",
-                retryable=True,
-            )
-        finally:
-            dying.cancel()
-            ending.cancel()
-
-    async def _start(self, door: AgentServer) -> _PoolProcess:
-        lane = secrets.token_hex(8)
-        url, token = await door.queue(lane)
-        folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
-        told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
-        program = await Program.start(
-            self._command,
-            limits=self._limits,
-            folder=Path(folder.name),
-            env={**self._env, **told},
-        )
-        process = _PoolProcess(program, lane, folder)
-        door.at_close(process.stop)
-        return process
 
 
 _FIRST_PAUSE_S = 0.2
@@ -269,14 +199,9 @@ class Command(AgentWorkflow):
     def __init__(self, options: CommandOptions, scorer: GuardedScorer | None) -> None:
         super().__init__(options, scorer)
         self._options = options
-        self._pool = AgentPool(
-            options.command,
-            count=options.persistent,
-            env=environment(options.env),
-            limits=ProgramLimits(
-                time_s=None, memory_mb=options.memory_mb, processes=options.processes
-            ),
-        )
+        self._free: asyncio.LifoQueue[_KeptProgram | None] = asyncio.LifoQueue()
+        for _ in range(options.persistent):
+            self._free.put_nowait(None)
 
     def lacks(self) -> Iterator[str]:
         """Yield that the program, or the script that it is to run, is not here."""
@@ -308,12 +233,72 @@ class Command(AgentWorkflow):
         session, options = self.session(episode), self._options
         async with episode.agent_server.open(session) as entrance:
             if options.persistent:
-                # Let a program that stays do it.
-                _require_done(session, await self._pool.serve(session, time_s=options.time_s))
+                _require_done(session, await self._handed(session))
                 answer = session.last_text
             else:
                 answer = await self._started(session, entrance)
         return await self.score(session, answer)
+
+    def _limits(self, time_s: float | None) -> ProgramLimits:
+        options = self._options
+        return ProgramLimits(time_s, memory_mb=options.memory_mb, processes=options.processes)
+
+    async def _handed(self, session: AgentSession) -> str:
+        """Hand an open session to a program that stays; return how it ended, as its `ended`.
+
+        A program is started when an episode needs it. One that takes longer, dies, or whose episode
+        is withdrawn is replaced.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED when the program died, ROLLOUT_TIMEOUT.
+        """
+        process = await self._free.get()
+        door = session.episode.agent_server
+        try:
+            process = process or await self._start_kept(door)
+            door.offer(session, process.lane)
+            return await self._ended(session, process.program)
+        except BaseException:
+            if process is not None:
+                await process.stop()
+            process = None
+            raise
+        finally:
+            self._free.put_nowait(process)
+
+    async def _ended(self, session: AgentSession, program: Program) -> str:
+        time_s = self._options.time_s
+        dying = asyncio.ensure_future(program.fate())
+        ending = asyncio.ensure_future(session.ended())
+        try:
+            await asyncio.wait({dying, ending}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return ending.result()
+            if dying.done():
+                raise agent_failed(f"the agent died: {dying.result()}")
+            raise AstraflowError(
+                Reason.ROLLOUT_TIMEOUT,
+                f"the agent took longer than {time_s:g} s (options.time_s)",
+                retryable=True,
+            )
+        finally:
+            dying.cancel()
+            ending.cancel()
+
+    async def _start_kept(self, door: AgentServer) -> _KeptProgram:
+        lane, options = secrets.token_hex(8), self._options
+        url, token = await door.queue(lane)
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
+        told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
+        program = await Program.start(
+            options.command,
+            limits=self._limits(None),
+            folder=Path(folder.name),
+            env=environment(options.env) | told,
+        )
+        process = _KeptProgram(program, lane, folder)
+        door.at_close(process.stop)
+        return process
 
     async def _started(self, session: AgentSession, entrance: SessionEndpoint) -> str:
         """Start a program for this episode alone, and return its answer."""
@@ -336,11 +321,7 @@ class Command(AgentWorkflow):
             }
             program = await Program.start(
                 options.command,
-                limits=ProgramLimits(
-                    time_s=options.time_s,
-                    memory_mb=options.memory_mb,
-                    processes=options.processes,
-                ),
+                limits=self._limits(options.time_s),
                 folder=folder,
                 env=environment(told | options.env) | episode_env,
             )
