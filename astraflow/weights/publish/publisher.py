@@ -180,8 +180,20 @@ class WeightPublisher:
             AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor; DIGEST_MISMATCH
                 when the copy was found damaged three times in a row.
         """
-        self._require_next(version)
-        self._require_memory()
+        newest = self.history.newest
+        if version < 0 or (newest is not None and version != newest + 1):
+            raise AstraflowError(
+                Reason.VERSION_NOT_NEXT,
+                f"version {version} does not follow {newest}",
+                metadata={"next_version": str(0 if newest is None else newest + 1)},
+            )
+        if self._damage_count >= _DAMAGE_LIMIT:
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH,
+                f"the copy of the weights of {self.policy_id} was damaged in memory"
+                f" {self._damage_count} times in a row; start the trainer on another machine,"
+                " it goes on from its last checkpoint",
+            )
         self._edition += 1
         try:
             with self.store.making(version) as patch:
@@ -333,24 +345,6 @@ class WeightPublisher:
         self._infos = {v: i for v, i in self._infos.items() if v >= oldest} | {version: info}
         infos = sorted((patch.info for patch in patches), key=lambda each: each.payload_nbytes)
         return replace(info, patches=tuple(infos))
-
-    def _require_memory(self) -> None:
-        if self._damage_count >= _DAMAGE_LIMIT:
-            raise AstraflowError(
-                Reason.DIGEST_MISMATCH,
-                f"the copy of the weights of {self.policy_id} was damaged in memory"
-                f" {self._damage_count} times in a row; start the trainer on another machine,"
-                " it goes on from its last checkpoint",
-            )
-
-    def _require_next(self, version: int) -> None:
-        newest = self.history.newest
-        if version < 0 or (newest is not None and version != newest + 1):
-            raise AstraflowError(
-                Reason.VERSION_NOT_NEXT,
-                f"version {version} does not follow {newest}",
-                metadata={"next_version": str(0 if newest is None else newest + 1)},
-            )
 
 
 def combined(infos: list[VersionInfo]) -> VersionInfo:
