@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -72,6 +72,12 @@ class ChunkRange:
         """Where it lies in the flat state."""
         return slice(self.offset, self.end)
 
+    def cut(self) -> "Iterator[ChunkRange]":
+        """Cut it every 4 MiB; the last part may be shorter."""
+        for offset in range(self.offset, self.end, CHUNK_NBYTES):
+            nbytes = min(CHUNK_NBYTES, self.end - offset)
+            yield ChunkRange(offset=offset, nbytes=nbytes, dtype=self.dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHeader(ChunkRange):
@@ -112,10 +118,7 @@ class Runs:
 
     def ranges(self) -> Iterator[ChunkRange]:
         """Cut every run into ranges of 4 MiB; its last one may be shorter."""
-        for run in self._runs:
-            for offset in range(run.offset, run.end, CHUNK_NBYTES):
-                nbytes = min(CHUNK_NBYTES, run.end - offset)
-                yield ChunkRange(offset=offset, nbytes=nbytes, dtype=run.dtype)
+        return chain.from_iterable(run.cut() for run in self._runs)
 
     def check(self, header: ChunkHeader) -> None:
         """Refuse a header that cannot be true, before anything is decoded.

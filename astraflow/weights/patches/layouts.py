@@ -7,12 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader, ChunkRange, Runs, chunk_invalid
-from astraflow.core.tensors import Dtype, Layout, TensorSpec
+from astraflow.codec.chunks import ChunkHeader, ChunkRange, Runs, chunk_invalid
+from astraflow.core.tensors import Layout, TensorSpec
 from astraflow.wire.weights import layout_digest
 
 
@@ -41,26 +42,10 @@ WHOLE = Shard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPiece:
-    """Rows of one tensor.
-
-    Attributes:
-        first: Element of the tensor that it begins with.
-        offset: Of that element in the layout, in bytes.
-    """
+class ShardPiece(ChunkRange):
+    """Rows of one tensor."""
 
     spec: TensorSpec
-    first: int
-    offset: int
-    nbytes: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.nbytes
-
-    @property
-    def dtype(self) -> Dtype:
-        return self.spec.dtype
 
 
 class ShardLayout(Runs):
@@ -84,13 +69,8 @@ class ShardLayout(Runs):
             rows, row_count = shard.rows(spec), spec.shape[0] if spec.shape else 1
             if spec.nbytes and rows:
                 row_nbytes = spec.nbytes // row_count
-                piece = ShardPiece(
-                    spec=spec,
-                    first=rows.start * row_nbytes // spec.dtype.itemsize,
-                    offset=spec.offset + rows.start * row_nbytes,
-                    nbytes=len(rows) * row_nbytes,
-                )
-                pieces.append(piece)
+                offset, nbytes = spec.offset + rows.start * row_nbytes, len(rows) * row_nbytes
+                pieces.append(ShardPiece(offset=offset, nbytes=nbytes, dtype=spec.dtype, spec=spec))
         self.pieces = tuple(pieces)
         self._starts = [piece.offset for piece in self.pieces]
         self._places: dict[int, int] = {}
@@ -108,12 +88,8 @@ class ShardLayout(Runs):
 
     def ranges(self) -> Iterator[ChunkRange]:
         if self.shard.count == 1:
-            yield from super().ranges()
-            return
-        for piece in self.pieces:
-            for offset in range(piece.offset, piece.end, CHUNK_NBYTES):
-                nbytes = min(CHUNK_NBYTES, piece.end - offset)
-                yield ChunkRange(offset=offset, nbytes=nbytes, dtype=piece.dtype)
+            return super().ranges()
+        return chain.from_iterable(piece.cut() for piece in self.pieces)
 
     def place(self, where: ChunkRange) -> slice:
         """Return where a range, one of `ranges()`, lies in memory."""
