@@ -17,6 +17,7 @@ import numpy as np
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, Compression, Encoding, chunk_invalid
 from astraflow.codec.decode import decode_change
+from astraflow.codec.encode import flat_bits
 from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
@@ -24,7 +25,7 @@ from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import READABLE, registered_bound, steps
-from astraflow.weights.patches.state import GrowingState, HeldState, bits_in
+from astraflow.weights.patches.state import GrowingState, HeldState
 from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
@@ -338,7 +339,7 @@ class PipelinedDecoder:
             self._seen[patch.root] = len(patch.chunks)
             for chunk in fresh:
                 if held is not None:
-                    old, tables = bits_in(held.flat, chunk.header), patch.index.shared_tables
+                    old, tables = flat_bits(held.flat)(chunk.header), patch.index.shared_tables
                     decoding = self._threads.submit(decode_change, chunk, old, tables)
                     self._decoded[id(chunk)] = chunk, decoding
                 elif growing is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.codec.decode import decode_change, decode_whole
+from astraflow.codec.encode import flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout, TensorUpdate
@@ -212,7 +213,7 @@ class Overlay:
 
     def bits(self, header: ChunkHeader) -> np.ndarray:
         """Return the bits of a chunk's range: uN[element_count]; not to be written."""
-        bits = bits_in(self._flat, header)
+        bits = flat_bits(self._flat)(header)
         first = header.offset // header.dtype.itemsize
         is_copy = False
         for starts, layer in self._layers:
@@ -224,11 +225,6 @@ class Overlay:
                     is_copy = True
                     bits[indices] = change.values[part]
         return bits
-
-
-def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
-    """Return the bits of a chunk's range in a flat state, a view: uN[element_count]."""
-    return flat[header.offset : header.end].view(header.dtype.bits)
 
 
 def _whole(frame: ShardLayout, step: _Step, growing: GrowingState) -> HeldState:

@@ -300,13 +300,13 @@ async def _clear(host: _Host) -> None:
 
 
 def _observation(said: Any, call: str) -> Observation:
+    shown = str(said)[:_SHOWN_CHARS]
     if isinstance(said, str):
         return said
-    messages = cast("list[Any]", said) if isinstance(said, list) else [None]
-    if all(isinstance(one, dict) and {"role", "content"} <= set[Any](one) for one in messages):
-        return cast("list[Message]", messages)
+    messages: list[Any] = cast("list[Any]", said) if isinstance(said, list) else [None]
+    if all(isinstance(one, dict) and "role" in one and "content" in one for one in messages):
+        return messages
     raise AstraflowError(
         Reason.ENVIRONMENT_FAILED,
-        f"the observation of {call} is neither text nor messages with role and content: "
-        f"{str(said)[:_SHOWN_CHARS]}",
+        f"the observation of {call} is neither text nor messages with role and content: {shown}",
     )
