@@ -167,8 +167,14 @@ class TurnTree:
     def _child(self, parent: Turn | None, prompt: np.ndarray) -> Turn | None:
         """Return the newest turn after `parent` that `prompt` goes on from."""
         at = parent.end if parent else 0
-        children = reversed(self._places[parent].children)
-        return next((turn for turn in children if _stands_at(turn, prompt, at)), None)
+        for turn in reversed(self._places[parent].children):
+            if (
+                turn.end <= len(prompt)
+                and np.array_equal(prompt[at : turn.start], turn.seen)
+                and np.array_equal(prompt[turn.start : turn.end], turn.generation.tokens)
+            ):
+                return turn
+        return None
 
 
 def trajectories_of(
@@ -258,11 +264,3 @@ def _own_spans(turn: Turn, sampled: np.ndarray) -> Iterator[VersionSpan]:
         at += span.length
         if length:
             yield replace(span, length=length)
-
-
-def _stands_at(turn: Turn, prompt: np.ndarray, at: int) -> bool:
-    return (
-        turn.end <= len(prompt)
-        and np.array_equal(prompt[at : turn.start], turn.seen)
-        and np.array_equal(prompt[turn.start : turn.end], turn.generation.tokens)
-    )

@@ -142,13 +142,10 @@ class EnvironmentPool:
         """
         task = asyncio.ensure_future(self._send(host, told, started))
         self._asking.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._asking.discard)
+        # Nobody may wait for what it raises.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._asking.discard(task)
-        if not task.cancelled():
-            task.exception()
 
     async def _send(
         self, host: _Host, told: Mapping[str, Any], started: LineWorker | None
