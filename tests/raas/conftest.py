@@ -21,6 +21,7 @@ from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import one_turn
+from astraflow.weights.fetch.puller import PullTimes
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow
 
@@ -37,9 +38,7 @@ class TinyPulled:
     nbytes: int = 12
     duration: timedelta = timedelta(milliseconds=5)
     reports: tuple = ()
-    verify: timedelta = timedelta()
-    decode: timedelta = timedelta()
-    stage: timedelta = timedelta()
+    times: PullTimes = PullTimes()  # noqa: RUF009 - frozen
 
 
 class TinyPuller:

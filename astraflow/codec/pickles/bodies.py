@@ -102,6 +102,10 @@ def _bytes(_: Budget, raw: Any = b"") -> bytes:
     return raw
 
 
+def _ordered_dict(_: Budget) -> dict[Any, Any]:
+    return {}
+
+
 def _no_call(*_: Any) -> Any:
     """What is only named: the class of arrays, and those of storages."""
     raise refused("it calls a class")
@@ -216,7 +220,7 @@ _NAMES: Final[Mapping[str, Call]] = {
     "__builtin__ bytes": _bytes,
     "builtins bytearray": _bytes,
     "__builtin__ bytearray": _bytes,
-    "collections OrderedDict": lambda _: {},
+    "collections OrderedDict": _ordered_dict,
     "numpy dtype": _ElementType,
     "numpy ndarray": _no_call,
     "torch._utils _rebuild_tensor_v2": _tensor,

@@ -9,7 +9,7 @@ what is held stays as it was.
 import asyncio
 import time
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -42,6 +42,21 @@ from astraflow.wire.transfers import TransferBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullTimes:
+    """Where the time between a request and a staged version went.
+
+    Attributes:
+        verify: Of the pull: comparing digests of what came.
+        decode: From the last chunk to the state of the version, decoded and verified.
+        stage: From there until what the engine is to change lies ready.
+    """
+
+    verify: timedelta = timedelta()
+    decode: timedelta = timedelta()
+    stage: timedelta = timedelta()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
     """A version that arrived.
 
@@ -50,18 +65,14 @@ class PullResult:
         nbytes: Payload received and verified, from all sources.
         duration: First request to last chunk verified.
         reports: One per source tried.
-        verify: Of it: comparing digests of what came.
-        decode: From the last chunk to the state of the version, decoded and verified.
-        stage: From there until what the engine is to change lies ready.
+        times: What else took its time.
     """
 
     update: WeightUpdate
     nbytes: int
     duration: timedelta
     reports: tuple[SourceReport, ...]
-    verify: timedelta = timedelta()
-    decode: timedelta = timedelta()
-    stage: timedelta = timedelta()
+    times: PullTimes = field(default_factory=PullTimes)
 
 
 class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as AstraflowError's reasons do
@@ -133,8 +144,7 @@ class WeightPuller:
         self._memory = SourceMemory(kinds, avoided_s=self._settings.avoided_s)
         self._one_at_a_time = asyncio.Lock()
         self._decoder = PipelinedDecoder(keeps_payloads=relay is not None)
-        # Of the pull under way: `verify`, `decode` and `stage` of its result.
-        self._times: dict[str, timedelta] = {}
+        self._times = PullTimes()
         self._arrived = 0.0
 
     @property
@@ -177,7 +187,7 @@ class WeightPuller:
             listed=listed,
         )
         async with self._one_at_a_time:
-            self._times, self._arrived = {}, 0.0
+            self._times, self._arrived = PullTimes(), 0.0
             if self.version is None:
                 # What requests say of this machine; measuring it would hold up the event loop.
                 await asyncio.to_thread(measured_rates)
@@ -196,7 +206,7 @@ class WeightPuller:
             nbytes=sum(report.nbytes for report in reports),
             duration=timedelta(seconds=(self._arrived or time.monotonic()) - started),
             reports=reports,
-            **self._times,
+            times=self._times,
         )
 
     def full_update(self) -> WeightUpdate:
@@ -337,11 +347,11 @@ class WeightPuller:
         finally:
             self._decoder.clear()
         update = await _to_the_end(holding.advance(staged, base, target, known))
-        self._times = {
-            "verify": timedelta(seconds=incoming.verify_s),
-            "decode": timedelta(seconds=decoded - self._arrived),
-            "stage": timedelta(seconds=time.monotonic() - decoded),
-        }
+        self._times = PullTimes(
+            verify=timedelta(seconds=incoming.verify_s),
+            decode=timedelta(seconds=decoded - self._arrived),
+            stage=timedelta(seconds=time.monotonic() - decoded),
+        )
         return update
 
 
