@@ -102,15 +102,10 @@ class ParquetRows:
         Raises:
             AstraflowError: INVALID_FIELD when it cannot be read, or pyarrow is missing.
         """
-        try:
-            from pyarrow import (  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingTypeStubs]
-                parquet,
-            )
-        except ImportError as error:
-            raise _missing("pyarrow", "parquet", path) from error
+        parquet = _extra("parquet", "pyarrow.parquet", path)
         _open(path).close()
         try:
-            self._table: Any = cast("Any", parquet).read_table(path)
+            self._table: Any = parquet.read_table(path)
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
 
@@ -135,12 +130,9 @@ def saved_rows(path: Path) -> Any:
         AstraflowError: INVALID_FIELD when it is not such a folder, holds several splits, or
             datasets is missing.
     """
+    datasets = _extra("datasets", "datasets", path)
     try:
-        import datasets  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise _missing("datasets", "datasets", path) from error
-    try:
-        loaded: Any = cast("Any", datasets).load_from_disk(str(path))
+        loaded: Any = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if isinstance(loaded, dict):
@@ -165,8 +157,12 @@ def _unreadable(path: Path, error: Exception) -> AstraflowError:
     return _invalid(f"data set {path} cannot be read: {why}")
 
 
-def _missing(package: str, extra: str, path: Path) -> AstraflowError:
-    return _invalid(f"data set {path} needs {package}: {install(extra)}")
+def _extra(extra: str, module: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise _invalid(f"data set {path} needs {package}: {install(extra)}") from error
 
 
 def pinned_data_set(settings: DataSet) -> DataSet:
