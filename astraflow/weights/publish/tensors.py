@@ -4,11 +4,11 @@ No second model is in memory. What reads a model's parameters is kept from versi
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from threading import local
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -18,11 +18,17 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorSpec
 from astraflow.weights.patches.layouts import Shard, ShardLayout
 
-ReadBits = Callable[[int, int, np.ndarray], np.ndarray]
-"""Reads the bits of one tensor, from an element to another: uN[n].
 
-Those that do not lie in memory as they are wanted may be put into the last argument, uN[n].
-"""
+class ReadBits(Protocol):
+    """Reads the bits of one tensor."""
+
+    def __call__(self, start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+        """Return the bits of elements: uN[n].
+
+        Those that do not lie in memory as they are wanted may be put `into` uN[n].
+        """
+        ...
+
 
 # Names of types in torch and ml_dtypes, where they are not numpy's.
 _NAMES: Final = {
@@ -78,7 +84,7 @@ def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:
     if shape != spec.shape or not shape or shard.count == 1:
         return read
     first = shard.rows(spec).start * (spec.element_count // max(spec.shape[0], 1))
-    return lambda start, stop, into: read(first + start, first + stop, into)
+    return lambda start, stop, into=None: read(first + start, first + stop, into)
 
 
 def _is_torch(array: Any) -> bool:
@@ -112,8 +118,8 @@ def _numpy_reader(array: np.ndarray, spec: TensorSpec) -> ReadBits:
         raise _mismatch(spec, f"is {name}", f"{spec.dtype} or its bits, {spec.dtype.bits}")
     if array.flags.c_contiguous:
         bits = array.reshape(-1).view(spec.dtype.bits)
-        return lambda start, stop, _: bits[start:stop]
-    return lambda start, stop, _: array.flat[start:stop].view(spec.dtype.bits)
+        return lambda start, stop, _=None: bits[start:stop]
+    return lambda start, stop, _=None: array.flat[start:stop].view(spec.dtype.bits)
 
 
 def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
@@ -127,25 +133,27 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
     if _is_plain(tensor):
         if not is_rounded:
             bits = np.asarray(_Memory(tensor, spec.dtype.bits))
-            return lambda start, stop, _: bits[start:stop]
+            return lambda start, stop, _=None: bits[start:stop]
         if (known, spec.dtype) == (Dtype.F32, Dtype.BF16):
             values = np.asarray(_Memory(tensor, Dtype.F32.numpy))
 
-            def rounded(start: int, stop: int, into: np.ndarray) -> np.ndarray:
-                round_bf16(values[start:stop], into)
-                return into
+            def rounded(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+                bits = np.empty(stop - start, np.uint16) if into is None else into
+                round_bf16(values[start:stop], bits)
+                return bits
 
             return rounded
     torch = sys.modules["torch"]
     wanted = getattr(torch, TORCH_NAMES[spec.dtype])
     flat = tensor.detach().reshape(-1)
 
-    def read(start: int, stop: int, into: np.ndarray) -> np.ndarray:
+    def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
         part = flat[start:stop]
-        if is_rounded:
+        if is_rounded and into is not None:
             torch.from_numpy(into.view(np.uint8)).view(wanted).copy_(part)
             return into
-        return part.cpu().contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
+        part = part.to(device="cpu", dtype=wanted) if is_rounded else part.cpu()
+        return part.contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
 
     return read
 
