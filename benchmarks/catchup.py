@@ -27,7 +27,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch, make_patch
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.patches.store import PatchStore
@@ -145,7 +145,7 @@ def check(
             raise AssertionError(f"{name} differs after {info.base_version} -> {info.version}")
 
 
-def held_of(frame: LayoutFrame, tensors: corpus.Version, version: int) -> HeldState:
+def held_of(frame: ShardLayout, tensors: corpus.Version, version: int) -> HeldState:
     flat = np.zeros(frame.layout.nbytes, np.uint8)
     for name, bits in tensors.items():
         frame.layout.view(flat, name)[...] = bits

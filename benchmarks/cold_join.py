@@ -38,7 +38,7 @@ from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.relay import WeightRelay
@@ -164,7 +164,7 @@ class Half:
         self._incoming: IncomingVersion | None = None
         self._is_said = False
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         """Take note of the pull."""
         del frame
         self._incoming = incoming

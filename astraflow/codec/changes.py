@@ -9,7 +9,7 @@ is kept for the next patch, up to 16 MiB of them.
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,21 +19,8 @@ from astraflow.core.tensors import Dtype
 
 _FAR: Final = 2**32 - 1
 
-
-class FoundChanges(NamedTuple):
-    """Elements of a range that change.
-
-    Attributes:
-        indices: u32[n], rising: see `Change`.
-        before: uN[n], the bits that they had.
-        values: uN[n], the bits that they get.
-        sums: See `Change`.
-    """
-
-    indices: np.ndarray
-    before: np.ndarray
-    values: np.ndarray
-    sums: tuple[int, int] | None = None
+FoundChanges = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int] | None]
+"""Elements of a range that change: `indices`, `before`, `values` and `sums` of a `Change`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,20 +110,15 @@ def _take(nbytes: int) -> np.ndarray:
     if not _LEAST_NBYTES <= nbytes <= _BLOCK_NBYTES:
         return np.empty(nbytes, np.uint8)
     if nbytes > len(_block.rest):
-        _block.rest = _new_block()
+        try:
+            pages = _idle.pop()
+        except IndexError:
+            pages = np.empty(_BLOCK_NBYTES, np.uint8).data
+        # Arrays that are cut from it hold on to this one: it goes when the last of them is gone.
+        _block.rest = np.frombuffer(pages, np.uint8)
+        weakref.finalize(_block.rest, _keep, pages).atexit = False
     taken, _block.rest = _block.rest[:nbytes], _block.rest[nbytes:]
     return taken
-
-
-def _new_block() -> np.ndarray:
-    try:
-        pages = _idle.pop()
-    except IndexError:
-        pages = np.empty(_BLOCK_NBYTES, np.uint8).data
-    # Arrays that are cut from it hold on to this one, so it goes when the last of them is gone.
-    block = np.frombuffer(pages, np.uint8)
-    weakref.finalize(block, _keep, pages).atexit = False
-    return block
 
 
 def _keep(pages: memoryview) -> None:

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -24,6 +24,11 @@ MAX_RANGE_NBYTES: Final = 64 << 20
 """Largest range of a chunk that has a payload."""
 
 
+def chunk_invalid(why: str) -> AstraflowError:
+    """Return the error of what no sound source sends, or keeps."""
+    return AstraflowError(Reason.CHUNK_INVALID, why)
+
+
 class Encoding(StrEnum):
     """How a payload describes its range."""
 
@@ -39,51 +44,6 @@ class Compression(StrEnum):
 
     NONE = "none"
     ZSTD = "zstd"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkHeader:
-    """What precedes a payload; see `weights/v1/patch.proto`.
-
-    Attributes:
-        index: 0 .. chunk_count - 1; ranges rise with it.
-        offset: Of the range in the flat layout, in bytes.
-        nbytes: Of the range.
-        dtype: Of all elements in the range.
-        encoding: How the payload describes it.
-        compression: Of the payload.
-        payload_nbytes: As sent.
-        changed_count: Elements whose bits differ from the base; sparse encodings only.
-    """
-
-    index: int
-    offset: int
-    nbytes: int
-    dtype: Dtype
-    encoding: Encoding
-    compression: Compression = Compression.NONE
-    payload_nbytes: int = 0
-    changed_count: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.nbytes
-
-    @property
-    def element_count(self) -> int:
-        return self.nbytes // self.dtype.itemsize
-
-    @property
-    def range(self) -> "ChunkRange":
-        return ChunkRange(offset=self.offset, nbytes=self.nbytes, dtype=self.dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A header and its payload; a raw one may look into the state that it was cut from."""
-
-    header: ChunkHeader
-    payload: bytes | memoryview = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +72,39 @@ class ChunkRange:
         """Where it lies in the flat state."""
         return slice(self.offset, self.end)
 
+    def cut(self) -> "Iterator[ChunkRange]":
+        """Cut it every 4 MiB; the last part may be shorter."""
+        for offset in range(self.offset, self.end, CHUNK_NBYTES):
+            nbytes = min(CHUNK_NBYTES, self.end - offset)
+            yield ChunkRange(offset=offset, nbytes=nbytes, dtype=self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHeader(ChunkRange):
+    """What precedes the payload of a range; see `weights/v1/patch.proto`.
+
+    Attributes:
+        index: 0 .. chunk_count - 1; ranges rise with it.
+        encoding: How the payload describes it.
+        compression: Of the payload.
+        payload_nbytes: As sent.
+        changed_count: Elements whose bits differ from the base; sparse encodings only.
+    """
+
+    index: int
+    encoding: Encoding
+    compression: Compression = Compression.NONE
+    payload_nbytes: int = 0
+    changed_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A header and its payload; a raw one may look into the state that it was cut from."""
+
+    header: ChunkHeader
+    payload: bytes | memoryview = b""
+
 
 class Runs:
     """The runs of a layout: neighbouring tensors of one dtype, from the first to the last byte.
@@ -125,10 +118,7 @@ class Runs:
 
     def ranges(self) -> Iterator[ChunkRange]:
         """Cut every run into ranges of 4 MiB; its last one may be shorter."""
-        for run in self._runs:
-            for offset in range(run.offset, run.end, CHUNK_NBYTES):
-                nbytes = min(CHUNK_NBYTES, run.end - offset)
-                yield ChunkRange(offset=offset, nbytes=nbytes, dtype=run.dtype)
+        return chain.from_iterable(run.cut() for run in self._runs)
 
     def check(self, header: ChunkHeader) -> None:
         """Refuse a header that cannot be true, before anything is decoded.
@@ -138,7 +128,7 @@ class Runs:
         """
         fault = self._fault(header)
         if fault:
-            raise AstraflowError(Reason.CHUNK_INVALID, f"chunk {header.index}: {fault}")
+            raise chunk_invalid(f"chunk {header.index}: {fault}")
 
     def check_cover(self, headers: Sequence[ChunkHeader]) -> None:
         """Refuse checked headers, by index, that do not rise or leave out a part of the layout.
@@ -148,14 +138,10 @@ class Runs:
         """
         for before, after in pairwise(headers):
             if after.offset < before.end:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"chunk {after.index}: its range begins inside the last"
-                )
+                raise chunk_invalid(f"chunk {after.index}: its range begins inside the last")
         missing = sum(run.nbytes for run in self._runs) - sum(each.nbytes for each in headers)
         if missing:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the patch says nothing about {missing} bytes"
-            )
+            raise chunk_invalid(f"the patch says nothing about {missing} bytes")
 
     def _fault(self, header: ChunkHeader) -> str | None:
         if header.nbytes <= 0 or not self._has(header):
@@ -221,9 +207,14 @@ def merge_unchanged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """Make one chunk of neighbours that did not change."""
     held: Chunk | None = None
     for chunk in chunks:
-        if held is not None and _continues(held.header, chunk.header):
-            nbytes = held.header.nbytes + chunk.header.nbytes
-            held = Chunk(header=replace(held.header, nbytes=nbytes))
+        before, header = held and held.header, chunk.header
+        if (
+            before is not None
+            and before.encoding is header.encoding is Encoding.UNCHANGED
+            and before.dtype is header.dtype
+            and before.end == header.offset
+        ):
+            held = Chunk(header=replace(before, nbytes=before.nbytes + header.nbytes))
             continue
         if held is not None:
             yield held
@@ -246,12 +237,3 @@ def numbered(
         found.append(Chunk(header=replace(chunk.header, index=index), payload=chunk.payload))
         made(found[-1])
     return tuple(found)
-
-
-def _continues(held: ChunkHeader, header: ChunkHeader) -> bool:
-    return (
-        held.encoding is Encoding.UNCHANGED
-        and header.encoding is Encoding.UNCHANGED
-        and header.dtype is held.dtype
-        and header.offset == held.end
-    )

@@ -5,9 +5,9 @@ import zstandard
 
 from astraflow.codec import dense_planes, sparse_compact, sparse_fast
 from astraflow.codec.changes import Change, FoundChanges
-from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
+from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding, chunk_invalid
 from astraflow.codec.shared_tables import read_shared_tables
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError
 
 
 def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
@@ -24,10 +24,17 @@ def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change 
     if chunk.header.encoding is Encoding.UNCHANGED:
         _unpacked(chunk, 0)
         return None
-    found, where = _found(chunk, old, tables), chunk.header.range
-    if not len(found.indices):
+    (indices, before, values, sums), where = _found(chunk, old, tables), chunk.header
+    if not len(indices):
         return None
-    return Change(dtype=where.dtype, first=where.first, **found._asdict())
+    return Change(
+        dtype=where.dtype,
+        first=where.first,
+        indices=indices,
+        before=before,
+        values=values,
+        sums=sums,
+    )
 
 
 def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,8 +53,9 @@ def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     header = chunk.header
     if header.encoding is not Encoding.SPARSE_FAST:
         raise _invalid(header, f"is {header.encoding}, which does not lead back")
-    found = sparse_fast.decode(_plain(chunk), new, changed_count=header.changed_count, is_back=True)
-    return found.indices, found.values
+    payload, count = _plain(chunk), header.changed_count
+    indices, _, before, _ = sparse_fast.decode(payload, new, changed_count=count, is_back=True)
+    return indices, before
 
 
 def decode_whole(chunk: Chunk) -> np.ndarray:
@@ -58,7 +66,10 @@ def decode_whole(chunk: Chunk) -> np.ndarray:
     """
     header = chunk.header
     if header.encoding is Encoding.DENSE:
-        return _dense(chunk)
+        payload = _unpacked(chunk, header.nbytes)
+        if len(payload) != header.nbytes:
+            raise _invalid(header, f"covers {header.nbytes} bytes with {len(payload)}")
+        return np.frombuffer(payload, header.dtype.bits)
     if header.encoding is not Encoding.DENSE_PLANES:
         raise _invalid(header, f"is {header.encoding}, which needs a base")
     return dense_planes.decode(header.dtype, _plain(chunk), header.element_count)
@@ -66,7 +77,7 @@ def decode_whole(chunk: Chunk) -> np.ndarray:
 
 def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> FoundChanges:
     header = chunk.header
-    first, count = header.range.first, header.changed_count
+    first, count = header.first, header.changed_count
     if count > header.element_count:
         raise _invalid(header, f"changes {count} of {header.element_count} elements")
     if header.encoding is Encoding.SPARSE_FAST:
@@ -79,15 +90,7 @@ def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> FoundChanges:
         return sparse_compact.decode(payload, old, section, changed_count=count, first=first)
     new = decode_whole(chunk)
     indices = np.flatnonzero(new != old)
-    return FoundChanges(indices.astype(np.uint32), old[indices], new[indices])
-
-
-def _dense(chunk: Chunk) -> np.ndarray:
-    header = chunk.header
-    payload = _unpacked(chunk, header.nbytes)
-    if len(payload) != header.nbytes:
-        raise _invalid(header, f"covers {header.nbytes} bytes with {len(payload)}")
-    return np.frombuffer(payload, header.dtype.bits)
+    return indices.astype(np.uint32), old[indices], new[indices], None
 
 
 def _plain(chunk: Chunk) -> bytes | memoryview:
@@ -113,4 +116,4 @@ def _unpacked(chunk: Chunk, limit: int) -> bytes | memoryview:
 
 
 def _invalid(header: ChunkHeader, why: str) -> AstraflowError:
-    return AstraflowError(Reason.CHUNK_INVALID, f"chunk {header.index} {why}")
+    return chunk_invalid(f"chunk {header.index} {why}")

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 
 from astraflow.codec import kernels, rans
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.codec.rans import FrequencyTables, cost_bits, read_tables
 from astraflow.codec.shared_tables import field_of
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
 
 _RAW, _CODED = 0, 1
@@ -44,9 +44,9 @@ def decode(dtype: Dtype, payload: bytes | memoryview, element_count: int) -> np.
             plane, at = _decode_plane(data, at, element_count)
             planes.append(plane)
     except (ValueError, IndexError, struct.error) as error:
-        raise AstraflowError(Reason.CHUNK_INVALID, f"a payload of planes {error}") from None
+        raise chunk_invalid(f"a payload of planes {error}") from None
     if at != len(data):
-        raise AstraflowError(Reason.CHUNK_INVALID, "a payload of planes has bytes behind its end")
+        raise chunk_invalid("a payload of planes has bytes behind its end")
     return _joined(dtype, planes[::-1])
 
 

@@ -11,7 +11,7 @@ cores have. Results come in the order of the items, so bytes do not depend on th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -243,27 +243,18 @@ def _rules(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Encoded:
-    """A patch, from nothing.
+class EncodedPatch:
+    """A patch.
 
     Attributes:
         chunks: By index.
         shared_tables: What all of them are decoded with; may be empty.
+        digest: Of the state that a patch from a base leads to; from nothing it is not known.
     """
 
     chunks: tuple[Chunk, ...]
     shared_tables: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncodedPatch(Encoded):
-    """A patch from a base.
-
-    Attributes:
-        digest: Of the state that it leads to.
-    """
-
-    digest: StateDigest
+    digest: StateDigest = field(default_factory=StateDigest)
 
 
 def flat_bits(flat: np.ndarray) -> RangeBits:
@@ -323,7 +314,7 @@ def encode_whole(
     *,
     profile: Profile = Profile.FAST,
     thread_count: int = 1,
-) -> Encoded:
+) -> EncodedPatch:
     """Return the patch that leads from nothing to `target`.
 
     Args:
@@ -336,7 +327,7 @@ def encode_whole(
     def encode(where: ChunkRange) -> Chunk:
         return encode_dense(where, target(where), profile)
 
-    return Encoded(chunks=numbered(in_order(encode, list(runs.ranges()), thread_count)))
+    return EncodedPatch(chunks=numbered(in_order(encode, list(runs.ranges()), thread_count)))
 
 
 def encode_chunk(

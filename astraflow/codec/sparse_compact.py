@@ -28,10 +28,10 @@ import numpy as np
 
 from astraflow.codec import kernels, rans
 from astraflow.codec.changes import FoundChanges, empty_changes
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.codec.float_bits import folded_distances, moved
 from astraflow.codec.shared_tables import MAX_CLASS_COUNT, ClassRule, ClassTables
 from astraflow.codec.state_digest import changed_sums
-from astraflow.core.errors import AstraflowError, Reason
 
 MAX_TOKEN: Final = 251
 """Of a number of 64 bits."""
@@ -195,8 +195,8 @@ def decode(
             *arguments, payload, tables.tables.slots, indices, before, values
         )
     except ValueError as error:
-        raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None
-    return FoundChanges(indices, before, values, sums)
+        raise chunk_invalid(f"a compact payload {error}") from None
+    return indices, before, values, sums
 
 
 def _read(
@@ -238,21 +238,17 @@ def _scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, first: int) -> Comp
     folded = folded_distances(before, values)[order].astype(np.uint64) - np.uint64(1)
     numbers = np.concatenate([gaps, folded])
     tokens, widths = tokens_of(numbers)
+    table = np.repeat([0, MAX_CLASS_COUNT], len(changed)) + np.tile(changed[order], 2)
+    histogram = np.bincount(256 * table + tokens, minlength=2 * MAX_CLASS_COUNT * 256)
     low, high = changed_sums(indices + first, before, values)
     return CompactScan(
         counts=counts,
         tokens=tokens,
         low_bits=pack_low_bits(numbers, widths),
-        histogram=_histogram(changed[order], tokens),
+        histogram=histogram.reshape(2, MAX_CLASS_COUNT, 256).astype(np.uint32),
         low=low,
         high=high,
     )
-
-
-def _histogram(classes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    table = np.concatenate([classes.astype(np.int64), classes.astype(np.int64) + MAX_CLASS_COUNT])
-    counts = np.bincount(256 * table + tokens, minlength=2 * MAX_CLASS_COUNT * 256)
-    return counts.reshape(2, MAX_CLASS_COUNT, 256).astype(np.uint32)
 
 
 def _apply(
@@ -275,7 +271,7 @@ def _apply(
     order = np.argsort(indices)
     indices = indices[order]
     folded = (distances[order] + np.uint64(1)).astype(old.dtype)
-    return FoundChanges(indices, old[indices], moved(old[indices], folded))
+    return indices, old[indices], moved(old[indices], folded), None
 
 
 def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:

@@ -31,9 +31,9 @@ import zstandard
 
 from astraflow.codec import kernels
 from astraflow.codec.changes import FoundChanges, empty_changes
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.codec.float_bits import folded_distances, moved, moved_back
 from astraflow.codec.state_digest import changed_sums
-from astraflow.core.errors import AstraflowError, Reason
 
 ESCAPE: Final = 255
 
@@ -224,8 +224,8 @@ def decode(
             level, start, start.itemsize, is_back, first, streams, indices, before, values
         )
     except ValueError as error:
-        raise AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {error}") from None
-    return FoundChanges(indices, before, values, sums)
+        raise chunk_invalid(f"a sparse payload {error}") from None
+    return indices, before, values, sums
 
 
 def _decode_streams(
@@ -238,7 +238,7 @@ def _decode_streams(
     less[marks] |= _decode_steps(streams, less[marks]) << start.dtype.type(1)
     move = moved_back if is_back else moved
     values = move(start[indices], less + start.dtype.type(1))
-    return FoundChanges(indices, start[indices], values)
+    return indices, start[indices], values, None
 
 
 def _decode_bits(stream: Stream, count: int) -> np.ndarray:

@@ -37,7 +37,7 @@ from astraflow.storage.weight_files import compare, flatten, read_weights, write
 from astraflow.weights.fetch.object_lane import stored_version
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.wire.weights import KEY_NBYTES, layout_digest
 from astraflow.workflows.building import workflow_specs
 
@@ -304,7 +304,7 @@ class PullBar:
         """Return what shows it while it is entered."""
         return self.progress
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         """Take note of a pull that begins."""
         del frame
         self._incoming = incoming

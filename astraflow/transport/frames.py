@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
+from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader, chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import DTYPES
@@ -138,7 +138,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Frame:
 
 
 def bad_frame(why: str) -> AstraflowError:
-    return AstraflowError(Reason.CHUNK_INVALID, f"a frame of the transfer is not sound: {why}")
+    return chunk_invalid(f"a frame of the transfer is not sound: {why}")
 
 
 def source_lost(why: str) -> AstraflowError:

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import grpc.aio
 from grpc.aio import AioRpcError
 
-from astraflow.codec.chunks import CHUNK_NBYTES
+from astraflow.codec.chunks import CHUNK_NBYTES, chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.rpc.auth import transfer_metadata
@@ -140,9 +140,7 @@ class GrpcLane:
 def _parsed(response: Any) -> Any:
     """Return a message; grpc gives None for bytes that are none."""
     if response is None:
-        raise AstraflowError(
-            Reason.CHUNK_INVALID, "the source sent bytes that are no message of the contract"
-        )
+        raise chunk_invalid("the source sent bytes that are no message of the contract")
     return response
 
 
@@ -172,9 +170,7 @@ def decode_response(response: pb.PullResponse | None) -> SentItem:
 
 
 def _unsound(error: AstraflowError) -> AstraflowError:
-    return AstraflowError(
-        Reason.CHUNK_INVALID, f"a message of the transfer is not sound: {error.message}"
-    )
+    return chunk_invalid(f"a message of the transfer is not sound: {error.message}")
 
 
 def _is_too_large(error: BaseException | None) -> bool:
@@ -187,9 +183,7 @@ def _failure(endpoint: str, error: AioRpcError) -> AstraflowError:
     if is_answer(error):
         return raised_from(error)
     if _is_too_large(error):
-        return AstraflowError(
-            Reason.CHUNK_INVALID, f"{endpoint} sent a message that is larger than any may be"
-        )
+        return chunk_invalid(f"{endpoint} sent a message that is larger than any may be")
     is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     return AstraflowError(
         Reason.SOURCE_TIMEOUT if is_late else Reason.SOURCE_UNREACHABLE,

@@ -63,7 +63,12 @@ class Channel:
         """Return header and body of a frame as records; what is empty has none."""
         if self._seal is None:
             return [*frame]
-        return [self._sealed(self._seal, part) for part in frame if len(part)]
+        records: list[bytes | memoryview] = []
+        for part in filter(len, frame):
+            self._sealed_count += 1
+            nonce = self._sealed_count.to_bytes(12, "little")
+            records.append(self._seal.encrypt(nonce, part, None))
+        return records
 
     def opened(self, record: bytes) -> bytes:
         if self._open is None or not record:
@@ -98,10 +103,6 @@ class Channel:
     def _next_request(self) -> bytes:
         self._request_count += 1
         return b"request" + self._transcript + self._request_count.to_bytes(8, "little")
-
-    def _sealed(self, seal: AESGCM, part: bytes | memoryview) -> bytes:
-        self._sealed_count += 1
-        return seal.encrypt(self._sealed_count.to_bytes(12, "little"), part, None)
 
 
 class SourceHandshake:

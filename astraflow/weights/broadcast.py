@@ -31,6 +31,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import WeightUpdate
@@ -76,7 +77,7 @@ class BroadcastGroup:
             header = self._move(torch.empty(_HEADER.size, dtype=torch.uint8), end)
             nbytes, number = _HEADER.unpack(header.numpy().tobytes())
             if not 0 <= nbytes <= _LIMIT_NBYTES:
-                raise AstraflowError(Reason.CHUNK_INVALID, f"a frame has {nbytes} bytes")
+                raise chunk_invalid(f"a frame has {nbytes} bytes")
             body = self._move(torch.empty(nbytes, dtype=torch.uint8), end)
             return body.numpy(), number
 

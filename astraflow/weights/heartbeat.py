@@ -13,8 +13,9 @@ from typing import Final, Generic, TypeVar
 
 import structlog
 
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.core.clock import Clock, SystemClock
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError
 from astraflow.transport.frames import source_late
 from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
 from astraflow.wire.weights import SentChunk
@@ -182,9 +183,7 @@ class StallWatch:
         self._chunkless_s = 0.0
         self._left -= 1
         if self._left < 0:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, "a source sends more than the chunks of its plan"
-            )
+            raise chunk_invalid("a source sends more than the chunks of its plan")
         if isinstance(item, TransferPlan):
             infos = [index.patch for index in item.patches]
             count = sum(info.chunk_count for info in infos)

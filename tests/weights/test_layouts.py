@@ -6,9 +6,9 @@ import pytest
 from astraflow.codec.changes import Change
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 
-FRAME = LayoutFrame(
+FRAME = ShardLayout(
     Layout.of(
         [
             ("a", Dtype.BF16, (33,)),

@@ -6,7 +6,7 @@ import pytest
 from astraflow.codec.decode import decode_change
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.state import stage
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import SentChunk
@@ -24,7 +24,7 @@ def pulled(training):
     """The base, the way to the next version, and what a pull of it needs."""
     training.publish()
     training.publish()
-    frame = LayoutFrame(training.layout)
+    frame = ShardLayout(training.layout)
     whole, patch = training.plan(0, None)[0], training.plan(1, 0)[0]
     digests = {v: info.content_digest for v, info in training.infos.items()}
     base = stage(frame, None, [training.complete(whole)], digests).commit()

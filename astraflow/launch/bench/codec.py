@@ -20,7 +20,7 @@ from rich.table import Table
 from astraflow.codec import kernels
 from astraflow.codec.chunks import Chunk, Profile, Runs
 from astraflow.codec.decode import decode_change, decode_whole
-from astraflow.codec.encode import Encoded, EncodedPatch, encode_patch, encode_whole, flat_bits
+from astraflow.codec.encode import EncodedPatch, encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
@@ -225,7 +225,7 @@ def whole_coding(versions: TwoVersions, profile: Profile) -> Coding:
     """Return how a version of a profile is made from nothing and read."""
     runs = Runs(versions.layout)
 
-    def encode() -> tuple[Encoded, bytes]:
+    def encode() -> tuple[EncodedPatch, bytes]:
         whole = encode_whole(runs, flat_bits(versions.new), profile=profile)
         return whole, _root_of(whole)
 
@@ -255,11 +255,11 @@ def _bits_of(chunk: Chunk, flat: np.ndarray) -> np.ndarray:
     return flat[chunk.header.offset : chunk.header.end].view(chunk.header.dtype.bits)
 
 
-def _root_of(patch: Encoded) -> bytes:
+def _root_of(patch: EncodedPatch) -> bytes:
     return root_digest([digest_of(chunk) for chunk in patch.chunks], patch.shared_tables)
 
 
-def _wire_nbytes(patch: Encoded) -> int:
+def _wire_nbytes(patch: EncodedPatch) -> int:
     chunks = (
         encode_chunk_header(each.header).ByteSize() + _DIGEST_NBYTES + len(each.payload)
         for each in patch.chunks

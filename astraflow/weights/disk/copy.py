@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final, Self
@@ -22,10 +22,9 @@ import numpy as np
 import structlog
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkRange
+from astraflow.codec.chunks import Chunk, ChunkRange
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo
 from astraflow.storage.lock import FileLock
 from astraflow.weights.disk.files import (
@@ -42,7 +41,7 @@ from astraflow.weights.disk.files import (
     replacing,
 )
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.state import HeldState, StagedState
 from astraflow.weights.publish.background import lower_priority
 from astraflow.wire.weights import PatchIndex, encode_layout
@@ -121,7 +120,7 @@ class DiskWriter:
         self._max_steps = max_steps
         self._folder = folder
         self._snapshots = snapshots
-        self._frame: LayoutFrame | None = None
+        self._frame: ShardLayout | None = None
         self._record = Record()
         self._writers: dict[bytes, PatchWriter] = {}
         self._is_behind = False
@@ -131,7 +130,7 @@ class DiskWriter:
         """Take what was loaded for what is held."""
         self._record = record
 
-    def write_layout(self, frame: LayoutFrame) -> None:
+    def write_layout(self, frame: ShardLayout) -> None:
         if self._frame is not None and self._frame.digest == frame.digest:
             return
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)
@@ -226,20 +225,16 @@ class DiskWriter:
 
 def _verify(path: Path, held: HeldState) -> None:
     with path.open("rb") as file:
-        digest = StateDigest.of_pieces(_pieces(file, held.frame.layout))
+        digest = StateDigest.of_pieces(_pieces(file, held.frame))
     if digest != held.digest:
         raise OSError(f"{path} does not hold what was written to it")
 
 
-def _pieces(file: BinaryIO, layout: Layout) -> Iterator[tuple[ChunkRange, np.ndarray]]:
+def _pieces(file: BinaryIO, frame: ShardLayout) -> Iterator[tuple[ChunkRange, np.ndarray]]:
     """Yield the tensors of a file, 4 MiB at a time: a mapped file that fails ends the process."""
-    for spec in layout.tensors:
-        end = spec.offset + spec.nbytes
-        for offset in range(spec.offset, end, CHUNK_NBYTES):
-            nbytes = min(CHUNK_NBYTES, end - offset)
-            file.seek(offset)
-            bits = np.frombuffer(file.read(nbytes), spec.dtype.bits)
-            yield ChunkRange(offset=offset, nbytes=nbytes, dtype=spec.dtype), bits
+    for where in chain.from_iterable(tensor.cut() for tensor in frame.pieces):
+        file.seek(where.offset)
+        yield where, np.frombuffer(file.read(where.nbytes), where.dtype.bits)
 
 
 _PLACE_COUNT: Final = 64
@@ -304,7 +299,7 @@ class DiskCopy:
         self._snapshots.hold(None)
         self._do(partial(self._writer.go_on, Record()))
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         """Take note of a pull that begins; its chunks go to disk as they come."""
         self._incoming, self._noted_counts = incoming, {}
         self._room_nbytes = _ROOM_NBYTES + frame.layout.nbytes // 2

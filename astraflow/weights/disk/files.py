@@ -25,7 +25,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.incoming import VerifiedChunks
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch, packed, plan_of, unpacked
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.wire.transfers import SentItem, TransferPlan
@@ -192,7 +192,7 @@ class Loaded:
         chunks: Verified ones of patches that are not in it.
     """
 
-    frame: LayoutFrame | None = None
+    frame: ShardLayout | None = None
     held: HeldState | None = None
     record: Record
     chunks: VerifiedChunks
@@ -208,10 +208,10 @@ def load(folder: Path) -> Loaded:
     return Loaded(frame=frame, held=held, record=record, chunks=chunks)
 
 
-def _frame(folder: Path) -> LayoutFrame | None:
+def _frame(folder: Path) -> ShardLayout | None:
     try:
         content = (folder / LAYOUT).read_bytes()
-        return LayoutFrame(decode_layout(layout_pb2.Layout.FromString(content)))
+        return ShardLayout(decode_layout(layout_pb2.Layout.FromString(content)))
     except FileNotFoundError:
         return None
     except _DAMAGE as error:
@@ -219,7 +219,7 @@ def _frame(folder: Path) -> LayoutFrame | None:
         return None
 
 
-def _state(folder: Path, frame: LayoutFrame) -> tuple[HeldState | None, Record]:
+def _state(folder: Path, frame: ShardLayout) -> tuple[HeldState | None, Record]:
     """Go from the first version as far as everything is true."""
     held: HeldState | None = None
     done: tuple[VersionInfo, ...] = ()
@@ -245,7 +245,7 @@ def _state(folder: Path, frame: LayoutFrame) -> tuple[HeldState | None, Record]:
     return held, Record(versions=done)
 
 
-def _base(folder: Path, frame: LayoutFrame, info: VersionInfo) -> HeldState:
+def _base(folder: Path, frame: ShardLayout, info: VersionInfo) -> HeldState:
     flat = np.fromfile(folder / base_file(info.version), np.uint8)
     if len(flat) != frame.layout.nbytes:
         raise AstraflowError(Reason.DIGEST_MISMATCH, "the base has another size than the layout")
@@ -257,12 +257,12 @@ def _base(folder: Path, frame: LayoutFrame, info: VersionInfo) -> HeldState:
 
 
 def _after(
-    folder: Path, frame: LayoutFrame, held: HeldState | None, info: VersionInfo
+    folder: Path, frame: ShardLayout, held: HeldState | None, info: VersionInfo
 ) -> HeldState:
     patches = [_complete(folder, patch) for patch in info.patches]
     for patch in patches:
         for chunk in patch.chunks.values():
-            frame.runs.check(chunk.header)
+            frame.check(chunk.header)
     return stage(frame, held, patches, {info.version: info.content_digest}).commit()
 
 

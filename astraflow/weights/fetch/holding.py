@@ -18,7 +18,7 @@ from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import Loaded
 from astraflow.weights.patches.incoming import VerifiedChunks
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.routes import PROFILES, READABLE
 from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
 from astraflow.weights.serve.relay import WeightRelay, whole_patch
@@ -42,7 +42,7 @@ class Holding:
     def __init__(
         self, policy_id: PolicyId, *, relay: WeightRelay | None, copy: DiskCopy | None
     ) -> None:
-        self.frame: LayoutFrame | None = None
+        self.frame: ShardLayout | None = None
         self.state: HeldState | None = None
         self.leftover: VerifiedChunks = {}
         self._policy_id = policy_id

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
+from astraflow.codec.chunks import chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, LaneKind, SourceInfo, VersionInfo
@@ -14,7 +15,7 @@ from astraflow.transport.frames import source_lost
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch, cheapest_patches, plan_of
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
@@ -39,7 +40,7 @@ ListVersions = Callable[[], Awaitable[Iterable[VersionInfo]]]
 class PullListener(Protocol):
     """Who is told what a pull brings; `WeightRelay` is one."""
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None: ...
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None: ...
 
     def note(self) -> None: ...
 
@@ -73,82 +74,27 @@ def _one(ranks: Mapping[int, SourceInfo]) -> SourceInfo:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stream:
-    """What one rank sends, and the plan that it began with."""
-
-    items: AsyncGenerator[SentItem]
-    plan: TransferPlan
-
-    @property
-    def way(self) -> list[tuple[int | None, int, CodecProfile]]:
-        """From which version to which it leads, patch by patch, and how they are coded."""
-        infos = [index.patch for index in self.plan.patches]
-        return [(info.base_version, info.version, info.profile) for info in infos]
+_Stream = tuple[AsyncGenerator[SentItem], TransferPlan]
+"""What one rank sends, and the plan that it began with."""
 
 
-class ShardLane:
-    """Pulls all shards of a version, each from its rank.
-
-    Ranks plan for themselves. Where they would go different ways, all are asked for what is coded
-    fast: patches over several versions are compact, so that all go from version to version.
-    """
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
-
-    async def pull(
-        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[SentItem]:
-        for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,))):
-            async with self._opened(endpoint, asked, transfer_token) as streams:
-                if all(stream.way == streams[0].way for stream in streams):
-                    plans = [stream.plan for stream in streams]
-                    # Of each patch all shards, by rank, before the next.
-                    by_patch = zip(*(plan.patches for plan in plans), strict=True)
-                    yield TransferPlan(
-                        patches=tuple(index for shards in by_patch for index in shards),
-                        chunk_count=sum(plan.chunk_count for plan in plans),
-                        payload_nbytes=sum(plan.payload_nbytes for plan in plans),
-                    )
-                    async for sent in _chunks(streams):
-                        yield sent
-                    return
-        raise AstraflowError(
-            Reason.PATCH_UNKNOWN,
-            f"the ranks go different ways from {spec.base_version} to version {spec.version}",
-        )
-
-    @asynccontextmanager
-    async def _opened(
-        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[list[_Stream]]:
-        """Ask all ranks at once; close what they send at the end."""
-        pulls = [
-            self._lanes.pull(place, spec, transfer_token) for place in endpoint.split(_BETWEEN)
-        ]
-        beginning = [asyncio.ensure_future(_begun(each)) for each in pulls]
-        try:
-            yield await asyncio.gather(*beginning)
-        finally:
-            for each in beginning:
-                each.cancel()
-            await asyncio.gather(*beginning, return_exceptions=True)
-            for each in pulls:
-                await each.aclose()
+def _way(plan: TransferPlan) -> list[tuple[int | None, int, CodecProfile]]:
+    """Return from which version to which a plan leads, patch by patch, and how they are coded."""
+    infos = [index.patch for index in plan.patches]
+    return [(info.base_version, info.version, info.profile) for info in infos]
 
 
 async def _begun(items: AsyncGenerator[SentItem]) -> _Stream:
     async for item in items:
         if isinstance(item, TransferPlan):
-            return _Stream(items, item)
+            return items, item
     raise source_lost("a rank ended without a plan")
 
 
 async def _chunks(streams: Sequence[_Stream]) -> AsyncGenerator[SentChunk]:
     """Yield the chunks of one rank after the other; what waits is on its way meanwhile."""
-    for rank, stream in enumerate(streams):
-        async for item in stream.items:
+    for rank, (items, _) in enumerate(streams):
+        async for item in items:
             if isinstance(item, SentChunk):
                 yield replace(item, patch_index=item.patch_index * len(streams) + rank)
 
@@ -177,7 +123,7 @@ class BroadcastInbox:
             elif isinstance(item, SentChunk) and self._coming is not None:
                 self._coming.add(item.chunk)
             else:
-                raise AstraflowError(Reason.CHUNK_INVALID, "a broadcast sends one patch at a time")
+                raise chunk_invalid("a broadcast sends one patch at a time")
         self._newest, room_nbytes = newest, _KEPT_NBYTES
         for version in sorted(self._arrived, reverse=True)[1:]:
             room_nbytes -= self._arrived[version].info.payload_nbytes
@@ -236,7 +182,6 @@ class AnyLane(Lanes):
         """Start without a connection; see Lanes."""
         super().__init__(tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes, encrypts=encrypts)
         self.inbox: BroadcastInbox | None = None
-        self._shards = ShardLane(self)
         self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
 
     def pull(
@@ -247,7 +192,7 @@ class AnyLane(Lanes):
         if "://" in endpoint:
             return self._objects.pull(endpoint, spec, transfer_token)
         if _BETWEEN in endpoint:
-            return self._shards.pull(endpoint, spec, transfer_token)
+            return self._all_ranks(endpoint, spec, transfer_token)
         return super().pull(endpoint, spec, transfer_token)
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
@@ -268,3 +213,47 @@ class AnyLane(Lanes):
     async def close(self) -> None:
         await super().close()
         await self._objects.close()
+
+    async def _all_ranks(
+        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
+    ) -> AsyncGenerator[SentItem]:
+        """Pull all shards of a version, each from its rank.
+
+        Ranks plan for themselves. Where they would go different ways, all are asked for what is
+        coded fast: patches over several versions are compact, so that all go from version to
+        version.
+        """
+        for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,))):
+            async with self._opened(endpoint, asked, transfer_token) as streams:
+                plans = [plan for _, plan in streams]
+                if all(_way(plan) == _way(plans[0]) for plan in plans):
+                    # Of each patch all shards, by rank, before the next.
+                    by_patch = zip(*(plan.patches for plan in plans), strict=True)
+                    yield TransferPlan(
+                        patches=tuple(index for shards in by_patch for index in shards),
+                        chunk_count=sum(plan.chunk_count for plan in plans),
+                        payload_nbytes=sum(plan.payload_nbytes for plan in plans),
+                    )
+                    async for sent in _chunks(streams):
+                        yield sent
+                    return
+        raise AstraflowError(
+            Reason.PATCH_UNKNOWN,
+            f"the ranks go different ways from {spec.base_version} to version {spec.version}",
+        )
+
+    @asynccontextmanager
+    async def _opened(
+        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
+    ) -> AsyncGenerator[list[_Stream]]:
+        """Ask all ranks at once; close what they send at the end."""
+        pulls = [self.pull(place, spec, transfer_token) for place in endpoint.split(_BETWEEN)]
+        beginning = [asyncio.ensure_future(_begun(each)) for each in pulls]
+        try:
+            yield await asyncio.gather(*beginning)
+        finally:
+            for each in beginning:
+                each.cancel()
+            await asyncio.gather(*beginning, return_exceptions=True)
+            for each in pulls:
+                await each.aclose()

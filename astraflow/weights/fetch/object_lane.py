@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from astraflow.codec.chunks import Chunk
+from astraflow.codec.chunks import Chunk, chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
@@ -117,9 +117,7 @@ class ObjectLane:
                 Reason.LAYOUT_UNKNOWN, f"{bucket.url} has another layout, or none"
             ) from None
         except DecodeError as error:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the layout in {bucket.url} is none: {error}"
-            ) from error
+            raise chunk_invalid(f"the layout in {bucket.url} is none: {error}") from error
 
     async def close(self) -> None:
         self._buckets.clear()
@@ -213,9 +211,7 @@ def _manifest(bucket: Bucket, name: str) -> VersionManifest:
     except AstraflowError as error:
         if error.reason is not Reason.INVALID_FIELD:
             raise
-        raise AstraflowError(
-            Reason.CHUNK_INVALID, f"{bucket.url}/{name} cannot be: {error.message}"
-        ) from error
+        raise chunk_invalid(f"{bucket.url}/{name} cannot be: {error.message}") from error
 
 
 def _blocks(patches: Sequence[PatchObject], spec: TransferSpec) -> Iterator[_Block]:

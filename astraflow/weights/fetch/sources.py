@@ -18,7 +18,7 @@ from astraflow.transport.frames import SourceError, source_lost
 from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener, joined
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
@@ -111,7 +111,7 @@ class _Shared:
     """
 
     incoming: IncomingVersion
-    frame: LayoutFrame
+    frame: ShardLayout
     claimed: set[tuple[bytes, int]] = field(default_factory=set[tuple[bytes, int]])
     first: asyncio.Task[AstraflowError | None] | None = None
 
@@ -173,10 +173,10 @@ class Fetch:
         is_origin = first is not None and first.source.kind is SourceKind.ORIGIN
         return first if first and is_origin and first.failure is None else None
 
-    async def layout(self, digest: bytes) -> LayoutFrame:
+    async def layout(self, digest: bytes) -> ShardLayout:
         for stats in self._honest():
             try:
-                frame = LayoutFrame(await self._lane.get_layout(stats.address, digest, self._token))
+                frame = ShardLayout(await self._lane.get_layout(stats.address, digest, self._token))
                 if frame.digest == digest:
                     return frame
                 stats.bad_chunk_count += 1
@@ -186,7 +186,7 @@ class Fetch:
                 self._note(stats, error)
         raise self._failure
 
-    async def chunks(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    async def chunks(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         """Return once every chunk of some way to the version is here, verified."""
         for each in self._listeners:
             each.begin(incoming, frame)
@@ -206,7 +206,7 @@ class Fetch:
         return [stats for stats in self._stats if not stats.bad_chunk_count]
 
     async def _from(
-        self, stats: SourceStats, incoming: IncomingVersion, frame: LayoutFrame
+        self, stats: SourceStats, incoming: IncomingVersion, frame: ShardLayout
     ) -> None:
         """Take from one source what is still missing, and let others help."""
         self.tried[stats] = None

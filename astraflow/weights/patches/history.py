@@ -7,7 +7,6 @@ undoes them. Only where a range came whole its old bits are kept too, as a compr
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -25,16 +24,8 @@ Sign = Callable[[PatchInfo], PatchInfo]
 """Returns a patch with its signature."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """How a range became what it is in a version: a sparse chunk, or what it differs by, packed."""
-
-    version: int
-    undo: Chunk | bytes
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.undo.payload) if isinstance(self.undo, Chunk) else len(self.undo)
+_Step = tuple[int, Chunk | bytes]
+"""How a range became what it is in a version: a sparse chunk, or what it differs by, packed."""
 
 
 class History:
@@ -96,11 +87,10 @@ class History:
         self.flush()
         for chunk in chunks:
             if chunk.header.encoding is Encoding.SPARSE_FAST:
-                step = _Step(version=version, undo=chunk)
                 with self._lock:
                     self._late[chunk.header.offset] = chunk
-                    self._steps[chunk.header.offset].append(step)
-                self._sizes[version] += step.nbytes
+                    self._steps[chunk.header.offset].append((version, chunk))
+                self._sizes[version] += len(chunk.payload)
             elif chunk.header.encoding is not Encoding.UNCHANGED:
                 self._replace(version, chunk)
         self.newest = version
@@ -153,8 +143,8 @@ class History:
                 oldest = self._affordable(min(read), 2 * room_nbytes)
             self.oldest = oldest = max(self.oldest, oldest)
             for offset, steps in self._steps.items():
-                if steps and steps[0].version <= oldest:
-                    self._steps[offset] = [step for step in steps if step.version > oldest]
+                if steps and steps[0][0] <= oldest:
+                    self._steps[offset] = [step for step in steps if step[0] > oldest]
             for version in [each for each in self._sizes if each <= oldest]:
                 del self._sizes[version]
 
@@ -170,21 +160,21 @@ class History:
         return self._flat[self.shard_layout.place(where)].view(where.dtype.bits)
 
     def _replace(self, version: int, chunk: Chunk) -> None:
-        where, new = chunk.header.range, decode_whole(chunk)
+        where, new = chunk.header, decode_whole(chunk)
         bits = self._view(where)
         packer = zstandard.ZstdCompressor(level=1, write_content_size=True)
-        step = _Step(version=version, undo=packer.compress((bits ^ new).data))
+        undo = packer.compress((bits ^ new).data)
         with self._lock:
             bits[:] = new
-            self._steps[where.offset].append(step)
-        self._sizes[version] += step.nbytes
+            self._steps[where.offset].append((version, undo))
+        self._sizes[version] += len(undo)
 
     def _write(self, offset: int) -> None:
         """Write what was entered of a range, if that is still to be done; under the lock."""
         chunk = self._late.pop(offset, None)
         if chunk is None:
             return
-        bits = self._view(chunk.header.range)
+        bits = self._view(chunk.header)
         change = decode_change(chunk, bits)
         if change is not None:
             bits[change.indices] = change.values
@@ -199,12 +189,12 @@ class History:
                 )
             self._write(where.offset)
             bits = self._view(where).copy()
-            steps = [step for step in self._steps[where.offset] if step.version > version]
-        for step in reversed(steps):
-            if isinstance(step.undo, Chunk):
-                indices, before = decode_back(step.undo, bits)
+            steps = [undo for at, undo in self._steps[where.offset] if at > version]
+        for undo in reversed(steps):
+            if isinstance(undo, Chunk):
+                indices, before = decode_back(undo, bits)
                 bits[indices] = before
             else:
-                undo = zstandard.ZstdDecompressor().decompress(step.undo)
-                bits ^= np.frombuffer(undo, bits.dtype)
+                differs = zstandard.ZstdDecompressor().decompress(undo)
+                bits ^= np.frombuffer(differs, bits.dtype)
         return bits

@@ -15,16 +15,17 @@ from time import perf_counter
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, Compression, Encoding
+from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, Compression, Encoding, chunk_invalid
 from astraflow.codec.decode import decode_change
+from astraflow.codec.encode import flat_bits
 from astraflow.codec.rates import measured_rates
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.transport.frames import source_lost
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.routes import READABLE, registered_bound, steps
-from astraflow.weights.patches.state import GrowingState, HeldState, bits_in
+from astraflow.weights.patches.state import GrowingState, HeldState
 from astraflow.wire.signatures import require_signed
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
@@ -129,7 +130,7 @@ class IncomingVersion:
                 patch.fail(error)
 
     def take(
-        self, item: TransferPlan | SentChunk, frame: LayoutFrame, *, is_stored: bool = False
+        self, item: TransferPlan | SentChunk, frame: ShardLayout, *, is_stored: bool = False
     ) -> None:
         """Take the plan or a chunk of it.
 
@@ -165,7 +166,7 @@ class IncomingVersion:
 
     def _take_plan(self, plan: TransferPlan, *, is_stored: bool) -> None:
         if self.planned:
-            raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
+            raise chunk_invalid("a transfer has one plan, not two")
         indexes = plan.patches
         if not is_stored:
             indexes = tuple(map(self._signed, indexes))
@@ -196,19 +197,13 @@ class IncomingVersion:
         for version, shards in groupby(infos, key=lambda each: each.version):
             together = [*shards]
             if [*map(len, steps(together))] != [len(together)]:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"the plan lacks a shard of version {version}, or has two"
-                )
+                raise chunk_invalid(f"the plan lacks a shard of version {version}, or has two")
             base = together[0].base_version
             if base != at:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"a patch starts from {base}, not from {at}"
-                )
+                raise chunk_invalid(f"a patch starts from {base}, not from {at}")
             at = version
         if at != self.target.version or not infos:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the plan leads to {at}, not {self.target.version}"
-            )
+            raise chunk_invalid(f"the plan leads to {at}, not {self.target.version}")
 
     def is_registered(self, plan: TransferPlan) -> bool:
         return all(self._is_known(self._signed(index)) for index in plan.patches)
@@ -247,7 +242,7 @@ class IncomingVersion:
                 Reason.DIGEST_MISMATCH, "the chunk digests do not add up to the registered root"
             )
 
-    def _take_chunk(self, sent: SentChunk, frame: LayoutFrame) -> None:
+    def _take_chunk(self, sent: SentChunk, frame: ShardLayout) -> None:
         header, started = sent.chunk.header, perf_counter()
         try:
             patch = self._verified_patch(sent)
@@ -256,7 +251,7 @@ class IncomingVersion:
             raise
         finally:
             self.verify_s += perf_counter() - started
-        frame.runs.check(header)
+        frame.check(header)
         if header.index not in patch.chunks:
             patch.add(sent.chunk)
             self.chunk_count += 1
@@ -266,10 +261,10 @@ class IncomingVersion:
         """Return the patch that a chunk is surely of."""
         number = sent.chunk.header.index
         if not sent.patch_index < len(self.planned):
-            raise AstraflowError(Reason.CHUNK_INVALID, "a chunk of no patch of the plan")
+            raise chunk_invalid("a chunk of no patch of the plan")
         patch = self.planned[sent.patch_index]
         if not number < patch.info.chunk_count:
-            raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {number}")
+            raise chunk_invalid(f"the patch has no chunk {number}")
         if digest_of(sent.chunk) != patch.index.chunk_digests[number]:
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH,
@@ -310,7 +305,7 @@ class PipelinedDecoder:
         self.clear()
         self._held = held
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         growing = self.growing
         if self._held is not None:
             growing = None
@@ -344,7 +339,7 @@ class PipelinedDecoder:
             self._seen[patch.root] = len(patch.chunks)
             for chunk in fresh:
                 if held is not None:
-                    old, tables = bits_in(held.flat, chunk.header), patch.index.shared_tables
+                    old, tables = flat_bits(held.flat)(chunk.header), patch.index.shared_tables
                     decoding = self._threads.submit(decode_change, chunk, old, tables)
                     self._decoded[id(chunk)] = chunk, decoding
                 elif growing is not None:

@@ -6,73 +6,15 @@ Changes and chunks that do not fit are CHUNK_INVALID.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader, ChunkRange, Runs
-from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tensors import Dtype, Layout, TensorSpec
+from astraflow.codec.chunks import ChunkHeader, ChunkRange, Runs, chunk_invalid
+from astraflow.core.tensors import Layout, TensorSpec
 from astraflow.wire.weights import layout_digest
-
-
-class LayoutFrame:
-    """What publisher and puller both need of a layout: its digest, and how it is cut (`runs`)."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.digest = layout_digest(layout)
-        self.runs = ShardLayout(layout)
-
-    def split(self, change: Change) -> Iterator[tuple[TensorSpec, slice]]:
-        """Yield the tensors that a change touches, each with its part of the change."""
-        size = change.dtype.itemsize
-        first, last = (change.first + int(change.indices[at]) for at in (0, -1))
-        where = ChunkRange(
-            offset=first * size, nbytes=(last + 1 - first) * size, dtype=change.dtype
-        )
-        specs = [each.spec for each, _, _ in self.runs.parts(where) if each.dtype is change.dtype]
-        starts = change.bounds([each.offset // size for each in specs])
-        ends = change.bounds([(each.offset + each.nbytes) // size for each in specs])
-        if (ends - starts).sum() != len(change.indices):
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, "a chunk changes bytes that belong to no tensor"
-            )
-        for spec, start, stop in zip(specs, starts.tolist(), ends.tolist(), strict=True):
-            if start < stop:
-                yield spec, slice(start, stop)
-
-    def check_pieces(self, headers: Sequence[ChunkHeader]) -> None:
-        """Refuse checked headers, by offset, that overlap or leave out a part of a tensor."""
-        tensors = [spec for spec in self.layout.tensors if spec.nbytes]
-        end, at = 0, 0
-        for header in headers:
-            if header.offset < end:
-                raise AstraflowError(Reason.CHUNK_INVALID, "chunks of shards overlap")
-            while at < len(tensors) and tensors[at].offset + tensors[at].nbytes <= end:
-                at += 1
-            needed = max(end, tensors[at].offset) if at < len(tensors) else header.offset
-            if header.offset > needed:
-                break
-            end = header.end
-        last = tensors[-1].offset + tensors[-1].nbytes if tensors else 0
-        if end < last:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the patches of the shards say nothing about byte {end}"
-            )
-
-    def check_padding(self, flat: np.ndarray) -> None:
-        """Refuse a flat state (u8[nbytes]) with anything but zeros between tensors."""
-        end = 0
-        for offset, nbytes in (
-            *((s.offset, s.nbytes) for s in self.layout.tensors),
-            (len(flat), 0),
-        ):
-            if flat[end:offset].any():
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"bytes {end} to {offset} belong to no tensor, not zero"
-                )
-            end = offset + nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,26 +42,10 @@ WHOLE = Shard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPiece:
-    """Rows of one tensor.
-
-    Attributes:
-        first: Element of the tensor that it begins with.
-        offset: Of that element in the layout, in bytes.
-    """
+class ShardPiece(ChunkRange):
+    """Rows of one tensor."""
 
     spec: TensorSpec
-    first: int
-    offset: int
-    nbytes: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.nbytes
-
-    @property
-    def dtype(self) -> Dtype:
-        return self.spec.dtype
 
 
 class ShardLayout(Runs):
@@ -143,13 +69,8 @@ class ShardLayout(Runs):
             rows, row_count = shard.rows(spec), spec.shape[0] if spec.shape else 1
             if spec.nbytes and rows:
                 row_nbytes = spec.nbytes // row_count
-                piece = ShardPiece(
-                    spec=spec,
-                    first=rows.start * row_nbytes // spec.dtype.itemsize,
-                    offset=spec.offset + rows.start * row_nbytes,
-                    nbytes=len(rows) * row_nbytes,
-                )
-                pieces.append(piece)
+                offset, nbytes = spec.offset + rows.start * row_nbytes, len(rows) * row_nbytes
+                pieces.append(ShardPiece(offset=offset, nbytes=nbytes, dtype=spec.dtype, spec=spec))
         self.pieces = tuple(pieces)
         self._starts = [piece.offset for piece in self.pieces]
         self._places: dict[int, int] = {}
@@ -160,14 +81,15 @@ class ShardLayout(Runs):
             end += -(-where.nbytes // 64) * 64
         self.nbytes = layout.nbytes if shard.count == 1 else end
 
+    @cached_property
+    def digest(self) -> bytes:
+        """The digest of the whole layout."""
+        return layout_digest(self.layout)
+
     def ranges(self) -> Iterator[ChunkRange]:
         if self.shard.count == 1:
-            yield from super().ranges()
-            return
-        for piece in self.pieces:
-            for offset in range(piece.offset, piece.end, CHUNK_NBYTES):
-                nbytes = min(CHUNK_NBYTES, piece.end - offset)
-                yield ChunkRange(offset=offset, nbytes=nbytes, dtype=piece.dtype)
+            return super().ranges()
+        return chain.from_iterable(piece.cut() for piece in self.pieces)
 
     def place(self, where: ChunkRange) -> slice:
         """Return where a range, one of `ranges()`, lies in memory."""
@@ -184,3 +106,47 @@ class ShardLayout(Runs):
                 of_range = slice((start - where.offset) // size, (end - where.offset) // size)
                 of_piece = slice((start - piece.offset) // size, (end - piece.offset) // size)
                 yield piece, of_range, of_piece
+
+    def split(self, change: Change) -> Iterator[tuple[TensorSpec, slice]]:
+        """Yield the tensors that a change touches, each with its part of the change."""
+        size = change.dtype.itemsize
+        first, last = (change.first + int(change.indices[at]) for at in (0, -1))
+        where = ChunkRange(
+            offset=first * size, nbytes=(last + 1 - first) * size, dtype=change.dtype
+        )
+        specs = [each.spec for each, _, _ in self.parts(where) if each.dtype is change.dtype]
+        starts = change.bounds([each.offset // size for each in specs])
+        ends = change.bounds([(each.offset + each.nbytes) // size for each in specs])
+        if (ends - starts).sum() != len(change.indices):
+            raise chunk_invalid("a chunk changes bytes that belong to no tensor")
+        for spec, start, stop in zip(specs, starts.tolist(), ends.tolist(), strict=True):
+            if start < stop:
+                yield spec, slice(start, stop)
+
+    def check_pieces(self, headers: Sequence[ChunkHeader]) -> None:
+        """Refuse checked headers, by offset, that overlap or leave out a part of a tensor."""
+        tensors = [spec for spec in self.layout.tensors if spec.nbytes]
+        end, at = 0, 0
+        for header in headers:
+            if header.offset < end:
+                raise chunk_invalid("chunks of shards overlap")
+            while at < len(tensors) and tensors[at].offset + tensors[at].nbytes <= end:
+                at += 1
+            needed = max(end, tensors[at].offset) if at < len(tensors) else header.offset
+            if header.offset > needed:
+                break
+            end = header.end
+        last = tensors[-1].offset + tensors[-1].nbytes if tensors else 0
+        if end < last:
+            raise chunk_invalid(f"the patches of the shards say nothing about byte {end}")
+
+    def check_padding(self, flat: np.ndarray) -> None:
+        """Refuse a flat state (u8[nbytes]) with anything but zeros between tensors."""
+        end = 0
+        for offset, nbytes in (
+            *((s.offset, s.nbytes) for s in self.layout.tensors),
+            (len(flat), 0),
+        ):
+            if flat[end:offset].any():
+                raise chunk_invalid(f"bytes {end} to {offset} belong to no tensor, not zero")
+            end = offset + nbytes

@@ -13,7 +13,7 @@ from typing import BinaryIO, Final, Self
 
 from google.protobuf.message import DecodeError
 
-from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader
+from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader, chunk_invalid
 from astraflow.codec.encode import encode_chunk, encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
@@ -261,7 +261,7 @@ def unpacked(file: BinaryIO) -> Iterator[SentItem]:
             content = file.read(nbytes)
             message = PullResponse.FromString(content)
         except (struct.error, DecodeError) as error:
-            raise AstraflowError(Reason.CHUNK_INVALID, "an item is torn") from error
+            raise chunk_invalid("an item is torn") from error
         yield decode_response(message if len(content) == nbytes else None)
 
 

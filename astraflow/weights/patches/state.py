@@ -13,25 +13,19 @@ import numpy as np
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.codec.decode import decode_change, decode_whole
+from astraflow.codec.encode import flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout, TensorUpdate
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch
 from astraflow.wire.weights import PatchIndex
 
+Touched = tuple[np.ndarray, np.ndarray | None]
+"""Elements of one tensor that change: i64[n], rising, and the bits that they get, uN[n].
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Touched:
-    """Elements of one tensor that change.
-
-    Attributes:
-        indices: i64[n], rising.
-        values: uN[n], the bits that they get; None: an element changes more than once.
-    """
-
-    indices: np.ndarray
-    values: np.ndarray | None
+Without these an element changes more than once.
+"""
 
 
 def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
@@ -42,17 +36,17 @@ def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
     )
 
 
-def _is_most(touched: Touched, element_count: int) -> bool:
-    return 2 * len(touched.indices) > element_count
+def _is_most(indices: np.ndarray, element_count: int) -> bool:
+    return 2 * len(indices) > element_count
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Touched:
     if len(parts) == 1:
-        return Touched(indices=parts[0][0], values=parts[0][1])
+        return parts[0]
     indices = np.concatenate([each for each, _ in parts])
     if (indices[1:] > indices[:-1]).all():
-        return Touched(indices=indices, values=np.concatenate([each for _, each in parts]))
-    return Touched(indices=np.unique(indices), values=None)
+        return indices, np.concatenate([each for _, each in parts])
+    return np.unique(indices), None
 
 
 Decode = Callable[[Chunk, np.ndarray, bytes], Change | None]
@@ -66,7 +60,7 @@ _Step = Sequence[Patch]
 class HeldState:
     """What a receiver holds: the bits of a version."""
 
-    frame: LayoutFrame
+    frame: ShardLayout
     version: int
     flat: np.ndarray  # u8[nbytes]
     digest: StateDigest
@@ -98,8 +92,8 @@ class StagedState:
         """Whether what it asks of an engine is known before it is committed."""
         specs = self.state.frame.layout.by_name
         return self.touched is not None and all(
-            each.values is not None and not _is_most(each, specs[name].element_count)
-            for name, each in self.touched.items()
+            values is not None and not _is_most(indices, specs[name].element_count)
+            for name, (indices, values) in self.touched.items()
         )
 
     def tensor_updates(self) -> tuple[TensorUpdate, ...]:
@@ -116,12 +110,12 @@ class StagedState:
             found = self.touched.get(spec.name)
             if found is None:
                 continue
-            bits = layout.view(flat, spec.name).reshape(-1)
-            if _is_most(found, len(bits)):
+            bits, (indices, values) = layout.view(flat, spec.name).reshape(-1), found
+            if _is_most(indices, len(bits)):
                 updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
             else:
-                values = bits[found.indices] if found.values is None else found.values
-                updates.append(TensorUpdate(spec=spec, indices=found.indices, values=values))
+                values = bits[indices] if values is None else values
+                updates.append(TensorUpdate(spec=spec, indices=indices, values=values))
         return tuple(updates)
 
 
@@ -133,7 +127,7 @@ class GrowingState:
         filled: Indexes of the chunks that are in it, by root of their patch.
     """
 
-    def __init__(self, frame: LayoutFrame) -> None:
+    def __init__(self, frame: ShardLayout) -> None:
         self.frame = frame
         self.flat = np.zeros(frame.layout.nbytes, np.uint8)
         self.filled: dict[bytes, set[int]] = {}
@@ -149,7 +143,7 @@ class GrowingState:
 
 
 def stage(
-    frame: LayoutFrame,
+    frame: ShardLayout,
     held: HeldState | None,
     patches: Iterable[Patch],
     content_digests: Mapping[int, bytes],
@@ -219,7 +213,7 @@ class Overlay:
 
     def bits(self, header: ChunkHeader) -> np.ndarray:
         """Return the bits of a chunk's range: uN[element_count]; not to be written."""
-        bits = bits_in(self._flat, header)
+        bits = flat_bits(self._flat)(header)
         first = header.offset // header.dtype.itemsize
         is_copy = False
         for starts, layer in self._layers:
@@ -233,12 +227,7 @@ class Overlay:
         return bits
 
 
-def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
-    """Return the bits of a chunk's range in a flat state, a view: uN[element_count]."""
-    return flat[header.offset : header.end].view(header.dtype.bits)
-
-
-def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:
+def _whole(frame: ShardLayout, step: _Step, growing: GrowingState) -> HeldState:
     for chunk, index in _covering(frame, step):
         growing.fill(index, chunk)
     frame.check_padding(growing.flat)
@@ -246,7 +235,7 @@ def _whole(frame: LayoutFrame, step: _Step, growing: GrowingState) -> HeldState:
     return HeldState(frame=frame, version=version, flat=growing.flat, digest=digest)
 
 
-def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, PatchIndex]]:
+def _covering(frame: ShardLayout, step: _Step) -> list[tuple[Chunk, PatchIndex]]:
     """Return the chunks of a step by offset, with their patches: together they cover the layout."""
     found = [(chunk, patch.index) for patch in step for chunk in patch.in_order()]
     if len(step) > 1:
@@ -254,7 +243,7 @@ def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, PatchIndex]]
         found.sort(key=lambda each: each[0].header.offset)
         frame.check_pieces([chunk.header for chunk, _ in found])
     else:
-        frame.runs.check_cover([chunk.header for chunk, _ in found])
+        frame.check_cover([chunk.header for chunk, _ in found])
     return found
 
 

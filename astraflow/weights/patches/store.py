@@ -18,7 +18,6 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.history import History
-from astraflow.weights.patches.layouts import LayoutFrame
 from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patches, evicted
 from astraflow.weights.patches.routes import Compact, decoding_s, profile_choices
 from astraflow.wire.transfers import TransferSpec
@@ -42,13 +41,12 @@ class PatchStore:
 
     def __init__(
         self,
-        frame: LayoutFrame,
         history: History,
         *,
         keep: int = 16,
         spare_nbytes: int = SPARE_NBYTES,
     ) -> None:
-        self.frame = frame
+        self.frame = history.shard_layout
         self.history = history
         self.keep = keep
         self.compact = Compact()
@@ -193,7 +191,7 @@ class PatchStore:
         header, info = patch.headers[index], patch.info
         if header.encoding is Encoding.UNCHANGED:
             return Chunk(header=header)
-        where, base = header.range, None
+        where, base = header, None
         if info.base_version is not None:
             base = self.history.bits_of(info.base_version)(where)
         bits, tables = self.history.bits_of(info.version)(where), patch.index.shared_tables

@@ -119,8 +119,8 @@ class DeviceExport:
                 devices.add(None)
                 continue
             devices.add(found.device)
-            is_whole = tuple(found.shape) == spec.shape
-            flat, first = found.detach().reshape(-1), piece.first if is_whole else 0
+            is_whole, flat = tuple(found.shape) == spec.shape, found.detach().reshape(-1)
+            first = (piece.offset - spec.offset) // spec.dtype.itemsize if is_whole else 0
             self._flat[spec.name] = flat[first : first + piece.nbytes // spec.dtype.itemsize]
         self.device = devices.pop() if len(devices) == 1 else None
 

@@ -17,7 +17,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
-from astraflow.weights.patches.layouts import WHOLE, LayoutFrame, Shard, ShardLayout
+from astraflow.weights.patches.layouts import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.patch import Patch, PatchName, cheapest_patches, index_of, make_patch
 from astraflow.weights.patches.routes import Compact
 from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
@@ -108,9 +108,7 @@ class WeightPublisher:
         """
         self.policy_id = policy_id
         self.history = History(ShardLayout(layout, shard))
-        self.store = PatchStore(
-            LayoutFrame(layout), self.history, keep=keep_patches, spare_nbytes=spare_nbytes
-        )
+        self.store = PatchStore(self.history, keep=keep_patches, spare_nbytes=spare_nbytes)
         self._thread_count = thread_count or thread_count_for(self.history.shard_layout.nbytes)
         self._reads = Reads(self.history.shard_layout)
         self._digest = StateDigest()
@@ -182,8 +180,20 @@ class WeightPublisher:
             AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor; DIGEST_MISMATCH
                 when the copy was found damaged three times in a row.
         """
-        self._require_next(version)
-        self._require_memory()
+        newest = self.history.newest
+        if version < 0 or (newest is not None and version != newest + 1):
+            raise AstraflowError(
+                Reason.VERSION_NOT_NEXT,
+                f"version {version} does not follow {newest}",
+                metadata={"next_version": str(0 if newest is None else newest + 1)},
+            )
+        if self._damage_count >= _DAMAGE_LIMIT:
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH,
+                f"the copy of the weights of {self.policy_id} was damaged in memory"
+                f" {self._damage_count} times in a row; start the trainer on another machine,"
+                " it goes on from its last checkpoint",
+            )
         self._edition += 1
         try:
             with self.store.making(version) as patch:
@@ -335,24 +345,6 @@ class WeightPublisher:
         self._infos = {v: i for v, i in self._infos.items() if v >= oldest} | {version: info}
         infos = sorted((patch.info for patch in patches), key=lambda each: each.payload_nbytes)
         return replace(info, patches=tuple(infos))
-
-    def _require_memory(self) -> None:
-        if self._damage_count >= _DAMAGE_LIMIT:
-            raise AstraflowError(
-                Reason.DIGEST_MISMATCH,
-                f"the copy of the weights of {self.policy_id} was damaged in memory"
-                f" {self._damage_count} times in a row; start the trainer on another machine,"
-                " it goes on from its last checkpoint",
-            )
-
-    def _require_next(self, version: int) -> None:
-        newest = self.history.newest
-        if version < 0 or (newest is not None and version != newest + 1):
-            raise AstraflowError(
-                Reason.VERSION_NOT_NEXT,
-                f"version {version} does not follow {newest}",
-                metadata={"next_version": str(0 if newest is None else newest + 1)},
-            )
 
 
 def combined(infos: list[VersionInfo]) -> VersionInfo:

@@ -12,7 +12,7 @@ from astraflow.codec.encode import encode_whole, flat_bits
 from astraflow.core.versions import PatchInfo
 from astraflow.transport.frames import source_lost
 from astraflow.weights.patches.incoming import IncomingVersion
-from astraflow.weights.patches.layouts import LayoutFrame
+from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.patches.patch import Patch, Way, evicted
 from astraflow.weights.patches.routes import cheapest_way, steps
 from astraflow.weights.patches.state import HeldState
@@ -22,7 +22,7 @@ from astraflow.wire.weights import PatchIndex, digest_of
 
 def whole_patch(held: HeldState, info: PatchInfo) -> Patch | None:
     """Return the whole patch of a state; None: its bytes are not those that were registered."""
-    chunks = encode_whole(held.frame.runs, flat_bits(held.flat)).chunks
+    chunks = encode_whole(held.frame, flat_bits(held.flat)).chunks
     index = PatchIndex(patch=info, chunk_digests=tuple(map(digest_of, chunks)))
     if index.root_digest != info.root_digest:
         return None
@@ -47,7 +47,7 @@ class WeightRelay:
         self._incoming: IncomingVersion | None = None
         self._planned: tuple[Patch, ...] = ()
         self._failed_version: int | None = None
-        self.frame: LayoutFrame | None = None
+        self.frame: ShardLayout | None = None
         self._held: HeldState | None = None
         self._whole: Patch | None = None
         self._whole_info: PatchInfo | None = None
@@ -57,7 +57,7 @@ class WeightRelay:
 
     # What the puller says.
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         if self.frame is not None and self.frame.digest != frame.digest:
             self.release()
             self._patches.clear()

@@ -274,7 +274,8 @@ class AgentSession:
         try:
             return await task
         except asyncio.CancelledError:
-            if not self.is_open and not _is_cancelled_itself():
+            itself = asyncio.current_task()
+            if not self.is_open and not (itself and itself.cancelling()):
                 raise _over() from None
             task.cancel()
             raise
@@ -294,11 +295,6 @@ def describe(session: AgentSession) -> dict[str, Any]:
         "task": dict(task.prompt.fields),
         "models": list(session.policy_ids),
     }
-
-
-def _is_cancelled_itself() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _over() -> AstraflowError:

@@ -83,11 +83,9 @@ class TemplateCheck:
         """
         for need in needs:
             if need in self.refused:
-                raise AstraflowError(
-                    Reason.INVALID_FIELD,
+                raise _invalid(
                     f"the model's chat template does not take {_NEEDS[need]} "
-                    f"({self.refused[need]}); leave them out, or {_OTHER}",
-                    metadata={"field": "messages"},
+                    f"({self.refused[need]}); leave them out, or {_OTHER}"
                 )
 
 
@@ -152,11 +150,10 @@ class ChatTemplate:
         """
         refused = {need: why for need, chat in _probes().items() if (why := self._lost(need, chat))}
         if "user" in refused:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
+            raise _invalid(
                 f"the model's chat template does not show what a user says ({refused['user']}); "
                 f"{_OTHER}",
-                metadata={"field": "chat_template"},
+                "chat_template",
             )
         if self.tail([_USER, _SAID, _USER], 1) is None:
             refused["history"] = "it does not show an earlier answer as it was given"
@@ -227,11 +224,11 @@ class ChatTemplate:
                 add_generation_prompt=True,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"the model's chat template refuses the messages: {error}",
-                metadata={"field": "messages"},
-            ) from error
+            raise _invalid(f"the model's chat template refuses the messages: {error}") from error
+
+
+def _invalid(why: str, field: str = "messages") -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, why, metadata={"field": field})
 
 
 def _with_one_system(messages: Sequence[Message]) -> list[Message]:
@@ -310,11 +307,8 @@ def load_template(
     """
     settings = read_json(model_dir / "tokenizer_config.json")
     if chat_template is not None and not chat_template.is_file():
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"model.chat_template: {chat_template} is no file; name a Jinja file",
-            metadata={"field": "chat_template"},
-        )
+        why = f"model.chat_template: {chat_template} is no file; name a Jinja file"
+        raise _invalid(why, "chat_template")
     beside = chat_template or model_dir / "chat_template.jinja"
     source = beside.read_text(encoding="utf-8") if beside.is_file() else _named(settings)
     tokens = {

@@ -10,9 +10,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -126,94 +125,17 @@ def agent_failed(message: str) -> AstraflowError:
     return AstraflowError(Reason.ENVIRONMENT_FAILED, message, retryable=True)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _PoolSlot:
-    """A place for one process of the pool.
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptProgram:
+    """A program that stays, the lane on which it asks for episodes, the folder of its output."""
 
-    Attributes:
-        lane: On which it asks for episodes.
-        folder: Gets what it prints.
-        program: That runs; None: it is started with the next episode.
-    """
+    program: Program
+    lane: str
+    folder: tempfile.TemporaryDirectory[str]
 
-    folder: tempfile.TemporaryDirectory[str] | None = None
-    lane: str = field(default_factory=lambda: secrets.token_hex(8))
-    program: Program | None = None
-
-
-class AgentPool:
-    """Some processes of one program; each has one episode at a time."""
-
-    def __init__(
-        self, command: Sequence[str], *, count: int, env: Mapping[str, str], limits: ProgramLimits
-    ) -> None:
-        """Start no process before an episode needs it, `count` at most; then it stays."""
-        self._command = tuple(command)
-        self._env = env
-        self._limits = limits
-        self._free: asyncio.LifoQueue[_PoolSlot] = asyncio.LifoQueue()
-        for _ in range(count):
-            self._free.put_nowait(_PoolSlot())
-
-    async def serve(self, session: AgentSession, *, time_s: float) -> str:
-        """Hand an open session to a free process; return how it ended, as `AgentSession.ended`.
-
-        A process that takes longer, dies, or whose episode is withdrawn is replaced.
-
-        Raises:
-            AstraflowError: ENVIRONMENT_FAILED when the process died, ROLLOUT_TIMEOUT.
-        """
-        seat = await self._free.get()
-        try:
-            return await self._served(seat, session, time_s)
-        except BaseException:
-            await self._clear(seat)
-            raise
-        finally:
-            self._free.put_nowait(seat)
-
-    async def _served(self, seat: _PoolSlot, session: AgentSession, time_s: float) -> str:
-        door = session.episode.agent_server
-        program = seat.program or await self._start(seat, door)
-        door.offer(session, seat.lane)
-        dying = asyncio.ensure_future(program.fate())
-        ending = asyncio.ensure_future(session.ended())
-        try:
-            await asyncio.wait({dying, ending}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                return ending.result()
-            if dying.done():
-                raise agent_failed(f"the agent died: {dying.result()}")
-            raise AstraflowError(
-                Reason.ROLLOUT_TIMEOUT,
-                f"the agent took longer than {time_s:g} s (options.time_s)",
-                retryable=True,
-            )
-        finally:
-            dying.cancel()
-            ending.cancel()
-
-    async def _start(self, seat: _PoolSlot, door: AgentServer) -> Program:
-        url, token = await door.queue(seat.lane)
-        seat.folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
-        told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
-        seat.program = await Program.start(
-            self._command,
-            limits=self._limits,
-            folder=Path(seat.folder.name),
-            env={**self._env, **told},
-        )
-        door.at_close(partial(self._clear, seat))
-        return seat.program
-
-    async def _clear(self, seat: _PoolSlot) -> None:
-        program, seat.program = seat.program, None
-        seat.lane = secrets.token_hex(8)
-        folder, seat.folder = seat.folder, None
-        if program is not None:
-            await program.stop()
-        if folder is not None:
-            folder.cleanup()
+    async def stop(self) -> None:
+        await self.program.stop()
+        self.folder.cleanup()
 
 
 _FIRST_PAUSE_S = 0.2
@@ -277,14 +199,9 @@ class Command(AgentWorkflow):
     def __init__(self, options: CommandOptions, scorer: GuardedScorer | None) -> None:
         super().__init__(options, scorer)
         self._options = options
-        self._pool = AgentPool(
-            options.command,
-            count=options.persistent,
-            env=environment(options.env),
-            limits=ProgramLimits(
-                time_s=None, memory_mb=options.memory_mb, processes=options.processes
-            ),
-        )
+        self._free: asyncio.LifoQueue[_KeptProgram | None] = asyncio.LifoQueue()
+        for _ in range(options.persistent):
+            self._free.put_nowait(None)
 
     def lacks(self) -> Iterator[str]:
         """Yield that the program, or the script that it is to run, is not here."""
@@ -313,18 +230,75 @@ class Command(AgentWorkflow):
         return await self._once(episode)
 
     async def _once(self, episode: Episode) -> Score:
-        session = self.session(episode)
+        session, options = self.session(episode), self._options
         async with episode.agent_server.open(session) as entrance:
-            if self._options.persistent:
-                answer = await self._handed(session)
+            if options.persistent:
+                _require_done(session, await self._handed(session))
+                answer = session.last_text
             else:
                 answer = await self._started(session, entrance)
         return await self.score(session, answer)
 
+    def _limits(self, time_s: float | None) -> ProgramLimits:
+        options = self._options
+        return ProgramLimits(time_s, memory_mb=options.memory_mb, processes=options.processes)
+
     async def _handed(self, session: AgentSession) -> str:
-        """Let a program that stays do it."""
-        _require_done(session, await self._pool.serve(session, time_s=self._options.time_s))
-        return session.last_text
+        """Hand an open session to a program that stays; return how it ended, as its `ended`.
+
+        A program is started when an episode needs it. One that takes longer, dies, or whose episode
+        is withdrawn is replaced.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED when the program died, ROLLOUT_TIMEOUT.
+        """
+        process = await self._free.get()
+        door = session.episode.agent_server
+        try:
+            process = process or await self._start_kept(door)
+            door.offer(session, process.lane)
+            return await self._ended(session, process.program)
+        except BaseException:
+            if process is not None:
+                await process.stop()
+            process = None
+            raise
+        finally:
+            self._free.put_nowait(process)
+
+    async def _ended(self, session: AgentSession, program: Program) -> str:
+        time_s = self._options.time_s
+        dying = asyncio.ensure_future(program.fate())
+        ending = asyncio.ensure_future(session.ended())
+        try:
+            await asyncio.wait({dying, ending}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return ending.result()
+            if dying.done():
+                raise agent_failed(f"the agent died: {dying.result()}")
+            raise AstraflowError(
+                Reason.ROLLOUT_TIMEOUT,
+                f"the agent took longer than {time_s:g} s (options.time_s)",
+                retryable=True,
+            )
+        finally:
+            dying.cancel()
+            ending.cancel()
+
+    async def _start_kept(self, door: AgentServer) -> _KeptProgram:
+        lane, options = secrets.token_hex(8), self._options
+        url, token = await door.queue(lane)
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
+        told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
+        program = await Program.start(
+            options.command,
+            limits=self._limits(None),
+            folder=Path(folder.name),
+            env=environment(options.env) | told,
+        )
+        process = _KeptProgram(program, lane, folder)
+        door.at_close(process.stop)
+        return process
 
     async def _started(self, session: AgentSession, entrance: SessionEndpoint) -> str:
         """Start a program for this episode alone, and return its answer."""
@@ -333,16 +307,23 @@ class Command(AgentWorkflow):
             folder = Path(name)
             task = folder / "task.json"
             task.write_text(json.dumps(describe(session)), encoding="utf-8")
+            told: dict[str, str] = {}
+            if options.harness:
+                harness, model = harness_named(options.harness), session.policy_ids[0]
+                told = harness.prepare(entrance, model=model, folder=folder)
+            episode_env = {
+                "OPENAI_BASE_URL": entrance.base_url,
+                "OPENAI_API_KEY": entrance.key,
+                "ANTHROPIC_BASE_URL": entrance.session_url,
+                "ANTHROPIC_API_KEY": entrance.key,
+                "ASTRAFLOW_SESSION_URL": entrance.session_url,
+                "ASTRAFLOW_TASK_FILE": str(task),
+            }
             program = await Program.start(
                 options.command,
-                limits=ProgramLimits(
-                    time_s=options.time_s,
-                    memory_mb=options.memory_mb,
-                    processes=options.processes,
-                ),
+                limits=self._limits(options.time_s),
                 folder=folder,
-                env=environment(self._harness_env(entrance, session, folder) | options.env)
-                | session_env(entrance, task),
+                env=environment(told | options.env) | episode_env,
             )
             fate = await program.wait()
             if not fate.is_well and session.score is None:
@@ -352,32 +333,11 @@ class Command(AgentWorkflow):
             printed = options.answer == "stdout"
             return _read(folder / "stdout").strip() if printed else session.last_text
 
-    def _harness_env(
-        self, entrance: SessionEndpoint, session: AgentSession, folder: Path
-    ) -> dict[str, str]:
-        """Return the variables of the harness; its files are written."""
-        if not self._options.harness:
-            return {}
-        harness = harness_named(self._options.harness)
-        return harness.prepare(entrance, model=session.policy_ids[0], folder=folder)
-
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Return what an agent gets of the node's environment, and more; no secrets of the run."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("ASTRAFLOW_")}
     return own | dict(more)
-
-
-def session_env(entrance: SessionEndpoint, task: Path) -> dict[str, str]:
-    """Return the variables that tell an agent of its episode."""
-    return {
-        "OPENAI_BASE_URL": entrance.base_url,
-        "OPENAI_API_KEY": entrance.key,
-        "ANTHROPIC_BASE_URL": entrance.session_url,
-        "ANTHROPIC_API_KEY": entrance.key,
-        "ASTRAFLOW_SESSION_URL": entrance.session_url,
-        "ASTRAFLOW_TASK_FILE": str(task),
-    }
 
 
 def _require_done(session: AgentSession, failure: str) -> None:

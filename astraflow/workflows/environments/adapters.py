@@ -267,9 +267,10 @@ class TextWorld:
         self._game = self._textworld.start(path, infos)
         state = self._game.reset()
         self._score, self._most = 0.0, float(state["max_score"] or 1)
-        return self._observation(
-            state, f"{state['objective']}\n\n{_without_banner(state.feedback)}"
-        )
+        # What a game says first begins with its title, in letters of letters.
+        _, is_there, rest = state.feedback.partition("-=")
+        said = f"{is_there}{rest}" if is_there else state.feedback
+        return self._observation(state, f"{state['objective']}\n\n{said}")
 
     def step(self, action: str) -> Step:
         """Type a command."""
@@ -316,12 +317,6 @@ class TextWorld:
 def _with_commands(text: str, commands: Iterable[str] | None) -> str:
     """Return an observation; None: it does not tell what can be done."""
     return text.strip() if commands is None else f"{text.strip()}\nYou can: {', '.join(commands)}"
-
-
-def _without_banner(text: str) -> str:
-    """Return what a game says first, without the title in letters of letters."""
-    _, is_there, rest = text.partition("-=")
-    return f"{is_there}{rest}" if is_there else text
 
 
 class TextWorldExpress:

@@ -20,7 +20,7 @@ from astraflow.config.strict import Options, Strict
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.workflows import environment as environment_variables
-from astraflow.workflows.environments.protocol import Message, Observation, Step
+from astraflow.workflows.environments.protocol import Observation, Step
 from astraflow.workflows.kept.program import LineWorker, ProgramLimits
 from astraflow.workflows.registry import Kind, target_of
 
@@ -90,7 +90,13 @@ class EnvironmentPool:
         is_elsewhere = bool(options.python)
         self._target = target_of(Kind.ENVIRONMENT, options.environment, or_as_it_is=is_elsewhere)
         if self._target.startswith(f"{__package__}."):
-            _check_options(self._target, options)
+            # What it adapts is not needed to know its options.
+            made = signature(load(self._target, what=f"environment {options.environment}"))
+            try:
+                made.bind(**options.environment_options)
+            except TypeError as error:
+                known = ", ".join(made.parameters)
+                raise _refused("environment_options", f"{error}; known are {known}") from error
         self._hosts = [_Host(set(range(options.per_worker))) for _ in range(options.workers)]
         self._places = asyncio.Semaphore(options.workers * options.per_worker)
         self._refusal: AstraflowError | None = None
@@ -136,13 +142,10 @@ class EnvironmentPool:
         """
         task = asyncio.ensure_future(self._send(host, told, started))
         self._asking.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._asking.discard)
+        # Nobody may wait for what it raises.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._asking.discard(task)
-        if not task.cancelled():
-            task.exception()
 
     async def _send(
         self, host: _Host, told: Mapping[str, Any], started: LineWorker | None
@@ -165,19 +168,15 @@ class EnvironmentPool:
                     "(step_time_s), and its process was killed"
                 ) from None
             if answer is None:
-                raise await self._died(host, process)
+                words = process.last_words or "it said nothing"
+                await _clear(host)
+                raise self._failed(
+                    f"its process died: {words}; where it needs more than {options.memory_mb} MiB,"
+                    " raise memory_mb"
+                )
         if "error" in answer:
             raise self._failed(answer["error"], answer)
         return answer, process
-
-    async def _died(self, host: _Host, process: LineWorker) -> AstraflowError:
-        host.process = None
-        words = process.last_words
-        await process.stop()
-        return self._failed(
-            f"its process died: {words or 'it said nothing'}; where it needs more than "
-            f"{self._options.memory_mb} MiB, raise memory_mb"
-        )
 
     async def _start(self) -> LineWorker:
         if self._refusal is not None:
@@ -285,20 +284,6 @@ class PooledEnvironment:
         )
 
 
-def _check_options(target: str, options: PoolOptions) -> None:
-    """Look whether an environment of this package takes its options; what it adapts is not needed.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
-    made = load(target, what=f"environment {options.environment}")
-    try:
-        signature(made).bind(**options.environment_options)
-    except TypeError as error:
-        known = ", ".join(signature(made).parameters)
-        raise _refused("environment_options", f"{error}; known are {known}") from error
-
-
 def _refused(field_name: str, why: str) -> AstraflowError:
     return AstraflowError(
         Reason.INVALID_FIELD, f"{field_name}: {why}", metadata={"field": field_name}
@@ -311,16 +296,13 @@ async def _clear(host: _Host) -> None:
         await process.stop()
 
 
-def _is_message(said: Any) -> bool:
-    return isinstance(said, dict) and {"role", "content"} <= cast("dict[str, Any]", said).keys()
-
-
 def _observation(said: Any, call: str) -> Observation:
     shown = str(said)[:_SHOWN_CHARS]
     if isinstance(said, str):
         return said
-    if isinstance(said, list) and all(map(_is_message, cast("list[Any]", said))):
-        return cast("list[Message]", said)
+    messages: list[Any] = cast("list[Any]", said) if isinstance(said, list) else [None]
+    if all(isinstance(one, dict) and "role" in one and "content" in one for one in messages):
+        return messages
     raise AstraflowError(
         Reason.ENVIRONMENT_FAILED,
         f"the observation of {call} is neither text nor messages with role and content: {shown}",

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -11,10 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.environments.pool import EnvironmentPool, PooledEnvironment, PoolOptions
-from astraflow.workflows.environments.protocol import Message, Observation, Step
-from astraflow.workflows.episode import Episode, Recorder
-from astraflow.workflows.ports import Reply
+from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
+from astraflow.workflows.environments.protocol import Message, Observation
+from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, refuse_scorer
 
@@ -70,27 +68,6 @@ class EnvironmentOptions(PoolOptions):
         return observation
 
 
-@dataclass(slots=True)
-class _Played:
-    """What an episode has come to.
-
-    Attributes:
-        rewards: Of the steps.
-        metrics: Of the environment, the latest of each name.
-        turns: Answers of the policy.
-        unparsable: Of these, without an action.
-        is_done: The environment says so.
-        is_cut: The context was full.
-    """
-
-    rewards: list[float] = field(default_factory=list[float])
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    turns: int = 0
-    unparsable: int = 0
-    is_done: bool = False
-    is_cut: bool = False
-
-
 class EnvironmentWorkflow:
     """A chat in which the environment is the user; its words are masked.
 
@@ -106,88 +83,64 @@ class EnvironmentWorkflow:
         self._pool = EnvironmentPool(options)
 
     async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
-        talk = episode.trajectory()
+        """Run one episode.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG when the very first observation is too long.
+        """
+        options, talk = self._options, episode.trajectory()
+        rewards: list[float] = []
+        # Of the environment, the latest of each name.
+        metrics: dict[str, float] = {}
+        turns = unparsable = 0
+        is_done = is_cut = False
         async with self._pool.open() as environment:
             first = await environment.reset(episode.prompt.fields, seed_of(episode.prompt))
-            self._observe(talk, [*self._before(), *self._messages(first)])
-            played = await self._play(talk, environment)
-        if played.turns == self._options.max_turns and not played.is_done:
+            start = [{"role": "system", "content": options.system}] if options.system else []
+            messages = [*start, *options.examples, *self._messages(first)]
+            while not is_done and turns < options.max_turns:
+                if options.chat:
+                    talk.chat(messages, options.tools)
+                else:
+                    talk.observe("".join(str(message["content"]) for message in messages))
+                try:
+                    reply = await talk.sample()
+                except AstraflowError as error:
+                    is_cut = error.reason is Reason.CONTEXT_TOO_LONG and turns > 0
+                    if is_cut:
+                        break
+                    raise
+                turns += 1
+                action = self._find_action(reply.text)
+                if action is None:
+                    unparsable += 1
+                    if options.on_unparsable == "end":
+                        break
+                    messages = self._messages(options.unparsable or _how(options.action))
+                else:
+                    step = await environment.step(action)
+                    rewards.append(step.reward)
+                    metrics.update(step.metrics)
+                    is_done, messages = step.is_done, self._messages(step.observation)
+        if turns == options.max_turns and not is_done:
             talk.finish_reason = FinishReason.TURNS
-        return self._score(played)
+        reward = sum(rewards[-1:] if options.reward == "last" else rewards)
+        metrics |= {
+            "turns": float(turns),
+            "unparsable": float(unparsable),
+            "solved": float(reward >= options.solved_reward),
+        }
+        return Score(reward=reward, metrics=metrics, truncated=is_cut)
 
     async def close(self) -> None:
         """Stop the processes of the environments."""
         await self._pool.close()
-
-    async def _play(self, talk: Recorder, environment: PooledEnvironment) -> _Played:
-        options = self._options
-        played = _Played()
-        while True:
-            reply = await _answer(talk, is_first=not played.turns)
-            if reply is None:
-                played.is_cut = True
-                return played
-            played.turns += 1
-            action = self._find_action(reply.text)
-            if action is None:
-                played.unparsable += 1
-                observation: Observation = options.unparsable or _how(options.action)
-                if options.on_unparsable == "end":
-                    return played
-            else:
-                observation = _note(await environment.step(action), played)
-            if played.is_done or played.turns == options.max_turns:
-                return played
-            self._observe(talk, self._messages(observation))
-
-    def _observe(self, talk: Recorder, messages: Sequence[Message]) -> None:
-        if self._options.chat:
-            talk.chat(messages, self._options.tools)
-        else:
-            talk.observe("".join(str(message["content"]) for message in messages))
-
-    def _before(self) -> Sequence[Message]:
-        system = self._options.system
-        start = [{"role": "system", "content": system}] if system else []
-        return [*start, *self._options.examples]
 
     def _messages(self, observation: Observation) -> Sequence[Message]:
         if not isinstance(observation, str):
             return observation
         content = self._options.observation.replace("{observation}", observation)
         return [{"role": "user", "content": content}]
-
-    def _score(self, played: _Played) -> Score:
-        rewards = played.rewards[-1:] if self._options.reward == "last" else played.rewards
-        reward = sum(rewards)
-        metrics = {
-            "turns": float(played.turns),
-            "unparsable": float(played.unparsable),
-            "solved": float(reward >= self._options.solved_reward),
-        }
-        return Score(reward=reward, metrics={**played.metrics, **metrics}, truncated=played.is_cut)
-
-
-async def _answer(talk: Recorder, *, is_first: bool) -> Reply | None:
-    """Return what the policy says; None: it has filled its context.
-
-    Raises:
-        AstraflowError: CONTEXT_TOO_LONG when the very first observation does.
-    """
-    try:
-        return await talk.sample()
-    except AstraflowError as error:
-        if error.reason is Reason.CONTEXT_TOO_LONG and not is_first:
-            return None
-        raise
-
-
-def _note(step: Step, played: _Played) -> Observation:
-    played.rewards.append(step.reward)
-    played.metrics.update(step.metrics)
-    played.is_done = step.is_done
-    return step.observation
 
 
 def seed_of(prompt: Prompt) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.kept import supervisor
+from astraflow.workflows.kept.supervisor import ProgramLimits
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _MAX_LINE_NBYTES = 16 * 2**20
 _LAST_WORDS_CHARS = 600
 
@@ -27,23 +28,6 @@ class ExitCause(StrEnum):
     MEMORY = "memory"
     PROCESSES = "processes"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramLimits:
-    """What a program may take.
-
-    Attributes:
-        time_s: Seconds; None: as long as it likes.
-        memory_mb: MiB of private memory: of each process, and resident of all together.
-        processes: At once, threads not counted.
-        output_mb: MiB of any file that it writes.
-    """
-
-    time_s: float | None
-    memory_mb: int
-    processes: int
-    output_mb: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +67,9 @@ class Program:
         pass_fds: Sequence[int] = (),
     ) -> "Program":
         """Start a program; `env` is all that it has, the folder gets `stdout` and `stderr`."""
-        told = {
-            "time_s": limits.time_s or 0,
-            "memory_nbytes": limits.memory_mb * 2**20,
-            "process_count": limits.processes,
-            "output_nbytes": limits.output_mb * 2**20,
-            "stdout": str(folder / "stdout"),
-            "stderr": str(folder / "stderr"),
-        }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(told), *command),
+            *(sys.executable, "-I", "-S", supervisor.__file__),
+            *(json.dumps(limits), str(folder), *command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=dict(env),

@@ -1,8 +1,9 @@
 """The supervisor: runs one program within limits, and kills all that comes of it.
 
-A script of its own, of the standard library alone: `python -I -S supervisor.py LIMITS COMMAND...`.
-It ends when the program does, at a limit, or when its standard input is closed (its owner is
-gone, or wants it to end), and writes one line of JSON that says which it was.
+A script of its own, of the standard library alone: `python -I -S supervisor.py LIMITS FOLDER
+COMMAND...`. The folder gets `stdout` and `stderr`. It ends when the program does, at a limit, or
+when its standard input is closed (its owner is gone, or wants it to end), and writes one line of
+JSON that says which it was.
 
 Where the kernel lets it, the program lives in a PID namespace (when its first process dies, the
 kernel kills all others in the same instant, however fast they fork) and in a control group, under
@@ -38,29 +39,25 @@ _OWN_PID_MAX_SINCE, _LEAST_PID_MAX = (6, 14), 301
 _TASKS_PER_PROCESS, _MORE_TASKS = 16, 64
 
 
-class ResourceLimits(NamedTuple):
+class ProgramLimits(NamedTuple):
     """What a program may take.
 
     Attributes:
-        time_s: Seconds; 0: as long as it likes.
-        memory_nbytes: Of private memory: of each process, and resident of all together.
-        process_count: Processes at once.
-        output_nbytes: Of any file that it writes.
-        stdout: Path.
-        stderr: Path.
+        time_s: Seconds; None: as long as it likes.
+        memory_mb: MiB of private memory: of each process, and resident of all together.
+        processes: At once, threads not counted.
+        output_mb: MiB of any file that it writes.
     """
 
-    time_s: float
-    memory_nbytes: int
-    process_count: int
-    output_nbytes: int
-    stdout: str
-    stderr: str
+    time_s: float | None
+    memory_mb: int
+    processes: int
+    output_mb: int = 64
 
 
 def main() -> None:
     """Run the program, then say what became of it."""
-    limits = ResourceLimits(**json.loads(sys.argv[1]))
+    limits, folder = ProgramLimits(*json.loads(sys.argv[1])), sys.argv[2]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakes, woken = os.pipe()
@@ -72,14 +69,15 @@ def main() -> None:
         runs_first = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, runs_first, os.sched_param(1))
     has_namespace = _enter_namespace(libc)
-    group = _made_group(_most_tasks(limits))
+    most_tasks = limits.processes * _TASKS_PER_PROCESS + _MORE_TASKS
+    group = _made_group(most_tasks)
     first = os.fork()
     if first == 0:
         if group is not None:
             (group / "cgroup.procs").write_text("0", encoding="ascii")
         elif has_namespace:
-            _bound_namespace(_most_tasks(limits))
-        _be_first(libc, limits, sys.argv[2:], has_namespace=has_namespace)
+            _bound_namespace(most_tasks)
+        _be_first(libc, limits, folder, sys.argv[3:], has_namespace=has_namespace)
     why, status = _watch(first, limits, wakes, _LOOK_OFTEN_S if group is None else _LOOK_S)
     _kill_all(first)
     if group is not None:
@@ -130,10 +128,6 @@ def _bound_namespace(task_count: int) -> None:
             Path("/proc/sys/kernel/pid_max").write_text(str(most), encoding="ascii")
 
 
-def _most_tasks(limits: ResourceLimits) -> int:
-    return limits.process_count * _TASKS_PER_PROCESS + _MORE_TASKS
-
-
 def _ignore(*_: object) -> None:
     """Do nothing; the signal has woken the watch."""
 
@@ -144,7 +138,7 @@ def _hang_up(*_: object) -> None:
 
 
 def _be_first(
-    libc: Any, limits: ResourceLimits, command: list[str], *, has_namespace: bool
+    libc: Any, limits: ProgramLimits, folder: str, command: list[str], *, has_namespace: bool
 ) -> None:
     """Be the first process: start the program, bury whoever dies, end with the program's code."""
     signal.set_wakeup_fd(-1)
@@ -154,25 +148,25 @@ def _be_first(
         libc.mount(b"proc", b"/proc", b"proc", 0, None)
     program = os.fork()
     if program == 0:
-        _exec(limits, command)
+        _exec(limits, folder, command)
     while True:
         pid, status = os.wait()
         if pid == program:
             os._exit(_shell_code(status))
 
 
-def _exec(limits: ResourceLimits, command: list[str]) -> None:
+def _exec(limits: ProgramLimits, folder: str, command: list[str]) -> None:
     """Become the program."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _limit(resource.RLIMIT_DATA, limits.memory_nbytes)
-    _limit(resource.RLIMIT_FSIZE, limits.output_nbytes)
+    _limit(resource.RLIMIT_DATA, limits.memory_mb * 2**20)
+    _limit(resource.RLIMIT_FSIZE, limits.output_mb * 2**20)
     _limit(resource.RLIMIT_CORE, 0)
     if os.geteuid():
-        _limit(resource.RLIMIT_NPROC, _own_task_count() + limits.process_count)
+        _limit(resource.RLIMIT_NPROC, _own_task_count() + limits.processes)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    for number, path in ((0, os.devnull), (1, limits.stdout), (2, limits.stderr)):
+    for number, path in ((0, os.devnull), (1, f"{folder}/stdout"), (2, f"{folder}/stderr")):
         opened = os.open(path, flags if number else os.O_RDONLY, 0o600)
         os.dup2(opened, number)
     try:
@@ -198,7 +192,7 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _watch(first: int, limits: ResourceLimits, wakes: int, look_s: float) -> tuple[str, int]:
+def _watch(first: int, limits: ProgramLimits, wakes: int, look_s: float) -> tuple[str, int]:
     """Return why the program ended, and its code; -1: it was killed."""
     deadline = time.monotonic() + limits.time_s if limits.time_s else float("inf")
     while True:
@@ -209,9 +203,9 @@ def _watch(first: int, limits: ResourceLimits, wakes: int, look_s: float) -> tup
             return "time", -1
         pids = list(_below(os.getpid()))
         # The first process is the supervisor's own.
-        if len(pids) - 1 > limits.process_count:
+        if len(pids) - 1 > limits.processes:
             return "processes", -1
-        if sum(map(_resident_nbytes, pids)) > limits.memory_nbytes:
+        if sum(map(_resident_nbytes, pids)) > limits.memory_mb * 2**20:
             return "memory", -1
         try:
             pause_s = min(look_s, max(0.0, deadline - time.monotonic()))

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from typing import Any, cast
 
@@ -197,15 +198,10 @@ def same_output(got: str, expected: str, *, tolerance: float) -> bool:
     order, and their words are equal; a word that should be a number with a point or an exponent may
     differ by `tolerance`, relative or absolute. Whole numbers are equal or not.
     """
-    mine, theirs = got.strip().splitlines(), expected.strip().splitlines()
-    return len(mine) == len(theirs) and all(
-        _same_line(a.split(), b.split(), tolerance) for a, b in zip(mine, theirs, strict=True)
-    )
-
-
-def _same_line(got: list[str], expected: list[str], tolerance: float) -> bool:
-    return len(got) == len(expected) and all(
-        a == b or _same_number(a, b, tolerance) for a, b in zip(got, expected, strict=True)
+    mine, theirs = ([line.split() for line in s.strip().splitlines()] for s in (got, expected))
+    return [*map(len, mine)] == [*map(len, theirs)] and all(
+        a == b or _same_number(a, b, tolerance)
+        for a, b in zip(chain(*mine), chain(*theirs), strict=True)
     )
 
 
@@ -317,7 +313,11 @@ class Code:
                 ENVIRONMENT_FAILED when no sandbox starts here.
         """
         options = self._options
-        tests = self._tests(prompt)
+        try:
+            said = answer_of(prompt, options.field)
+            tests = parse_tests(said, is_wrapped=options.wrapped)
+        except ValueError as error:
+            raise self._unsound(prompt, str(error)) from error
         source = program_of(text, whole_text=options.whole_text)
         if source is None:
             return Score(reward=0.0, parts={"passed": 0.0, "no_code": 1.0})
@@ -343,13 +343,6 @@ class Code:
     async def close(self) -> None:
         """End all its sandboxes."""
         await self._pool.close()
-
-    def _tests(self, prompt: Prompt) -> CodeTests:
-        said = answer_of(prompt, self._options.field)
-        try:
-            return parse_tests(said, is_wrapped=self._options.wrapped)
-        except ValueError as error:
-            raise self._unsound(prompt, str(error)) from error
 
     def _unsound(self, prompt: Prompt, why: str) -> AstraflowError:
         return AstraflowError(
@@ -426,7 +419,11 @@ def _verdict(case: Case, finished: Finished, result: bytes, tolerance: float) ->
         why = "" if same_output(got, case.stdout, tolerance=tolerance) else "wrong"
     elif not why and isinstance(case, CallCase):
         got = result.decode("utf-8", "replace")
-        why = "" if _returned(result, case, tolerance) else "wrong" if result else "crash"
+        try:
+            is_same = same_value(decoded(result), case.expected, tolerance=tolerance)
+        except (ValueError, RecursionError):
+            is_same = False
+        why = "" if is_same else "wrong" if result else "crash"
     elif not why:
         said = result.decode("utf-8", "replace")
         if said.startswith("broken: "):
@@ -447,10 +444,3 @@ def _fault(finished: Finished) -> str:
     if finished.is_truncated:
         return "output"
     return "" if finished.is_well else "crash"
-
-
-def _returned(result: bytes, case: CallCase, tolerance: float) -> bool:
-    try:
-        return same_value(decoded(result), case.expected, tolerance=tolerance)
-    except (ValueError, RecursionError):
-        return False

@@ -92,7 +92,7 @@ class GuestSandbox:
         sandbox = cls(process, limits, place)
         try:
             async with asyncio.timeout(_STARTING_S):
-                parts = await sandbox._receive()
+                parts = await _receive(sandbox._stdout, limits)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             sandbox._kill()
             said = b"" if process.stderr is None else await process.stderr.read(4096)
@@ -204,6 +204,11 @@ class GuestSandbox:
                     with contextlib.suppress(psutil.Error):
                         child.kill()
 
+    @property
+    def _stdout(self) -> asyncio.StreamReader:
+        assert self._process.stdout is not None  # noqa: S101 - it was started with a pipe
+        return self._process.stdout
+
     def _path(self, path: str) -> str:
         return posixpath.join(self._place.home, path)
 
@@ -288,26 +293,7 @@ class GuestSandbox:
         assert self._process.stdin is not None  # noqa: S101 - it was started with a pipe
         self._process.stdin.write(sent)
         await self._process.stdin.drain()
-        return await self._receive()
-
-    async def _receive(self) -> list[bytes]:
-        """Read one answer; what a guest says is not trusted.
-
-        Raises:
-            asyncio.IncompleteReadError: It has ended.
-            ValueError: It is no answer.
-        """
-        assert self._process.stdout is not None  # noqa: S101 - it was started with a pipe
-        read = self._process.stdout.readexactly
-        count = int.from_bytes(await read(4), "little")
-        if count > _MOST_PARTS:
-            raise ValueError("the guest answered nonsense")
-        header = await read(4 * count)
-        sizes = [int.from_bytes(header[at : at + 4], "little") for at in range(0, 4 * count, 4)]
-        most = max(self.limits.file_mb * 2**20, int(self.limits.output_mb * 2**20))
-        if any(size > most + 4096 for size in sizes):
-            raise ValueError("the guest answered too much")
-        return [await read(size) for size in sizes]
+        return await _receive(self._stdout, self.limits)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -338,32 +324,38 @@ async def run_inside(
     command = ("python3", "-I", "-S", "-X", "utf8", "-c", GUEST.read_text(encoding="utf-8"))
     sent = _framed({**asked, **bounds, "is_only": True}, *more)
     finished = await sandbox.exec(command, stdin=sent, time_s=time_s + _LATE_S)
-    answers = _parts_of(finished.stdout)
-    if len(answers) > 1:
+    said = asyncio.StreamReader()
+    said.feed_data(finished.stdout)
+    said.feed_eof()
+    answers: list[list[bytes]] = []
+    # What is cut off is left.
+    with contextlib.suppress(asyncio.IncompleteReadError, ValueError):
+        while len(answers) < 2:
+            answers.append(await _receive(said, limits))
         return _finished(answers[1])
     if not answers and finished.exit_code is not None:
-        said = finished.stderr[-300:].decode("utf-8", "replace")
-        raise cannot_start(f"python3 is not in it, or runs no guest: {said}")
+        why = finished.stderr[-300:].decode("utf-8", "replace")
+        raise cannot_start(f"python3 is not in it, or runs no guest: {why}")
     return replace(finished, is_lost=True), b""
 
 
-def _parts_of(said: bytes) -> list[list[bytes]]:
-    """Return the answers of a guest that was started for one request; what is cut off is left."""
-    answers: list[list[bytes]] = []
-    at = 0
-    while at + 4 <= len(said):
-        count = int.from_bytes(said[at : at + 4], "little")
-        header = said[at + 4 : at + 4 + 4 * count]
-        sizes = [int.from_bytes(header[i : i + 4], "little") for i in range(0, len(header), 4)]
-        at += 4 + 4 * count
-        parts: list[bytes] = []
-        for size in sizes:
-            parts.append(said[at : at + size])
-            at += size
-        if at > len(said):
-            break
-        answers.append(parts)
-    return answers
+async def _receive(stream: asyncio.StreamReader, limits: SandboxLimits) -> list[bytes]:
+    """Read one answer; what a guest says is not trusted.
+
+    Raises:
+        asyncio.IncompleteReadError: It has ended.
+        ValueError: It is no answer.
+    """
+    read = stream.readexactly
+    count = int.from_bytes(await read(4), "little")
+    if count > _MOST_PARTS:
+        raise ValueError("the guest answered nonsense")
+    header = await read(4 * count)
+    sizes = [int.from_bytes(header[at : at + 4], "little") for at in range(0, 4 * count, 4)]
+    most = max(limits.file_mb * 2**20, int(limits.output_mb * 2**20))
+    if any(size > most + 4096 for size in sizes):
+        raise ValueError("the guest answered too much")
+    return [await read(size) for size in sizes]
 
 
 def _framed(*requests: Any) -> bytes:

@@ -12,28 +12,29 @@ _HOME = "/tmp"  # noqa: S108 - of the container
 _USER = 1000
 
 
-class ContainerOptions(SandboxLimits):
-    """The image, and how it is run."""
+class Podman:
+    """Starts containers with podman.
 
-    image: str
-    """It has to be on the node: nothing is pulled."""
-    folders: tuple[str, ...] = ()
-    """Empty folders beside /tmp that can be written, such as /app; each takes `disk_mb`."""
-    env: dict[str, str] = Field(default={})
-    """Variables of commands, beside PATH, HOME and LANG."""
-    arguments: tuple[str, ...] = ()
-    """More of `run`, such as `--runtime=runc` or `--volume=/data:/data:ro`."""
-    client_arguments: tuple[str, ...] = ()
-    """Of the program itself, before `run`, such as `--cgroup-manager=cgroupfs`."""
+    They have no network, no capabilities, and write to nothing but folders in memory.
+    """
 
+    program = "podman"
 
-class _Container:
-    """Starts containers: no network, no capabilities, nothing to write but folders in memory."""
+    class Options(SandboxLimits):
+        """The image, and how it is run."""
 
-    program = ""
-    Options = ContainerOptions
+        image: str
+        """It has to be on the node: nothing is pulled."""
+        folders: tuple[str, ...] = ()
+        """Empty folders beside /tmp that can be written, such as /app; each takes `disk_mb`."""
+        env: dict[str, str] = Field(default={})
+        """Variables of commands, beside PATH, HOME and LANG."""
+        arguments: tuple[str, ...] = ()
+        """More of `run`, such as `--runtime=runc` or `--volume=/data:/data:ro`."""
+        client_arguments: tuple[str, ...] = ()
+        """Of the program itself, before `run`, such as `--cgroup-manager=cgroupfs`."""
 
-    def __init__(self, options: ContainerOptions) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
 
     async def start(self) -> GuestSandbox:
@@ -74,13 +75,7 @@ class _Container:
         """Do nothing: containers share nothing."""
 
 
-class Podman(_Container):
-    """Starts containers with podman."""
-
-    program = "podman"
-
-
-class Docker(_Container):
+class Docker(Podman):
     """Starts containers with docker."""
 
     program = "docker"
