@@ -101,8 +101,8 @@ def histogram(
 
 
 def _by_labels(values: Any) -> Iterable[tuple[tuple[str, ...], Any]]:
-    by_labels = values if isinstance(values, Mapping) else {(): values}
-    return cast("Mapping[tuple[str, ...], Any]", by_labels).items()
+    has_labels = isinstance(values, Mapping)
+    return cast("Mapping[Any, Any]", values if has_labels else {(): values}).items()
 
 
 Seen = TypeVar("Seen")
