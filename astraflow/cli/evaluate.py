@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astraflow.cli.options import AsJson, Overrides, RunPath, pairs
+from astraflow.cli.options import AsJson, Overrides, RunPath, pairs, run_async
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -93,8 +93,6 @@ def _known_suite(recipe: "Recipe", suite: str | None) -> str:
 
 
 def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_json: bool) -> None:
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.operations import evaluate_live  # noqa: PLC0415
 
     pinned = {
@@ -106,7 +104,7 @@ def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_j
             typer.echo(f"waits: {seen.failure.message}", err=True)
 
     asked = evaluate_live(RunDir(run), suite, versions=pinned, pool_share=share, note=note)
-    done = asyncio.run(asked)
+    done = run_async(asked)
     versions = ", ".join(f"{policy} {number}" for policy, number in done.versions.items())
     _show(done, versions, as_json=as_json)
 
@@ -118,13 +116,11 @@ def _number(text: str) -> int:
 
 
 def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResult":
-    import asyncio  # noqa: PLC0415
-
     os.environ.setdefault("OMP_NUM_THREADS", str(recipe.raas.engine.thread_count))
     from astraflow.launch.evaluate import evaluate_suite, find_checkpoints  # noqa: PLC0415
 
     checkpoints = find_checkpoints(recipe, RunDir(run), step)
-    return asyncio.run(evaluate_suite(recipe, suite, checkpoints))
+    return run_async(evaluate_suite(recipe, suite, checkpoints))
 
 
 def _show(result: "SuiteResult | EvalRun", step: str, *, as_json: bool) -> None:
