@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
+from astraflow.config.model_dirs import read_json
 from astraflow.config.recipe import Recipe, Restarts
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import (
@@ -481,9 +482,8 @@ def resume_run(
 
 def _see_through(launch: Launcher) -> RunSummary:
     """Run to the end, and tell what came of it."""
-    started, before_s = time.monotonic(), 0.0
-    if launch.is_resumed and launch.run_dir.summary.exists():
-        before_s = json.loads(launch.run_dir.summary.read_text())["wall_s"]
+    started = time.monotonic()
+    before = read_json(launch.run_dir.summary) if launch.is_resumed else {}
     with followed(launch.run_dir, launch.recipe.track):
         state, failure = asyncio.run(launch.run())
     summary = summarise(
@@ -491,7 +491,7 @@ def _see_through(launch: Launcher) -> RunSummary:
         name=launch.recipe.name,
         seed=launch.recipe.seed,
         state=state,
-        wall_s=before_s + time.monotonic() - started,
+        wall_s=before.get("wall_s", 0.0) + time.monotonic() - started,
         failure=failure,
     )
     write_whole(launch.run_dir.summary, json.dumps(summary.to_json(), indent=2) + "\n")

@@ -1,6 +1,5 @@
 """What came of a run: read back from the files that it wrote, as JSON, as a table, as a picture."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from astraflow.config.model_dirs import read_json
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.launch.status import causes_table
 
@@ -122,9 +122,6 @@ def summarise(
     measured = _measured(evals)
     first: Row = measured[0]["overall"] if measured else {}
     last: Row = measured[-1]["overall"] if len(measured) > 1 else {}
-    status: dict[str, Any] = {}
-    if run_dir.status.exists():
-        status = json.loads(run_dir.status.read_text())
     # The waits for batches, too.
     took = (
         sum(row.get("time/wait_s", 0.0) + row.get("time/train_s", 0.0) for row in rows)
@@ -150,7 +147,7 @@ def summarise(
         },
         evals=evals,
         failure=failure,
-        failures=status.get("failures", {}),
+        failures=read_json(run_dir.status).get("failures", {}),
     )
 
 
@@ -288,9 +285,7 @@ _POLICY_ROWS: Mapping[str, Callable[[PolicySummary], str]] = {
 
 
 def _members(summary: RunSummary, run_dir: RunDir) -> Table:
-    status: dict[str, Any] = {}
-    if run_dir.status.exists():
-        status = json.loads(run_dir.status.read_text())
+    status = read_json(run_dir.status)
     table = Table(title="Where each process waited", title_justify="left")
     for column in ("process", "role", "did", "waited"):
         table.add_column(column, justify="left" if column in ("process", "role") else "right")
