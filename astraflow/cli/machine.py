@@ -1,6 +1,7 @@
 """`astraflow doctor` and `astraflow bench`: what this machine and a link are good for."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def doctor(*, as_json: AsJson = False) -> None:
 
     checks = list(examine())
     if as_json:
-        typer.echo(json.dumps([check.to_json() for check in checks], indent=2))
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         table = Table("area", "what", "", "found")
         # A line of it is to be pasted.

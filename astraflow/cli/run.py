@@ -285,10 +285,11 @@ def rollouts(
     as_json: AsJson = False,
 ) -> None:
     """Look at the newest sampled rollouts of a run: prompt, text, reward and its parts."""
-    from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts  # noqa: PLC0415
+    from astraflow.launch.samples import find_rollouts, show_rollouts  # noqa: PLC0415
 
-    wanted = Wanted(policy=policy, min_reward=min_reward, max_reward=max_reward)
-    found = find_rollouts(RunDir(run), wanted=wanted, count=count)
+    found = find_rollouts(
+        RunDir(run), count=count, policy=policy, min_reward=min_reward, max_reward=max_reward
+    )
     show_rollouts(Console(), RunDir(run), found, as_json=as_json)
 
 

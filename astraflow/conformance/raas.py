@@ -19,7 +19,7 @@ from astraflow.conformance.stage import Law, Stage
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.weight_files import flatten, read_weights
-from astraflow.testing.trainer import Flickering, train_counter
+from astraflow.testing.trainer import VersionWeights, flickering, train_counter
 from astraflow_proto.common.v1 import failure_pb2, session_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2
@@ -226,10 +226,10 @@ async def set_up(stage: Stage) -> None:
     stage.tap.faults += _guides(stage.tap)
 
 
-def _weights_of(model: Path) -> Flickering:
+def _weights_of(model: Path) -> VersionWeights:
     tensors = read_weights(model)
     layout, _ = flatten(tensors)
-    return Flickering(layout=layout, tensors={name: each.bits for name, each in tensors.items()})
+    return flickering(layout, {name: each.bits for name, each in tensors.items()})
 
 
 def _guides(tap: Tap) -> list[Fault]:

@@ -1,6 +1,6 @@
 """Pools: nodes that are started, flap, and are scaled by the advice of the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -9,7 +9,7 @@ from random import Random
 from astraflow.core.autoscale import Scaler
 from astraflow.core.events import MemberDrained
 from astraflow.simulate.hub import SimulatedHub
-from astraflow.simulate.node import Lengths, SimulatedNode
+from astraflow.simulate.node import SimulatedNode
 from astraflow.simulate.scenario import Autoscale, Pool
 
 
@@ -25,7 +25,7 @@ class Pools:
     """
 
     hub: SimulatedHub
-    lengths: Lengths
+    lengths: Iterator[float]
     random: Random
     sizes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     node_s: float = 0.0

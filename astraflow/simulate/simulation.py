@@ -17,7 +17,7 @@ from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings
 from astraflow.core.status import LedgerAccount
 from astraflow.core.tasks import WorkflowSpec
 from astraflow.simulate.hub import SimulatedHub, Timeline
-from astraflow.simulate.node import CODE, GRAIN, POLICY, Lengths
+from astraflow.simulate.node import CODE, GRAIN, POLICY, draw_lengths
 from astraflow.simulate.pools import Autoscaler, Pools, ScaleStep
 from astraflow.simulate.scenario import Scenario
 from astraflow.simulate.trainer import SimulatedTrainer
@@ -118,7 +118,7 @@ def simulate(scenario: Scenario) -> SimulationReport:
     hub = SimulatedHub(timeline=timeline, settings=_settings(scenario))
     trainer = SimulatedTrainer(scenario=scenario, hub=hub)
     rollouts = scenario.rollouts
-    lengths = Lengths(mean=rollouts.mean_tokens, spread=rollouts.spread, seed=scenario.seed)
+    lengths = draw_lengths(mean=rollouts.mean_tokens, spread=rollouts.spread, seed=scenario.seed)
     pools = Pools(hub=hub, lengths=lengths, random=Random(scenario.seed))  # noqa: S311 - no secret
     laws = Laws(hub=hub, trainer=trainer, max_staleness=scenario.trainer.max_staleness)
     trainer.start()
