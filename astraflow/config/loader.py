@@ -87,18 +87,15 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> Sequence[tupl
     problems = [(tuple(problem["loc"]), problem) for problem in error.errors()]
     found: list[tuple[str, str]] = []
     for place, problem in problems:
-        if problem["type"] == "too_short" and _is_above_another(place, problems):
+        # Of a list that is at fault only because an item is, pydantic leaves the item out.
+        below = [each for each, _ in problems if each != place and each[: len(place)] == place]
+        if problem["type"] == "too_short" and below:
             continue
         said = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             said = _unknown_key(model, place)
         found.append((".".join(map(str, place)), said))
     return found
-
-
-def _is_above_another(place: _Place, problems: Sequence[tuple[_Place, Any]]) -> bool:
-    """Whether it is at fault only because an item of it is, which pydantic then leaves out."""
-    return any(len(other) > len(place) and other[: len(place)] == place for other, _ in problems)
 
 
 class _Yaml(yaml.SafeLoader):
