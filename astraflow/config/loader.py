@@ -166,7 +166,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         at = _key_in(node, part, place=".".join(parts[:depth]))
         if depth == len(parts) - 1:
             node[at] = value
-        elif isinstance(node, dict) and cast("dict[str, Any]", node).get(part) is None:
+        elif isinstance(at, str) and node.get(at) is None:
             node[at] = {}
         node = node[at]
 
