@@ -239,8 +239,10 @@ _METRICS: Final = ("| name | kind | labels | |", "|---|---|---|---|")
 
 
 def _family(family: Family) -> str:
-    name = family.name.removeprefix("astraflow_")
-    return f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.help)} |"
+    # prometheus_client takes the ending off.
+    name = family.name.removeprefix("astraflow_") + "_total" * (family.type == "counter")
+    labels = ", ".join(vars(family)["_labelnames"])
+    return f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |"
 
 
 async def _hub_families() -> list[Family]:

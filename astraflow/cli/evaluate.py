@@ -3,18 +3,16 @@
 import json
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astraflow.cli.options import AsJson, Overrides, RunPath, pairs
+from astraflow.cli.options import AsJson, Overrides, RunPath, pairs, run_async
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 
 if TYPE_CHECKING:
-    from astraflow.config.recipe import Recipe
     from astraflow.core.evals import EvalRun
     from astraflow.launch.evaluate import SuiteResult
 
@@ -66,65 +64,46 @@ def evaluate(
     """
     from astraflow.config.loader import load_recipe  # noqa: PLC0415
 
-    recipe = load_recipe(_recipe_of(run), overrides or [])
-    name = _known_suite(recipe, suite)
-    if live:
-        _ask(run, name, version or [], share, as_json=as_json)
-        return
-    for each in step or ["first", "last"]:
-        _show(_evaluate(recipe, run, each, name), each, as_json=as_json)
-
-
-def _recipe_of(run: Path) -> Path:
-    recipe = RunDir(run).recipe
-    if not recipe.exists():
+    run_dir = RunDir(run)
+    if not run_dir.recipe.exists():
         raise AstraflowError(
             Reason.INVALID_FIELD, f"{run} is not the folder of a run: it has no recipe.yaml"
         )
-    return recipe
-
-
-def _known_suite(recipe: "Recipe", suite: str | None) -> str:
+    recipe = load_recipe(run_dir.recipe, overrides or [])
     name = suite or next(iter(recipe.evals), "")
     if name not in recipe.evals:
         known = ", ".join(recipe.evals) or "none"
         raise AstraflowError(Reason.EVAL_UNKNOWN, f"--suite {name}: the recipe has {known}")
-    return name
+    if live:
+        _ask(run_dir, name, version or [], share, as_json=as_json)
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", str(recipe.raas.engine.thread_count))
+    from astraflow.launch.evaluate import evaluate_suite, find_checkpoints  # noqa: PLC0415
+
+    for each in step or ["first", "last"]:
+        checkpoints = find_checkpoints(recipe, run_dir, each)
+        _show(run_async(evaluate_suite(recipe, name, checkpoints)), each, as_json=as_json)
 
 
-def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_json: bool) -> None:
-    import asyncio  # noqa: PLC0415
-
+def _ask(
+    run_dir: RunDir, suite: str, version: list[str], share: float | None, *, as_json: bool
+) -> None:
     from astraflow.launch.operations import evaluate_live  # noqa: PLC0415
 
-    pinned = {
-        PolicyId(policy): _number(text) for policy, text in pairs(version, "--version").items()
-    }
+    pinned: dict[PolicyId, int] = {}
+    for policy, text in pairs(version, "--version").items():
+        if not text.isdecimal():
+            raise AstraflowError(Reason.INVALID_FIELD, f"--version: '{text}' is no version number")
+        pinned[PolicyId(policy)] = int(text)
 
     def note(seen: "EvalRun") -> None:
         if seen.failure is not None and not as_json:
             typer.echo(f"waits: {seen.failure.message}", err=True)
 
-    asked = evaluate_live(RunDir(run), suite, versions=pinned, pool_share=share, note=note)
-    done = asyncio.run(asked)
+    asked = evaluate_live(run_dir, suite, versions=pinned, pool_share=share, note=note)
+    done = run_async(asked)
     versions = ", ".join(f"{policy} {number}" for policy, number in done.versions.items())
     _show(done, versions, as_json=as_json)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise AstraflowError(Reason.INVALID_FIELD, f"--version: '{text}' is no version number")
-    return int(text)
-
-
-def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResult":
-    import asyncio  # noqa: PLC0415
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(recipe.raas.engine.thread_count))
-    from astraflow.launch.evaluate import evaluate_suite, find_checkpoints  # noqa: PLC0415
-
-    checkpoints = find_checkpoints(recipe, RunDir(run), step)
-    return asyncio.run(evaluate_suite(recipe, suite, checkpoints))
 
 
 def _show(result: "SuiteResult | EvalRun", step: str, *, as_json: bool) -> None:

@@ -1,10 +1,14 @@
 """`astraflow doctor` and `astraflow bench`: what this machine and a link are good for."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from astraflow.cli.options import AsJson
 from astraflow.core.errors import AstraflowError, Reason
@@ -20,12 +24,8 @@ def doctor(*, as_json: AsJson = False) -> None:
 
     checks = list(examine())
     if as_json:
-        typer.echo(json.dumps([check.to_json() for check in checks], indent=2))
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
         table = Table("area", "what", "", "found")
         # A line of it is to be pasted.
         table.add_column("to do", overflow="fold")

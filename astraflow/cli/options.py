@@ -1,12 +1,14 @@
 """Arguments and options that several commands share."""
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from astraflow.core.errors import AstraflowError, Reason
+
+ResultT = TypeVar("ResultT")
 
 RecipePath = Annotated[
     Path,
@@ -55,6 +57,13 @@ CertificateFile = Annotated[
     Path | None, typer.Option("--tls-certificate", help="PEM file of this process's certificate.")
 ]
 KeyFile = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its private key.")]
+
+
+def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run to the end what is asynchronous; what does that is loaded only then."""
+    import asyncio  # noqa: PLC0415
+
+    return asyncio.run(work)
 
 
 def given(options: Mapping[str, object]) -> list[str]:

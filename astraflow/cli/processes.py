@@ -20,6 +20,7 @@ from astraflow.cli.options import (
     RunPath,
     directories,
     given,
+    run_async,
 )
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
@@ -41,11 +42,9 @@ def compact_journal(
 
     With the release that wrote the journal: another one may decide otherwise, and refuses then.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.dataflow.compaction import compact  # noqa: PLC0415
 
-    end = asyncio.run(compact(RunDir(run_dir)))
+    end = run_async(compact(RunDir(run_dir)))
     typer.echo(f"{run_dir}: the snapshot holds {end} records; any release that reads it goes on")
 
 
@@ -176,11 +175,9 @@ def drain(
     ] = None,
 ) -> None:
     """Let a node finish what it holds, hand back the rest and leave; nothing is lost."""
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.operations import drain_member  # noqa: PLC0415
 
-    typer.echo(asyncio.run(drain_member(RunDir(run), name, grace_s=grace_s)))
+    typer.echo(run_async(drain_member(RunDir(run), name, grace_s=grace_s)))
 
 
 trainer_app = typer.Typer(no_args_is_help=True, help="Trainers: one process per policy.")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from rich.console import Console
 
-from astraflow.cli.options import AsJson, Overrides, RecipePath, RunPath
+from astraflow.cli.options import AsJson, Overrides, RecipePath, RunPath, run_async
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 
@@ -83,8 +84,6 @@ def run(
     what has not begun; twice stops within seconds; --resume goes on. Exit code 0: the run reached
     its end; 1: it failed; 2: the recipe was refused, and nothing was started; 130: it was stopped.
     """
-    from rich.console import Console  # noqa: PLC0415
-
     console = Console(stderr=as_json)
     overrides = [*(overrides or []), *_placed(on, on_set or [])]
     if resume is not None:
@@ -142,8 +141,6 @@ def _checked(
     if is_dry and report.recipe is not None:
         _show_dry(report.recipe, RunDir(runs / report.recipe.name), as_json=as_json)
     if any(finding.severity is not Severity.NOTE for finding in report.findings):
-        from rich.console import Console  # noqa: PLC0415
-
         show_report(Console(stderr=True), report, has_notes=is_dry)
     if report.recipe is None or (report.errors and is_bound):
         raise typer.Exit(REFUSED)
@@ -224,8 +221,6 @@ def check(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        from rich.console import Console  # noqa: PLC0415
-
         from astraflow.launch.check.subject import show_report  # noqa: PLC0415
 
         show_report(Console(), report)
@@ -243,11 +238,9 @@ def status(
 
     Reads the hub's address and token from the run's folder.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.status import show_status  # noqa: PLC0415
 
-    asyncio.run(show_status(RunDir(run), watch=watch, as_json=as_json))
+    run_async(show_status(RunDir(run), watch=watch, as_json=as_json))
 
 
 def explain(run: RunPath, *, as_json: AsJson = False) -> None:
@@ -255,11 +248,9 @@ def explain(run: RunPath, *, as_json: AsJson = False) -> None:
 
     Reads the hub's address and token from the run's folder.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.status import show_waits  # noqa: PLC0415
 
-    typer.echo(asyncio.run(show_waits(RunDir(run), as_json=as_json)))
+    typer.echo(run_async(show_waits(RunDir(run), as_json=as_json)))
 
 
 def ledger(
@@ -275,8 +266,6 @@ def ledger(
     Reads the journal in the run's folder, also beside a hub that writes it; asks the hub where
     there is none. Exit code 1: the books do not hold.
     """
-    from rich.console import Console  # noqa: PLC0415
-
     from astraflow.launch.ledger import requeue as issue_again  # noqa: PLC0415
     from astraflow.launch.ledger import show_ledger  # noqa: PLC0415
 
@@ -296,12 +285,11 @@ def rollouts(
     as_json: AsJson = False,
 ) -> None:
     """Look at the newest sampled rollouts of a run: prompt, text, reward and its parts."""
-    from rich.console import Console  # noqa: PLC0415
+    from astraflow.launch.samples import find_rollouts, show_rollouts  # noqa: PLC0415
 
-    from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts  # noqa: PLC0415
-
-    wanted = Wanted(policy=policy, min_reward=min_reward, max_reward=max_reward)
-    found = find_rollouts(RunDir(run), wanted=wanted, count=count)
+    found = find_rollouts(
+        RunDir(run), count=count, policy=policy, min_reward=min_reward, max_reward=max_reward
+    )
     show_rollouts(Console(), RunDir(run), found, as_json=as_json)
 
 
@@ -347,11 +335,9 @@ def save(
     to it with [bold]astraflow run --resume RUN --checkpoint NAME[/]. With the same name it can be
     asked for again, for example when a trainer was away. Exit code 1: not every trainer has saved.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.operations import save_run  # noqa: PLC0415
 
-    asyncio.run(
+    run_async(
         save_run(RunDir(run), checkpoint_id=checkpoint_id, timeout_s=timeout_s, as_json=as_json)
     )
 
@@ -381,15 +367,13 @@ def token(
     relay takes no tasks, a reader looks and changes nothing. It is good until it expires, is
     revoked, or the run gets another operator token. Its id goes to the standard error.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.operations import revoke_token  # noqa: PLC0415
     from astraflow.rpc.access import HubTokens, token_id_of  # noqa: PLC0415
 
     if (role is None) is (revoke is None):
         raise typer.BadParameter("give a ROLE, or --revoke ID")
     if revoke is not None:
-        ended = asyncio.run(revoke_token(RunDir(run), revoke))
+        ended = run_async(revoke_token(RunDir(run), revoke))
         typer.echo(f"revoked; sessions that ended: {', '.join(ended) or 'none'}")
         return
     endpoint = RunDir(run).read_endpoint()
@@ -417,11 +401,9 @@ def autoscale(
     that is not needed finishes what it holds and leaves; nothing is lost. Ctrl-C ends the scaling;
     nodes that it started drain and leave then, but those of autoscale.start.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch import autoscale as launch  # noqa: PLC0415
 
     if advise:
-        asyncio.run(launch.show_advice(RunDir(run), as_json=as_json))
+        run_async(launch.show_advice(RunDir(run), as_json=as_json))
     else:
-        asyncio.run(launch.autoscale(RunDir(run), poll_s=poll_s, as_json=as_json))
+        run_async(launch.autoscale(RunDir(run), poll_s=poll_s, as_json=as_json))

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from astraflow.cli.options import AsJson, RunPath
+from astraflow.cli.options import AsJson, RunPath, run_async
+from astraflow.config.run_dir import RunDir
 
 RunPaths = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
@@ -45,8 +47,6 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a folder, live or over: state, steps, reward, when it last changed."""
-    from rich.console import Console  # noqa: PLC0415
-
     from astraflow.launch.runs import list_runs, show_runs  # noqa: PLC0415
 
     rows = list_runs(runs)
@@ -58,9 +58,6 @@ def ls(
 
 def show(run: RunPath, *, as_json: AsJson = False) -> None:
     """Show what came of a run so far, as at its end."""
-    from rich.console import Console  # noqa: PLC0415
-
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.runs import summary_of  # noqa: PLC0415
     from astraflow.launch.summary import show_summary  # noqa: PLC0415
 
@@ -73,9 +70,6 @@ def show(run: RunPath, *, as_json: AsJson = False) -> None:
 
 def compare(runs: RunPaths, *, as_json: AsJson = False) -> None:
     """Compare runs: what came of each, and the keys in which their recipes differ."""
-    from rich.console import Console  # noqa: PLC0415
-
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.runs import differences, row_of, show_differences, show_runs  # noqa: PLC0415
 
     folders = [RunDir(path) for path in runs]
@@ -103,7 +97,6 @@ def logs(
     ] = False,
 ) -> None:
     """Print what the roles of a run have logged."""
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.runs import log_lines  # noqa: PLC0415
 
     for line in log_lines(RunDir(run), role, count=count, is_followed=follow):
@@ -121,10 +114,7 @@ def stop(
 
     [bold]astraflow run --resume RUN[/] goes on with it.
     """
-    import asyncio  # noqa: PLC0415
-
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.launch.runs import stop_run  # noqa: PLC0415
 
-    asyncio.run(stop_run(RunDir(run), is_now=now))
+    run_async(stop_run(RunDir(run), is_now=now))
     typer.echo(f"{run} is over; `astraflow run --resume {run}` goes on with it")

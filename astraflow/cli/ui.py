@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from astraflow.cli.options import run_async
+from astraflow.core.errors import AstraflowError, Reason
+
 
 def ui(
     runs: Annotated[
@@ -31,9 +34,6 @@ def ui(
     Nobody but you can open it, and nothing leaves this machine. Curves of several runs lie over
     each other; a click on a step shows its groups, a click on a rollout its text.
     """
-    import asyncio  # noqa: PLC0415
-
-    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
     from astraflow.launch.runs import list_runs  # noqa: PLC0415
     from astraflow.ui.export import export_page  # noqa: PLC0415
     from astraflow.ui.server import serve_until_told, shown_runs  # noqa: PLC0415
@@ -45,9 +45,9 @@ def ui(
         )
     shown = shown_runs(folders)
     if export is None:
-        asyncio.run(serve_until_told(shown, port=port, opens=not no_open))
+        run_async(serve_until_told(shown, port=port, opens=not no_open))
         return
     if len(shown) != 1:
         raise typer.BadParameter("name the one RUN that is to be exported", param_hint="--export")
-    count = asyncio.run(export_page(shown[0], export))
+    count = run_async(export_page(shown[0], export))
     typer.echo(f"{export / 'index.html'} shows {shown[0].key} with {count} rollouts")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from astraflow.cli.options import AsJson, RunPath
+from astraflow.cli.options import AsJson, RunPath, run_async
 from astraflow.config.run_dir import RunDir
 
 PolicyName = Annotated[
@@ -21,11 +21,9 @@ app = typer.Typer(no_args_is_help=True, help="Look at, pull, verify and compare 
 @app.command("ls")
 def list_versions(run: RunPath, *, policy: PolicyName = None, as_json: AsJson = False) -> None:
     """List the versions that can be pulled from a run that goes on."""
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.weights import show_versions  # noqa: PLC0415
 
-    asyncio.run(show_versions(RunDir(run), policy=policy, as_json=as_json))
+    run_async(show_versions(RunDir(run), policy=policy, as_json=as_json))
 
 
 @app.command("inspect")
@@ -37,11 +35,9 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show one version: its digests, the patches that lead to it, and who has it."""
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.weights import show_version  # noqa: PLC0415
 
-    asyncio.run(show_version(RunDir(run), policy=policy, version=version, as_json=as_json))
+    run_async(show_version(RunDir(run), policy=policy, version=version, as_json=as_json))
 
 
 @app.command("pull")
@@ -54,13 +50,11 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Pull a version from its sources, verify it and write it down."""
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.weights import pull_version  # noqa: PLC0415
     from astraflow.telemetry.logging import configure_logging  # noqa: PLC0415
 
     configure_logging("weights")
-    asyncio.run(pull_version(RunDir(run), policy=policy, version=version, out=out, as_json=as_json))
+    run_async(pull_version(RunDir(run), policy=policy, version=version, out=out, as_json=as_json))
 
 
 @app.command("verify")
@@ -89,15 +83,13 @@ def verify(
 
     Of a version in an object store: that a trainer of the run registered it, and all its bytes.
     """
-    import asyncio  # noqa: PLC0415
-
     from astraflow.launch.weights import verify_stored, verify_weights  # noqa: PLC0415
 
     if "://" in path:
-        asyncio.run(verify_stored(path, key=key or "", as_json=as_json))
+        run_async(verify_stored(path, key=key or "", as_json=as_json))
         return
     run_dir = RunDir(run) if run else None
-    asyncio.run(
+    run_async(
         verify_weights(Path(path), run_dir=run_dir, policy=policy, version=version, as_json=as_json)
     )
 

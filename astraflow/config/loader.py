@@ -87,18 +87,15 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> Sequence[tupl
     problems = [(tuple(problem["loc"]), problem) for problem in error.errors()]
     found: list[tuple[str, str]] = []
     for place, problem in problems:
-        if problem["type"] == "too_short" and _is_above_another(place, problems):
+        # Of a list that is at fault only because an item is, pydantic leaves the item out.
+        below = [each for each, _ in problems if each != place and each[: len(place)] == place]
+        if problem["type"] == "too_short" and below:
             continue
         said = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             said = _unknown_key(model, place)
         found.append((".".join(map(str, place)), said))
     return found
-
-
-def _is_above_another(place: _Place, problems: Sequence[tuple[_Place, Any]]) -> bool:
-    """Whether it is at fault only because an item of it is, which pydantic then leaves out."""
-    return any(len(other) > len(place) and other[: len(place)] == place for other, _ in problems)
 
 
 class _Yaml(yaml.SafeLoader):
@@ -163,39 +160,27 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"override '{override}' is not of the form a.b=value"
         )
+    value = _parse(text, where=f"override '{override}'")
     node: Any = tree
-    for depth, part in enumerate(parts[:-1]):
-        node = _step(node, part, place=".".join(parts[:depth]))
-    _put(node, parts[-1], _parse(text, where=f"override '{override}'"), place=".".join(parts[:-1]))
+    for depth, part in enumerate(parts):
+        at = _key_in(node, part, place=".".join(parts[:depth]))
+        if depth == len(parts) - 1:
+            node[at] = value
+        elif isinstance(at, str) and node.get(at) is None:
+            node[at] = {}
+        node = node[at]
 
 
-def _step(node: Any, part: str, *, place: str) -> Any:
-    if isinstance(node, list):
-        items = cast("list[Any]", node)
-        return items[_index(items, part, place=place)]
-    if not isinstance(node, dict):
+def _key_in(node: Any, part: str, *, place: str) -> str | int:
+    """Return by what a mapping, or a list, has a part of a key."""
+    if isinstance(node, dict):
+        return part
+    if not isinstance(node, list):
         raise AstraflowError(Reason.INVALID_FIELD, f"{place}: has no keys to set '{part}' in")
-    fields = cast("dict[str, Any]", node)
-    if fields.get(part) is None:
-        fields[part] = {}
-    return fields[part]
-
-
-def _put(node: Any, part: str, value: Any, *, place: str) -> None:
-    if isinstance(node, list):
-        items = cast("list[Any]", node)
-        items[_index(items, part, place=place)] = value
-    elif isinstance(node, dict):
-        cast("dict[str, Any]", node)[part] = value
-    else:
-        raise AstraflowError(Reason.INVALID_FIELD, f"{place}: has no keys to set '{part}' in")
-
-
-def _index(items: Sequence[Any], part: str, *, place: str) -> int:
-    if not part.isdecimal() or int(part) >= len(items):
+    last = len(cast("list[Any]", node)) - 1
+    if not part.isdecimal() or int(part) > last:
         raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{place}.{part}: name an item by its number, 0 to {len(items) - 1}",
+            Reason.INVALID_FIELD, f"{place}.{part}: name an item by its number, 0 to {last}"
         )
     return int(part)
 

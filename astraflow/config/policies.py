@@ -128,15 +128,7 @@ class Sampling(Strict):
     @property
     def params(self) -> SamplingParams:
         """The same, as tasks have it."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            max_new_tokens=self.max_new_tokens,
-            min_new_tokens=self.min_new_tokens,
-            stop_strings=self.stop_strings,
-        )
+        return SamplingParams(**self.model_dump())
 
 
 class Buffer(Strict):
@@ -405,7 +397,7 @@ class PolicyConfig(Strict):
     @model_validator(mode="after")
     def _what_is_sampled_can_be_scored(self) -> Self:
         try:
-            SamplingParams(**self.sampling.model_dump()).require_trainable()
+            self.sampling.params.require_trainable()
         except AstraflowError as error:
             raise ValueError(f"sampling: {error.message}") from error
         return self

@@ -160,10 +160,6 @@ class Recipe(Strict):
         for name, workflow in self.workflows.items():
             for policy in workflow.policies:
                 _must_name(f"workflows.{name}", "policies", policy, self.policies)
-        return self
-
-    @model_validator(mode="after")
-    def _trainers_over_http_exist(self) -> Self:
         for policy in self.http.trainers:
             _must_name("http", "trainers", policy, self.policies)
         if self.http.trainers and self.http.port is None:
@@ -171,17 +167,13 @@ class Recipe(Strict):
         return self
 
     @model_validator(mode="after")
-    def _reward_models_are_not_sampled(self) -> Self:
+    def _engines_do_what_policies_need(self) -> Self:
         scoring = [n for n, each in self.policies.items() if each.trainer.loss.makes_reward_model]
         if scoring and self.raas.engine.kind != "none":
             raise ValueError(
                 f"{scoring[0]} becomes a reward model, which no engine samples from; take "
                 "raas.engine.kind none"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _broadcasts_have_receivers(self) -> Self:
         if self.raas.engine.kind == "none":
             for name, each in self.policies.items():
                 if each.trainer.broadcast is not None:

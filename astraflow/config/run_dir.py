@@ -2,10 +2,12 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pydantic_core import from_json
 
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -183,3 +185,39 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             if number < len(lines) - 1:
                 raise
     return rows
+
+
+_READ_NBYTES: Final = 1 << 24
+
+
+class GrowingLines:
+    """JSON lines that may grow meanwhile: each is yielded once, and found again by its offset."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset
+
+    @property
+    def left_nbytes(self) -> int:
+        """What has not been yielded yet, a torn last line included."""
+        return self.path.stat().st_size - self.offset if self.path.exists() else 0
+
+    def new(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the whole lines that came since the last call, each with its offset."""
+        if self.left_nbytes <= 0:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while lines := file.readlines(_READ_NBYTES):
+                for line in lines:
+                    # What is not a whole line yet comes with the next call.
+                    if not line.endswith(b"\n"):
+                        return
+                    yield self.offset, line
+                    self.offset += len(line)
+
+    def at(self, offset: int) -> dict[str, Any]:
+        """Return the object of the line that begins there."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return from_json(file.readline())

@@ -17,7 +17,7 @@ from astraflow.conformance.stage import Law, Stage
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.weight_files import flatten, read_weights
-from astraflow.testing.trainer import Flickering, train_counter
+from astraflow.testing.trainer import flickering, train_counter
 from astraflow_proto.common.v1 import failure_pb2, session_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2
@@ -203,7 +203,7 @@ async def set_up(stage: Stage) -> None:
     if stage.model is not None:
         tensors = read_weights(stage.model)
         arrays = {name: each.bits for name, each in tensors.items()}
-        weights = Flickering(layout=flatten(tensors)[0], tensors=arrays)
+        weights = flickering(flatten(tensors)[0], arrays)
 
     def train_to_the_end() -> None:
         try:

@@ -25,10 +25,9 @@ from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunStatus
 from astraflow.launch.executors.finding import Executor, Placement, StartedProcess
-from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.gpus import GpuShare, spare_share
 from astraflow.launch.models import prepare_models
-from astraflow.launch.processes import JOIN_TOKEN, Roles
+from astraflow.launch.processes import JOIN_TOKEN, LocalExecutor, Roles
 from astraflow.rpc.access import HubTokens, TokenRole
 
 _END_S = 20.0

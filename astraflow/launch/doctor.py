@@ -7,11 +7,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -48,10 +47,6 @@ class DoctorCheck:
     works: bool | None
     found: str
     advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
 
 
 def examine() -> Iterator[DoctorCheck]:

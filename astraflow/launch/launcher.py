@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
+from astraflow.config.model_dirs import read_json
 from astraflow.config.recipe import Recipe, Restarts
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import (
@@ -30,9 +30,14 @@ from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.recorder import write_whole
 from astraflow.launch.executors.finding import Executor, Placement, StartedProcess, reachable
-from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.models import pinned, prepare_models
-from astraflow.launch.processes import JOIN_TOKEN, RoleCommand, Roles, open_rendezvous
+from astraflow.launch.processes import (
+    JOIN_TOKEN,
+    LocalExecutor,
+    RoleCommand,
+    Roles,
+    open_rendezvous,
+)
 from astraflow.launch.run_folder import (
     claimed_run_dir,
     endpoint_before,
@@ -62,10 +67,6 @@ _MEANINGS = {
     BLOCKED_EXIT: ", code of a workflow or scorer blocked it for good",
 }
 
-_TRAINER = "trainer-"
-
-_RAAS = "raas-"
-
 
 class RestartLimit:
     """Bounds how often a run starts again what died, each role by itself.
@@ -78,9 +79,7 @@ class RestartLimit:
         self._settings = settings
         self._times: dict[str, deque[float]] = {}
 
-    def allow(
-        self, key: Literal["raas", "trainer", "hub"], now_s: float, *, name: str = ""
-    ) -> bool:
+    def allow(self, key: str, now_s: float, *, name: str = "") -> bool:
         """Return whether it may be started again now, and count it.
 
         Args:
@@ -96,7 +95,7 @@ class RestartLimit:
             times.append(now_s)
         return is_allowed
 
-    def reached(self, key: Literal["raas", "trainer", "hub"]) -> str:
+    def reached(self, key: str) -> str:
         """Return for people why it is not started again."""
         count, window_s = getattr(self._settings, key), self._settings.window_s
         return f"it is not started again: {count} restarts in {window_s:g} s (restarts.{key})"
@@ -118,7 +117,6 @@ class Launcher:
         places: Of trainers and nodes.
         local: Starts the hub and all else that is on this machine.
         hub: Its address, once it has started; `roles` and `control` are there then, too.
-        refusals: Why processes were not started again, by name.
         seats: Of nodes in the plan, by name: a node that follows another has its GPUs.
         say: Tells people of progress.
     """
@@ -145,7 +143,6 @@ class Launcher:
     hub: str = ""
     roles: Roles = field(init=False)
     control: ControlClient = field(init=False)
-    refusals: dict[str, str] = field(default_factory=dict[str, str])
     seats: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
@@ -262,7 +259,7 @@ class Launcher:
                 await self._start(command)
 
     async def _start(self, command: RoleCommand) -> StartedProcess:
-        is_member = command.name.startswith((_TRAINER, _RAAS))
+        is_member = command.name.startswith(("trainer-", "raas-"))
         process = await (self.executor if is_member else self.local).start(command)
         self.processes.append(process)
         return process
@@ -348,86 +345,62 @@ class Launcher:
         await self.control.stop_run(StopMode.CANCEL)
 
     async def _guard(self, process: StartedProcess) -> None:
-        """Act on the end of a process: a RaaS is started anew, any other ends the run.
+        """Act on the end of a process: some are started anew, any other end is that of the run.
 
-        A hub that a signal killed is started anew as well: it goes on where its journal ends.
+        A node always is. A hub that was killed or lost its database goes on where its journal ends,
+        a trainer that was killed from its last checkpoint.
         """
-        if process.command.name == "hub":
-            process = await self._guard_hub(process)
-        elif process.command.name.startswith(_TRAINER):
-            process = await self._guard_trainer(process)
-        is_raas = _is_raas(process)
-        while True:
-            code = await process.wait()
-            name = process.command.name
-            if self.killed.is_set():
-                return
-            if code == 0 or self._is_ending():
-                if code and is_raas and not self._has_nodes() and not self._is_over():
+        while (code := await process.wait()) and not self.killed.is_set():
+            name, news, refused = process.command.name, "", ""
+            role, _, policy = name.partition("-")
+            is_stoppage = code < 0 or code == TEMPORARY_EXIT
+            if role == "hub" and is_stoppage and is_begun(self.recipe, self.run_dir):
+                why = "was killed" if code < 0 else "lost its database"
+                news = f"the hub {why} ({code}); it goes on where it was"
+            elif role == "trainer" and code < 0 and not self._is_over():
+                news = f"the trainer of {policy} was killed ({code})"
+                news += "; it goes on from its last checkpoint"
+            elif self._is_ending():
+                if role == "raas" and not self._has_nodes() and not self._is_over():
                     self.say(f"[yellow]{name} ended ({code}); no node is left[/]")
-                    with suppress(AstraflowError):
-                        await self.control.stop_run(StopMode.CANCEL)
+                    await self._cancel()
                 return
-            # Started again it would say the same.
-            if code == CONFIGURATION_EXIT or not is_raas:
-                break
-            if not self._may_restart(process, "raas"):
-                break
-            self.say(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
-            process = await self._start(self._raas(self.seats.pop(name)))
-        is_spare = is_raas and code != CONFIGURATION_EXIT
-        if is_spare and self._has_nodes():
-            why = self.refusals[name]
-            self.say(f"[yellow]{name} ended ({code}); {why}; the other nodes go on[/]")
+            # One that cannot work as it is set up would say the same again.
+            elif role == "raas" and code != CONFIGURATION_EXIT:
+                news = f"{name} ended ({code}); what it held is issued again"
+            if news:
+                counted = policy if role == "trainer" else ""
+                if self.limit.allow(role, time.monotonic(), name=counted):
+                    self.say(f"[yellow]{news}[/]")
+                    process = await self._start(self._anew(process.command))
+                    continue
+                refused = f"; {self.limit.reached(role)}"
+            if self._is_ending():
+                return
+            if role == "raas" and refused and self._has_nodes():
+                self.say(f"[yellow]{name} ended ({code}){refused}; the other nodes go on[/]")
+                return
+            why = _MEANINGS.get(code, "") + refused
+            self.failure = f"{name} ended with exit code {code}{why}:\n{process.last_words()}"
+            await self._cancel()
             return
-        why = "".join(f"; {why}" for why in [self.refusals.get(name)] if why)
-        meaning = _MEANINGS.get(code, "")
-        self.failure = f"{name} ended with exit code {code}{meaning}{why}:\n{process.last_words()}"
+
+    def _anew(self, command: RoleCommand) -> RoleCommand:
+        """Return what takes the place of a process that ended."""
+        role, _, policy = command.name.partition("-")
+        if role == "raas":
+            return self._raas(self.seats.pop(command.name))
+        return command if role == "hub" else self.roles.trainer(policy, self.hub, resume=True)
+
+    async def _cancel(self) -> None:
         with suppress(AstraflowError):
             await self.control.stop_run(StopMode.CANCEL)
 
-    async def _guard_hub(self, hub: StartedProcess) -> StartedProcess:
-        """Start a hub again that was killed or lost its database; return one that ended else."""
-        while True:
-            code = await hub.wait()
-            is_stoppage = code < 0 or code == TEMPORARY_EXIT
-            if not is_stoppage or self.killed.is_set() or not is_begun(self.recipe, self.run_dir):
-                break
-            if not self._may_restart(hub, "hub"):
-                break
-            why = "was killed" if code < 0 else "lost its database"
-            self.say(f"[yellow]the hub {why} ({code}); it goes on where it was[/]")
-            hub = await self._start(hub.command)
-        return hub
-
-    async def _guard_trainer(self, trainer: StartedProcess) -> StartedProcess:
-        """Start a trainer again that was killed; return the one that ended otherwise."""
-        policy = trainer.command.name.removeprefix(_TRAINER)
-        while True:
-            code = await trainer.wait()
-            if code >= 0 or self.killed.is_set() or self._is_over():
-                break
-            if not self._may_restart(trainer, "trainer", name=policy):
-                break
-            self.say(
-                f"[yellow]the trainer of {policy} was killed ({code}); it goes on from its last "
-                "checkpoint[/]"
-            )
-            command = self.roles.trainer(policy, self.hub, resume=True)
-            trainer = await self._start(command)
-        return trainer
-
-    def _may_restart(
-        self, process: StartedProcess, key: Literal["raas", "trainer", "hub"], *, name: str = ""
-    ) -> bool:
-        """Whether a process that ended may be started again; else note why not."""
-        is_allowed = self.limit.allow(key, time.monotonic(), name=name)
-        if not is_allowed:
-            self.refusals[process.command.name] = self.limit.reached(key)
-        return is_allowed
-
     def _has_nodes(self) -> bool:
-        return any(_is_raas(each) and each.exit_code is None for each in self.processes)
+        return any(
+            each.command.name.startswith("raas-") and each.exit_code is None
+            for each in self.processes
+        )
 
     def _is_over(self) -> bool:
         return self.last is not None and self.last.state.is_final
@@ -436,10 +409,6 @@ class Launcher:
         return self.last is not None and (
             self.last.state.is_final or self.last.state is RunState.STOPPING
         )
-
-
-def _is_raas(process: StartedProcess) -> bool:
-    return process.command.name.startswith(_RAAS)
 
 
 def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
@@ -513,9 +482,8 @@ def resume_run(
 
 def _see_through(launch: Launcher) -> RunSummary:
     """Run to the end, and tell what came of it."""
-    started, before_s = time.monotonic(), 0.0
-    if launch.is_resumed and launch.run_dir.summary.exists():
-        before_s = json.loads(launch.run_dir.summary.read_text())["wall_s"]
+    started = time.monotonic()
+    before = read_json(launch.run_dir.summary) if launch.is_resumed else {}
     with followed(launch.run_dir, launch.recipe.track):
         state, failure = asyncio.run(launch.run())
     summary = summarise(
@@ -523,7 +491,7 @@ def _see_through(launch: Launcher) -> RunSummary:
         name=launch.recipe.name,
         seed=launch.recipe.seed,
         state=state,
-        wall_s=before_s + time.monotonic() - started,
+        wall_s=before.get("wall_s", 0.0) + time.monotonic() - started,
         failure=failure,
     )
     write_whole(launch.run_dir.summary, json.dumps(summary.to_json(), indent=2) + "\n")

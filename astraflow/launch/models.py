@@ -12,9 +12,8 @@ from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.hub import commit_of
-from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.gpus import GpuPlan, gpu_environment
-from astraflow.launch.processes import RoleCommand
+from astraflow.launch.processes import LocalExecutor, RoleCommand
 from astraflow.workflows.data_sets import download_data_set, pinned_data_set
 
 

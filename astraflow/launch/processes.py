@@ -78,49 +78,17 @@ class RoleCommand:
 
 
 class RoleProcess:
-    """A started role."""
+    """A role that was started on this machine."""
 
-    def __init__(self, command: RoleCommand, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        command: RoleCommand,
+        process: asyncio.subprocess.Process,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
         self.command = command
         self._process = process
-        self._reading: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def start(
-        cls,
-        command: RoleCommand,
-        *,
-        lifeline: int,
-        orphan_signal: signal.Signals = signal.SIGTERM,
-        on_line: Callable[[str], None] | None = None,
-    ) -> "RoleProcess":
-        """Start the process; it appends to its log.
-
-        Args:
-            command: What to start.
-            lifeline: Read end of the launcher's pipe; the child inherits it.
-            orphan_signal: How it ends when the launcher is gone; SIGKILL: at once.
-            on_line: Told of each line of its standard output, which goes to the log as well.
-        """
-        said = {LIFELINE: str(lifeline), _ORPHAN_SIGNAL: str(int(orphan_signal))}
-        command.log.parent.mkdir(parents=True, exist_ok=True)
-        with command.log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "astraflow",
-                *command.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log if on_line is None else asyncio.subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **command.environment, **command.secrets, **said},
-                pass_fds=(lifeline,),
-                start_new_session=True,
-            )
-        made = cls(command, process)
-        if on_line is not None:
-            made._reading = asyncio.create_task(made._read(on_line))
-        return made
+        self._reading = None if on_line is None else asyncio.create_task(self._read(on_line))
 
     @property
     def pid(self) -> int:
@@ -164,6 +132,52 @@ class RoleProcess:
     def last_words(self, count: int = 12) -> str:
         """Return the last lines of its log."""
         return last_lines(self.command.log, count)
+
+
+class LocalExecutor:
+    """Starts processes of this machine; they end with the one that started them."""
+
+    def __init__(self, *, orphan_signal: signal.Signals = signal.SIGTERM) -> None:
+        """Start nothing yet.
+
+        Args:
+            orphan_signal: How processes end when this one is gone; SIGKILL: at once.
+        """
+        self._orphan_signal = orphan_signal
+        self._lifeline, self._keep = os.pipe()
+
+    async def start(
+        self, command: RoleCommand, *, on_line: Callable[[str], None] | None = None
+    ) -> RoleProcess:
+        """Start a process; it appends to its log.
+
+        Args:
+            command: What to start.
+            on_line: Told of each line of its standard output, which goes to the log as well.
+        """
+        said = {LIFELINE: str(self._lifeline), _ORPHAN_SIGNAL: str(int(self._orphan_signal))}
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        with command.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "astraflow",
+                *command.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log if on_line is None else asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **command.environment, **command.secrets, **said},
+                pass_fds=(self._lifeline,),
+                start_new_session=True,
+            )
+        return RoleProcess(command, process, on_line)
+
+    async def sweep(self) -> None:
+        """Nothing is left: processes end with the one that started them."""
+
+    async def close(self) -> None:
+        os.close(self._keep)
+        os.close(self._lifeline)
 
 
 def last_lines(log: Path, count: int = 12) -> str:

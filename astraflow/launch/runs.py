@@ -1,6 +1,5 @@
 """The runs in a folder: which there are, what came of each, how they differ, what they logged."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
+from astraflow.config.model_dirs import read_json
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import StopMode
@@ -98,10 +98,7 @@ def summary_of(run_dir: RunDir) -> RunSummary:
             Reason.NOT_READY,
             f"{run_dir.root} is no folder of a run; `astraflow ls` lists those in runs",
         )
-    written: Mapping[str, Any] = {}
-    if run_dir.summary.exists():
-        written = json.loads(run_dir.summary.read_text())
-    recipe = _recipe(run_dir)
+    written, recipe = read_json(run_dir.summary), _recipe(run_dir)
     state = "live" if is_live(run_dir) else "starting" if is_starting(run_dir) else None
     return summarise(
         run_dir,

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
@@ -19,36 +18,35 @@ from astraflow.storage.buckets import Bucket
 from astraflow.wire.rollout import read_arrays
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which rollouts to show; None: all."""
-
-    policy: str | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-
-    def __contains__(self, row: Mapping[str, Any]) -> bool:
-        reward = row.get("reward")
-        return (
-            (self.policy is None or self.policy in row["versions"])
-            and (self.min_reward is None or (reward is not None and reward >= self.min_reward))
-            and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
-        )
-
-
-def find_rollouts(run_dir: RunDir, *, wanted: Wanted, count: int) -> list[dict[str, Any]]:
-    """Return the newest `count` sampled rollouts that are wanted, oldest first.
+def find_rollouts(
+    run_dir: RunDir,
+    *,
+    count: int,
+    policy: str | None = None,
+    min_reward: float | None = None,
+    max_reward: float | None = None,
+) -> list[dict[str, Any]]:
+    """Return the newest `count` sampled rollouts that are wanted, oldest first; None: all are.
 
     Raises:
         AstraflowError: INVALID_FIELD when there is no such run.
     """
+
+    def is_wanted(row: Mapping[str, Any]) -> bool:
+        reward = row.get("reward")
+        return (
+            (policy is None or policy in row["versions"])
+            and (min_reward is None or (reward is not None and reward >= min_reward))
+            and (max_reward is None or (reward is not None and reward <= max_reward))
+        )
+
     if not run_dir.root.is_dir():
         raise AstraflowError(Reason.INVALID_FIELD, f"{run_dir.root} is not the folder of a run")
     rows = [
         row
         for path in sorted(run_dir.rollouts.glob("*.jsonl"))
         for row in read_json_lines(path)
-        if row in wanted
+        if is_wanted(row)
     ]
     return rows[-count:]
 

@@ -42,15 +42,25 @@ async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
         AstraflowError: NOT_READY when no hub of this run can be reached.
     """
     async with ControlClient.of(run_dir) as control:
-        if not watch:
-            metrics = run_dir.read_endpoint().metrics_address
-            await _show_once(control, metrics=metrics, as_json=as_json)
-        elif as_json:
+        if watch and not as_json:
+            await _watch(control, run_dir)
+            return
+        if watch:
             async for status in control.watch_run():
                 # The command's output.
                 print(status_to_json(status), flush=True)  # noqa: T201
-        else:
-            await _watch(control, run_dir)
+            return
+        metrics = run_dir.read_endpoint().metrics_address
+        status, books, waits = await _read(control)
+    if as_json:
+        print(status_to_json(status, books, waits))  # noqa: T201 - the command's output
+        return
+    console = Console()
+    console.print(tables_of(status, waits), *_books(books))
+    addresses = {m.name: m.resources.metrics_address for m in status.members}
+    for name, address in {"hub": metrics, **addresses}.items():
+        if address:
+            console.print(f"[dim]metrics of {name}:[/] http://{address}/metrics")
 
 
 async def _watch(control: ControlClient, run_dir: RunDir) -> None:
@@ -77,19 +87,6 @@ async def _watch(control: ControlClient, run_dir: RunDir) -> None:
 def _note(curve: dict[int, float], step: int, reward: float | None) -> None:
     if reward is not None:
         curve[step] = reward
-
-
-async def _show_once(control: ControlClient, *, metrics: str, as_json: bool) -> None:
-    status, books, waits = await _read(control)
-    if as_json:
-        print(status_to_json(status, books, waits))  # noqa: T201 - the command's output
-        return
-    console = Console()
-    console.print(tables_of(status, waits), *_books(books))
-    addresses = {m.name: m.resources.metrics_address for m in status.members}
-    for name, address in {"hub": metrics, **addresses}.items():
-        if address:
-            console.print(f"[dim]metrics of {name}:[/] http://{address}/metrics")
 
 
 async def _read(

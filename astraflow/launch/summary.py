@@ -1,6 +1,5 @@
 """What came of a run: read back from the files that it wrote, as JSON, as a table, as a picture."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from astraflow.config.model_dirs import read_json
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.launch.status import causes_table
 
@@ -122,9 +122,6 @@ def summarise(
     measured = _measured(evals)
     first: Row = measured[0]["overall"] if measured else {}
     last: Row = measured[-1]["overall"] if len(measured) > 1 else {}
-    status: dict[str, Any] = {}
-    if run_dir.status.exists():
-        status = json.loads(run_dir.status.read_text())
     # The waits for batches, too.
     took = (
         sum(row.get("time/wait_s", 0.0) + row.get("time/train_s", 0.0) for row in rows)
@@ -150,7 +147,7 @@ def summarise(
         },
         evals=evals,
         failure=failure,
-        failures=status.get("failures", {}),
+        failures=read_json(run_dir.status).get("failures", {}),
     )
 
 
@@ -288,9 +285,7 @@ _POLICY_ROWS: Mapping[str, Callable[[PolicySummary], str]] = {
 
 
 def _members(summary: RunSummary, run_dir: RunDir) -> Table:
-    status: dict[str, Any] = {}
-    if run_dir.status.exists():
-        status = json.loads(run_dir.status.read_text())
+    status = read_json(run_dir.status)
     table = Table(title="Where each process waited", title_justify="left")
     for column in ("process", "role", "did", "waited"):
         table.add_column(column, justify="left" if column in ("process", "role") else "right")
@@ -318,7 +313,12 @@ _WINDOW = 10
 
 def draw_reward(run_dir: RunDir) -> Path | None:
     """Draw `reward.png`; None without matplotlib (extra `plot`) or without steps."""
-    curves = {policy: _curve(rows) for policy, rows in _steps(run_dir).items()}
+    curves = {
+        policy: [
+            (row["step"], row["reward/mean"]) for row in rows if row.get("reward/mean") is not None
+        ]
+        for policy, rows in _steps(run_dir).items()
+    }
     if not any(curves.values()):
         return None
     try:
@@ -330,10 +330,19 @@ def draw_reward(run_dir: RunDir) -> Path | None:
 
     plt: Any = pyplot
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
-    for policy in sorted(curves):
-        _draw_policy(axes, policy, curves[policy])
-    label, marks = _eval_points(run_dir)
+    for policy, curve in sorted(curves.items()):
+        steps, rewards = [step for step, _ in curve], [reward for _, reward in curve]
+        last = [rewards[max(0, i + 1 - _WINDOW) : i + 1] for i in range(len(rewards))]
+        smooth = [sum(each) / len(each) for each in last]
+        (line,) = axes.plot(steps, smooth, label=f"{policy}, mean of {_WINDOW} steps")
+        axes.plot(steps, rewards, color=line.get_color(), alpha=0.25, linewidth=0.8)
+    # What was measured on held-out data, at the version of the suite's first policy.
+    evals = [row for row in read_json_lines(run_dir.evals) if row["state"] == "succeeded"]
+    has_accuracy = any(row["overall"]["avg_at_k"] for row in evals)
+    key = "avg_at_k" if has_accuracy else "mean_reward"
+    marks = [(min(row["versions"].values()), row["overall"][key]) for row in evals]
     if marks:
+        label = f"held-out {'accuracy' if has_accuracy else 'reward'}"
         axes.scatter(*zip(*marks, strict=True), marker="D", s=36, color="black", zorder=3)
         axes.scatter([], [], marker="D", s=36, color="black", label=label)
     axes.set(xlabel="optimizer step", ylabel="mean reward")
@@ -345,28 +354,3 @@ def draw_reward(run_dir: RunDir) -> Path | None:
     figure.savefig(run_dir.plot)
     plt.close(figure)
     return run_dir.plot
-
-
-def _curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
-    """Return steps with their mean reward; steps without one are left out."""
-    return [(row["step"], row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
-
-
-def _draw_policy(axes: Any, policy: str, curve: Sequence[tuple[int, float]]) -> None:
-    steps = [step for step, _ in curve]
-    rewards = [reward for _, reward in curve]
-    smooth = [
-        sum(rewards[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW)
-        for i in range(len(rewards))
-    ]
-    (line,) = axes.plot(steps, smooth, label=f"{policy}, mean of {_WINDOW} steps")
-    axes.plot(steps, rewards, color=line.get_color(), alpha=0.25, linewidth=0.8)
-
-
-def _eval_points(run_dir: RunDir) -> tuple[str, list[tuple[int, float]]]:
-    """Return what was measured on held-out data, at the version of the suite's first policy."""
-    rows = [row for row in read_json_lines(run_dir.evals) if row["state"] == "succeeded"]
-    has_accuracy = any(row["overall"]["avg_at_k"] for row in rows)
-    key = "avg_at_k" if has_accuracy else "mean_reward"
-    points = [(min(row["versions"].values()), row["overall"][key]) for row in rows]
-    return f"held-out {'accuracy' if has_accuracy else 'reward'}", points

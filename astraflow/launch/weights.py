@@ -111,7 +111,7 @@ async def pull_version(
     puller = WeightPuller(info.policy_id, progress=bar, tls=tls)
     try:
         async with _transfer_token(run_dir, info.policy_id) as token:
-            with bar.shown():
+            with bar:
                 known = {each.version: each for each in infos}
                 pulled = await puller.pull(info, known, token)
     finally:
@@ -273,21 +273,17 @@ async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerato
         await client.session.end("pulled what it wanted")
 
 
-class PullBar:
-    """Shows what a puller tells of one version.
-
-    Attributes:
-        progress: What is drawn; its one task counts bytes of payload.
-    """
+class PullBar(Progress):
+    """Shows what a puller tells of one version while it is entered: bytes of payload."""
 
     def __init__(self, what: str, *, is_quiet: bool) -> None:
         """Show nothing yet.
 
         Args:
             what: Is pulled.
-            is_quiet: Show nothing.
+            is_quiet: Show nothing at all.
         """
-        self.progress = Progress(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -297,12 +293,8 @@ class PullBar:
             console=Console(stderr=True),
             disable=is_quiet,
         )
-        self._task = self.progress.add_task(f"pulling {what}", total=None)
+        self._task = self.add_task(f"pulling {what}", total=None)
         self._incoming: IncomingVersion | None = None
-
-    def shown(self) -> Progress:
-        """Return what shows it while it is entered."""
-        return self.progress
 
     def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
         """Take note of a pull that begins."""
@@ -316,4 +308,4 @@ class PullBar:
             return
         left = incoming.left_nbytes
         total = None if left is None else incoming.nbytes + left
-        self.progress.update(self._task, completed=incoming.nbytes, total=total)
+        self.update(self._task, completed=incoming.nbytes, total=total)

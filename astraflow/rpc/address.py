@@ -10,6 +10,7 @@ from astraflow.core.errors import AstraflowError, Reason
 _OUTSIDE: Final = ("192.0.2.1", 9)
 _LOOPBACK: Final = "127.0.0.1"
 _MAX_PORT: Final = 65535
+_ANY: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
 
 
 def split_address(address: str, field: str = "address") -> tuple[str, int]:
@@ -65,25 +66,17 @@ def advertised(host: str, port: int, advertise: str | None = None) -> str:
     """
     match advertise:
         case None:
-            return join_address(outside_ip() if _is_any(host) else host, port)
+            return join_address(outside_ip() if host in _ANY else host, port)
         case "auto":
             return join_address(outside_ip(), port)
         case "fqdn":
             return join_address(_full_name(), port)
         case given if "," in given:
             return ",".join(join_address(*each) for each in split_addresses(given, "advertise"))
-        case given if _has_port(given):
+        case given if given.rpartition("]")[2].startswith(":") or given.count(":") == 1:
             return given
         case given:
             return join_address(given.strip("[]"), port)
-
-
-def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
-
-
-def _has_port(given: str) -> bool:
-    return given.rpartition("]")[2].startswith(":") or given.count(":") == 1
 
 
 def outside_ip() -> str:

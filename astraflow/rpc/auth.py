@@ -1,10 +1,9 @@
 """Who calls: secrets in the metadata of a call."""
 
 import hmac
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import grpc
+import grpc.aio
 
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -20,32 +19,8 @@ TRANSFER_KEY: Final = "astraflow-transfer-bin"
 _SCHEME: Final = "bearer "
 
 
-class Context(Protocol):
-    """What servicers use of a call; grpc.aio has no types of its own."""
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
-        """Return the caller's metadata."""
-        ...
-
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """Return what TLS says of the caller; empty without TLS."""
-        ...
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the call's deadline; None: it has none."""
-        ...
-
-    async def write(self, message: Any) -> None:
-        """Send one message; waits while the peer does not read."""
-        ...
-
-    async def send_initial_metadata(self, initial_metadata: tuple[()]) -> None:
-        """Answer that the call has begun; otherwise the first message does."""
-        ...
-
-    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End the call with a status."""
-        ...
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""A call, as servicers have it."""
 
 
 def bearer(token: str) -> MetadataPairs:

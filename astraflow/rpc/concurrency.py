@@ -184,19 +184,17 @@ class Retry:
         if self._failed_since is None:
             self._failed_since = now
         self._attempts += 1
-        left_s = self._end_s(self._failed_since, is_away=is_away) + self._deaf_s - now
+        end_s = self._failed_since + self._limit_s
+        if is_away:
+            longest = self._failed_since + _MOST_TIMES * self._limit_s
+            end_s = min(longest, max(end_s, self._liveness.heard_s + self._limit_s))
+        left_s = end_s + self._deaf_s - now
         if left_s <= 0:
             raise error
         pause_s = min(left_s, self._backoff.pause_s(self._attempts))
         await asyncio.sleep(pause_s)
         # A process that stood still meanwhile could not hear anybody.
         self._deaf_s += max(0.0, self._clock.monotonic() - now - pause_s)
-
-    def _end_s(self, since_s: float, *, is_away: bool) -> float:
-        if not is_away:
-            return since_s + self._limit_s
-        longest = since_s + _MOST_TIMES * self._limit_s
-        return min(longest, max(since_s, self._liveness.heard_s) + self._limit_s)
 
 
 @contextmanager

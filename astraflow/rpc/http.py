@@ -7,7 +7,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -199,14 +199,22 @@ _ACCEPT_COUNT = 32
 _GRACE_S = 1
 
 
-class HttpServer:
-    """Serves one app."""
+class HttpServer(Server):
+    """Serves one app, and leaves signals to the process that it is a part of; `start` makes one.
 
-    def __init__(self, server: "_Server", task: asyncio.Task[None], address: str) -> None:
-        """Take over a server that runs; `start` is the way to get one."""
-        self.address = address
-        self._server = server
-        self._task = task
+    Attributes:
+        address: host:port as listened on.
+    """
+
+    address = ""
+
+    def __init__(self, config: Config, bound: socket.socket, secure: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._bound = bound
+        self._secure = secure
+        self._is_ready = asyncio.Event()
+        self._is_closing = asyncio.Event()
+        self._task = asyncio.create_task(self.serve(sockets=[]))
 
     @classmethod
     async def start(
@@ -216,7 +224,7 @@ class HttpServer:
         listen: str,
         limits: HttpLimits | None = None,
         tls: Tls | None = None,
-    ) -> "HttpServer":
+    ) -> Self:
         """Serve an ASGI app on host:port; clients show a certificate where `tls` has a `ca`.
 
         Raises:
@@ -226,32 +234,30 @@ class HttpServer:
         limits = limits or HttpLimits()
         secure = None if tls is None or tls.is_plain else server_context(tls)
         bound = _bound(listen)
-        server = _Server(_config(app, limits), bound, secure)
-        task = asyncio.create_task(server.serve(sockets=[]))
-        await server.is_ready.wait()
+        config = Config(
+            app,
+            http=type("Bounded", (BoundedProtocol,), {"limits": limits, "arrived": {}}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=int(limits.idle_s),
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        server = cls(config, bound, secure)
+        await server._is_ready.wait()
         bound.listen(_BACKLOG)
         host, port = bound.getsockname()[:2]
-        return cls(server, task, join_address(host, port))
+        server.address = join_address(host, port)
+        return server
 
     async def close(self) -> None:
         """Stop; what is being answered has a second to end."""
-        self._server.close()
+        self._is_closing.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-
-
-class _Server(Server):
-    """Leaves signals to the process that it is a part of."""
-
-    def __init__(self, config: Config, bound: socket.socket, secure: ssl.SSLContext | None) -> None:
-        super().__init__(config)
-        self.is_ready = asyncio.Event()
-        self._is_closing = asyncio.Event()
-        self._bound = bound
-        self._secure = secure
-
-    def close(self) -> None:
-        self._is_closing.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -269,25 +275,10 @@ class _Server(Server):
             backlog=_ACCEPT_COUNT,
         )
         self.servers.append(server)
-        self.is_ready.set()
+        self._is_ready.set()
 
     async def main_loop(self) -> None:
         await self._is_closing.wait()
-
-
-def _config(app: Any, limits: HttpLimits) -> Config:
-    return Config(
-        app,
-        http=type("Bounded", (BoundedProtocol,), {"limits": limits, "arrived": {}}),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=int(limits.idle_s),
-        timeout_graceful_shutdown=_GRACE_S,
-    )
 
 
 def _bound(listen: str) -> socket.socket:

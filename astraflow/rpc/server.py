@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, Self, cast
 
 import grpc
 import grpc.aio
@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import advertised, split_address
+from astraflow.rpc.auth import Context
 from astraflow.rpc.channel import SERVER_OPTIONS
 from astraflow.rpc.errors import status_of, unimplemented
 from astraflow.rpc.tls import Tls, server_credentials
@@ -33,8 +34,6 @@ _KINDS: Final[dict[tuple[bool, bool], str]] = {
     (True, False): "stream_unary",
     (True, True): "stream_stream",
 }
-
-_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class ErrorInterceptor(
@@ -80,7 +79,7 @@ def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 
 def _guarded_coroutine(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-    async def call(request: Any, context: _Context) -> Any:
+    async def call(request: Any, context: Context) -> Any:
         try:
             return await behaviour(request, context)
         except grpc.aio.AbortError:
@@ -92,7 +91,7 @@ def _guarded_coroutine(behaviour: Callable[..., Any], method: str) -> Callable[.
 
 
 def _guarded_generator(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-    async def call(request: Any, context: _Context) -> AsyncIterator[Any]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
@@ -105,7 +104,7 @@ def _guarded_generator(behaviour: Callable[..., Any], method: str) -> Callable[.
     return call
 
 
-async def _abort(error: Exception, context: _Context, method: str) -> None:
+async def _abort(error: Exception, context: Context, method: str) -> None:
     known = _astraflow_error(error)
     if known is None:
         if isinstance(error, grpc.aio.BaseError) and (context.cancelled() or context.done()):

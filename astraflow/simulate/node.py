@@ -1,7 +1,7 @@
 """A simulated node: slots of a speed, rollouts of a length, versions that arrive later, a crash."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import exp, log
@@ -34,18 +34,17 @@ POLICY = PolicyId("policy")
 GRAIN = 100
 
 
-class Lengths:
-    """Draws how long rollouts are."""
+def draw_lengths(*, mean: float, spread: float, seed: int) -> Iterator[float]:
+    """Yield for ever how many tokens rollouts have, at least one, from a log-normal distribution.
 
-    def __init__(self, *, mean: float, spread: float, seed: int) -> None:
-        """Draw from a log-normal distribution of this mean; `spread` is of the logarithm."""
-        self._random = Random(seed)  # noqa: S311 - a simulation, not a secret
-        self._mu = log(mean) - spread**2 / 2
-        self._spread = spread
-
-    def draw(self) -> float:
-        """Return the tokens of one rollout, at least one."""
-        return max(1.0, exp(self._random.gauss(self._mu, self._spread)))
+    Args:
+        mean: Of them.
+        spread: Standard deviation of their logarithm.
+        seed: Of the draws.
+    """
+    random = Random(seed)  # noqa: S311 - a simulation, not a secret
+    while True:
+        yield max(1.0, exp(random.gauss(log(mean) - spread**2 / 2, spread)))
 
 
 def make_rollout(
@@ -120,7 +119,7 @@ class SimulatedNode:
     name: str
     pool: Pool
     hub: SimulatedHub
-    lengths: Lengths
+    lengths: Iterator[float]
     on_end: Callable[["SimulatedNode"], None] = lambda _: None
     is_gone: bool = False
     member_id: MemberId | None = None
@@ -229,7 +228,7 @@ class SimulatedNode:
             if task_id not in self._work:
                 continue
             self._busy += 1
-            tokens = self.lengths.draw()
+            tokens = next(self.lengths)
             seconds = tokens / self.pool.tokens_per_s + 2 * self.pool.latency_s
             self._after(seconds, partial(self._finish, task_id, index, tokens, self._version))
 

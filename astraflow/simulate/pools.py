@@ -1,6 +1,6 @@
 """Pools: nodes that are started, flap, and are scaled by the advice of the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -9,7 +9,7 @@ from random import Random
 from astraflow.core.autoscale import Scaler
 from astraflow.core.events import MemberDrained
 from astraflow.simulate.hub import SimulatedHub
-from astraflow.simulate.node import Lengths, SimulatedNode
+from astraflow.simulate.node import SimulatedNode
 from astraflow.simulate.scenario import Autoscale, Pool
 
 
@@ -25,7 +25,7 @@ class Pools:
     """
 
     hub: SimulatedHub
-    lengths: Lengths
+    lengths: Iterator[float]
     random: Random
     sizes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     node_s: float = 0.0
@@ -93,37 +93,36 @@ class ScaleStep:
     message: str
 
 
-class Autoscaler:
-    """Acts on the advice of the run, as `astraflow autoscale` does."""
+def autoscale(
+    settings: Autoscale, hub: SimulatedHub, start: Callable[[str], object], join_s: float
+) -> Sequence[ScaleStep]:
+    """Act on the advice of the run from now on, as `astraflow autoscale` does.
 
-    def __init__(
-        self, settings: Autoscale, hub: SimulatedHub, start: Callable[[str], object], join_s: float
-    ) -> None:
-        """Begin to look at the advice."""
-        self.steps: list[ScaleStep] = []
-        self._settings = settings
-        self._hub = hub
-        self._start = start
-        timeout = timedelta(seconds=2 * join_s + 60)
-        self._scaler = Scaler(prefix="scaled", start_timeout=timeout)
-        hub.timeline.after(join_s + settings.poll_s, self._scale)
+    Returns:
+        The changes that were made; it grows.
+    """
+    steps: list[ScaleStep] = []
+    timeout = timedelta(seconds=2 * join_s + 60)
+    scaler = Scaler(prefix="scaled", start_timeout=timeout)
 
-    def _scale(self) -> None:
-        now = self._hub.timeline.now
-        advice = self._hub.run.scale_advice(now)
-        plan = self._scaler.plan(advice, now)
+    def scale() -> None:
+        advice = hub.run.scale_advice(hub.timeline.now)
+        plan = scaler.plan(advice, hub.timeline.now)
         for name in plan.start:
-            self._start(name)
+            start(name)
         for member_id in plan.drain:
-            self._hub.apply(MemberDrained(member_id=member_id))
+            hub.apply(MemberDrained(member_id=member_id))
         if plan.start or plan.drain:
-            self.steps.append(
+            steps.append(
                 ScaleStep(
-                    seconds=self._hub.timeline.seconds,
+                    seconds=hub.timeline.seconds,
                     started=len(plan.start),
                     drained=len(plan.drain),
                     target=advice.target_member_count,
                     message=advice.message,
                 )
             )
-        self._hub.timeline.after(self._settings.poll_s, self._scale)
+        hub.timeline.after(settings.poll_s, scale)
+
+    hub.timeline.after(join_s + settings.poll_s, scale)
+    return steps

@@ -130,7 +130,11 @@ def oracle_of(scenario: Scenario) -> Scenario:
     pools = scenario.pools.values()
     slots = sum(pool.count * pool.slots for pool in pools)
     count = sum(pool.count for pool in pools)
-    speed = sum(pool.count * pool.slots * pool.tokens_per_s * _uptime(pool) for pool in pools)
+    speed = 0.0
+    for pool in pools:
+        flapping = pool.flapping
+        down = flapping.share * flapping.down_s / (flapping.up_s + flapping.down_s)
+        speed += pool.count * pool.slots * pool.tokens_per_s * (1 - down)
     each = max(1, round(slots / count))
     even = Pool(
         count=count,
@@ -139,11 +143,6 @@ def oracle_of(scenario: Scenario) -> Scenario:
         update_s=min(pool.update_s for pool in pools),
     )
     return scenario.model_copy(update={"pools": {"oracle": even}, "autoscale": None})
-
-
-def _uptime(pool: Pool) -> float:
-    flapping = pool.flapping
-    return 1 - flapping.share * flapping.down_s / (flapping.up_s + flapping.down_s)
 
 
 def ideal_count(scenario: Scenario, step_s: float) -> float:

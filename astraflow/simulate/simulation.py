@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from random import Random
@@ -17,8 +17,8 @@ from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings
 from astraflow.core.status import LedgerAccount
 from astraflow.core.tasks import WorkflowSpec
 from astraflow.simulate.hub import SimulatedHub, Timeline
-from astraflow.simulate.node import CODE, GRAIN, POLICY, Lengths
-from astraflow.simulate.pools import Autoscaler, Pools, ScaleStep
+from astraflow.simulate.node import CODE, GRAIN, POLICY, draw_lengths
+from astraflow.simulate.pools import Pools, ScaleStep, autoscale
 from astraflow.simulate.scenario import Scenario
 from astraflow.simulate.trainer import SimulatedTrainer
 
@@ -118,16 +118,16 @@ def simulate(scenario: Scenario) -> SimulationReport:
     hub = SimulatedHub(timeline=timeline, settings=_settings(scenario))
     trainer = SimulatedTrainer(scenario=scenario, hub=hub)
     rollouts = scenario.rollouts
-    lengths = Lengths(mean=rollouts.mean_tokens, spread=rollouts.spread, seed=scenario.seed)
+    lengths = draw_lengths(mean=rollouts.mean_tokens, spread=rollouts.spread, seed=scenario.seed)
     pools = Pools(hub=hub, lengths=lengths, random=Random(scenario.seed))  # noqa: S311 - no secret
     laws = Laws(hub=hub, trainer=trainer, max_staleness=scenario.trainer.max_staleness)
     trainer.start()
     for name, pool in scenario.pools.items():
         pools.start(name, pool)
-    scaler = None
+    scaling: Sequence[ScaleStep] = ()
     if scenario.autoscale is not None:
         first = next(iter(scenario.pools.values()))
-        scaler = Autoscaler(
+        scaling = autoscale(
             scenario.autoscale, hub, lambda name: pools.add(name, first), first.join_s
         )
 
@@ -158,7 +158,7 @@ def simulate(scenario: Scenario) -> SimulationReport:
         books=books,
         law_checks=laws.checked_count,
         broken_laws=dict(laws.broken),
-        scaling=tuple(scaler.steps) if scaler else (),
+        scaling=tuple(scaling),
         sizes=tuple(pools.sizes),
         steps=tuple(trainer.steps),
     )

@@ -73,7 +73,8 @@ class SimulatedTrainer:
         wait_s = self.open_wait_s
         self._is_busy = True
         self.waited_s += wait_s
-        step_s = self._step_s()
+        now = self.hub.timeline.seconds
+        step_s = [d.step_s for d in self.scenario.trainer.demand if d.at_s <= now][-1]
         self.hub.timeline.after(step_s, lambda: self._finish(batch, wait_s, step_s))
 
     def _finish(self, batch: ef.SendBatch, wait_s: float, step_s: float) -> None:
@@ -96,10 +97,6 @@ class SimulatedTrainer:
         )
         if self._batches and not self._is_busy:
             self._train(self._batches.popleft())
-
-    def _step_s(self) -> float:
-        now = self.hub.timeline.seconds
-        return [d.step_s for d in self.scenario.trainer.demand if d.at_s <= now][-1]
 
     def _publish(self, version: int) -> None:
         patch = PatchInfo(

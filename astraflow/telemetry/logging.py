@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,11 +36,17 @@ def configure_logging(
         AstraflowError: INVALID_FIELD for an environment that names no format.
         ValueError: For an unknown level.
     """
-    is_json = _is_json(os.environ) if json is None else json
+    asked = os.environ.get(LOG_FORMAT) or "text"
+    if json is None and asked not in ("json", "text"):
+        raise AstraflowError(Reason.INVALID_FIELD, f"{LOG_FORMAT} is '{asked}'; give json or text")
+    is_json = asked == "json" if json is None else json
     number = _LEVELS.get(level.upper())
     if number is None:
         raise ValueError(f"log level '{level}' is none of debug, info, warning, error")
-    handler = _handler(log_file)
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if log_file is not None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(log_file, encoding="utf-8")
     is_terminal = log_file is None and sys.stderr.isatty()
     handler.setFormatter(_formatter(role, json=is_json, colors=is_terminal))
     root = logging.getLogger()
@@ -63,20 +68,6 @@ def configure_logging(
         # Loggers are made at import, before this runs; a cached one would keep the old ways.
         cache_logger_on_first_use=False,
     )
-
-
-def _is_json(environment: Mapping[str, str]) -> bool:
-    asked = environment.get(LOG_FORMAT) or "text"
-    if asked not in ("json", "text"):
-        raise AstraflowError(Reason.INVALID_FIELD, f"{LOG_FORMAT} is '{asked}'; give json or text")
-    return asked == "json"
-
-
-def _handler(log_file: Path | None) -> logging.Handler:
-    if log_file is None:
-        return logging.StreamHandler(sys.stderr)
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    return logging.FileHandler(log_file, encoding="utf-8")
 
 
 def _formatter(role: str, *, json: bool, colors: bool) -> logging.Formatter:

@@ -5,25 +5,20 @@ Formatting and HTTP run on threads of their own; nothing is counted until a scra
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from socket import AF_INET6
-from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, cast
+from wsgiref.simple_server import WSGIServer
 
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
-
     from prometheus_client.core import Metric
-    from prometheus_client.registry import CollectorRegistry
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # From the fastest acknowledgement to the slowest one that anybody waits for.
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -32,49 +27,10 @@ SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 LONG_SECONDS: Final = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-class MetricKind(StrEnum):
-    """What a family's numbers are."""
+Family: TypeAlias = "Metric"
+"""Numbers under one name, as prometheus_client knows them."""
 
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
-    """A histogram at one moment.
-
-    Attributes:
-        bounds: Upper bounds, rising; a last one of infinity is understood.
-        counts: At most each bound, so rising; the last one is of all.
-        total: Sum of the values.
-    """
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Numbers under one name.
-
-    Attributes:
-        name: As scraped.
-        kind: What they are.
-        help: One sentence.
-        labels: Names of the labels.
-        values: By the values of the labels.
-    """
-
-    name: str
-    kind: MetricKind
-    help: str
-    labels: tuple[str, ...] = ()
-    values: Mapping[tuple[str, ...], float | Buckets]
-
-
-Read = Callable[[], Iterable[Family]]
+Read: TypeAlias = "Callable[[], Iterable[Metric]]"
 
 
 class Histogram:
@@ -84,8 +40,8 @@ class Histogram:
         >>> waits = Histogram((1.0, 2.0))
         >>> for seconds in (0.5, 2.0, 9.0):
         ...     waits.observe(seconds)
-        >>> waits.read().counts
-        (1, 2, 3)
+        >>> waits.read()
+        ([('1.0', 1), ('2.0', 2), ('+Inf', 3)], 11.5)
     """
 
     __slots__ = ("_bounds", "_counts", "_total")
@@ -100,60 +56,60 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._total += value * count
 
-    def read(self) -> Buckets:
-        """Return what was counted so far."""
-        counts = tuple(accumulate(tuple(self._counts)))
-        return Buckets(bounds=self._bounds, counts=counts, total=self._total)
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Return how many were at most each bound, which are so many of all, and their sum."""
+        counts = accumulate(tuple(self._counts))
+        return list(zip((*map(str, self._bounds), "+Inf"), counts, strict=True)), self._total
+
+
+# 40 ms that few commands need: whatever takes something of prometheus_client imports it then.
 
 
 def gauge(
     name: str, help_text: str, values: float | Mapping[tuple[str, ...], float], *labels: str
 ) -> Family:
     """Return numbers that rise and fall; one number alone has no labels."""
-    return _family(MetricKind.GAUGE, name, help_text, values, labels)
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+    made = GaugeMetricFamily(f"astraflow_{name}", help_text, labels=labels)
+    for key, value in _by_labels(values):
+        made.add_metric(key, value)
+    return made
 
 
 def counter(
     name: str, help_text: str, values: float | Mapping[tuple[str, ...], float], *labels: str
 ) -> Family:
     """Return numbers that rise until the process ends; their name ends in `_total`."""
-    return _family(MetricKind.COUNTER, name, help_text, values, labels)
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
+    made = CounterMetricFamily(f"astraflow_{name}", help_text, labels=labels)
+    for key, value in _by_labels(values):
+        made.add_metric(key, value)
+    return made
 
 
 def histogram(
     name: str, help_text: str, values: Histogram | Mapping[tuple[str, ...], Histogram], *labels: str
 ) -> Family:
-    held = {(): values} if isinstance(values, Histogram) else values
-    return _family(
-        MetricKind.HISTOGRAM,
-        name,
-        help_text,
-        {key: one.read() for key, one in held.items()},
-        labels,
-    )
+    from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
+
+    made = HistogramMetricFamily(f"astraflow_{name}", help_text, labels=labels)
+    for key, one in _by_labels(values):
+        made.add_metric(key, *one.read())
+    return made
 
 
-def _family(
-    kind: MetricKind,
-    name: str,
-    help_text: str,
-    values: float | Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Buckets],
-    labels: tuple[str, ...],
-) -> Family:
-    held = values if isinstance(values, Mapping) else {(): values}
-    return Family(name=f"astraflow_{name}", kind=kind, help=help_text, labels=labels, values=held)
+def _by_labels(values: Any) -> Iterable[tuple[tuple[str, ...], Any]]:
+    has_labels = isinstance(values, Mapping)
+    return cast("Mapping[Any, Any]", values if has_labels else {(): values}).items()
 
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Seen = TypeVar("Seen")
 
 OFF = "off"
 
 _LOOP_S = 5.0
-
-# How long closing may wait for the thread.
-_POLL_S = 0.1
 
 
 class MetricsServer:
@@ -178,7 +134,7 @@ class MetricsServer:
         self._thread: Thread | None = None
         if listen == OFF:
             return
-        self._server, self._thread = _serve(listen, registry_of(read))
+        self._server, self._thread = _serve(listen, read)
         host, port = self._server.server_address[:2]
         self.address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
         log.info("metrics are served", url=f"http://{self.address}/metrics")
@@ -211,81 +167,24 @@ def loop_read(look: Callable[[], Seen], tell: Callable[[Seen], Iterable[Family]]
     return lambda: tell(asyncio.run_coroutine_threadsafe(seen(), loop).result(_LOOP_S))
 
 
-def registry_of(read: Read) -> "CollectorRegistry":
-    """Return the families, and those of the process itself, as prometheus_client knows them."""
-    from prometheus_client import ProcessCollector  # noqa: PLC0415 - 40 ms that few commands need
+def _serve(listen: str, read: Read) -> tuple[WSGIServer, Thread]:
+    """Serve the families, and those of the process itself."""
+    from prometheus_client import ProcessCollector, start_http_server  # noqa: PLC0415
     from prometheus_client.registry import Collector, CollectorRegistry  # noqa: PLC0415
 
     class Families(Collector):
-        def collect(self) -> "Iterator[Metric]":
-            for family in read():
-                yield metric_of(family)
-
-        def describe(self) -> "list[Metric]":
-            return []
+        def collect(self) -> "Iterable[Metric]":
+            return read()
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(Families())
-    return registry
-
-
-def metric_of(family: Family) -> "Metric":
-    """Return a family as prometheus_client knows it."""
-    from prometheus_client import core  # noqa: PLC0415
-
-    made = {
-        MetricKind.HISTOGRAM: core.HistogramMetricFamily,
-        MetricKind.COUNTER: core.CounterMetricFamily,
-        MetricKind.GAUGE: core.GaugeMetricFamily,
-    }
-    held = made[family.kind](family.name, family.help, labels=family.labels)
-    for labels, value in family.values.items():
-        if isinstance(held, core.HistogramMetricFamily):
-            if isinstance(value, Buckets):
-                held.add_metric(labels, _buckets(value), value.total)
-        elif not isinstance(value, Buckets):
-            held.add_metric(labels, value)
-    return held
-
-
-def _buckets(value: Buckets) -> list[tuple[str, float]]:
-    return list(zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True))
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Server6(_Server):
-    address_family = AF_INET6
-
-
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named by the base
-        """Say nothing: a scrape is no news."""
-
-
-def _serve(listen: str, registry: "CollectorRegistry") -> tuple[WSGIServer, Thread]:
-    import prometheus_client  # noqa: PLC0415
-
-    # Its own type leaves the application's arguments open.
-    app = cast("WSGIApplication", prometheus_client.make_wsgi_app(registry))  # pyright: ignore[reportUnknownMemberType]
     host, _, port = listen.rpartition(":")
     try:
-        server = make_server(
-            host.strip("[]"),
-            int(port),
-            app,
-            server_class=_Server6 if ":" in host else _Server,
-            handler_class=_Quiet,
-        )
+        return start_http_server(int(port), host.strip("[]"), registry)
     except (OSError, ValueError, OverflowError) as error:
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"metrics.listen: {listen} cannot be listened on ({error}); give host:port, port 0 "
             "for a free one, or off",
         ) from error
-    thread = Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
-    thread.start()
-    return server, thread

@@ -94,6 +94,11 @@ def place_of_definition(thing: Any, *, name: str, said: str) -> CodePlace:
     return _place([frame], name, said)
 
 
+def is_users(filename: str) -> bool:
+    """Whether a file is of the user's own code."""
+    return _kind(filename) == _USER
+
+
 def bounded(text: str, most: int = _MAX_MESSAGE) -> str:
     """Return a text, cut in its middle where it has more than so many characters."""
     if len(text) <= most:

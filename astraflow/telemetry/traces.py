@@ -287,17 +287,13 @@ def _recorder(role: str, name: str, folder: Path) -> OtelRecorder:
         case "console":
             return OtelRecorder(ConsoleSpanExporter(formatter=_line), role=role)
         case "file":
-            file = _open(folder, role)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / f"{role}-{os.getpid()}.jsonl").open("a", encoding="utf-8")
             return OtelRecorder(
                 ConsoleSpanExporter(out=file, formatter=_line), role=role, file=file
             )
         case _:
             return OtelRecorder(_installed(name), role=role)
-
-
-def _open(folder: Path, role: str) -> TextIO:
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / f"{role}-{os.getpid()}.jsonl").open("a", encoding="utf-8")
 
 
 def _line(finished: "ReadableSpan") -> str:

@@ -181,7 +181,9 @@ class SmallEngine:
         pinned: int | None,
         watch: Watch | None,
     ) -> Generation:
-        script = self._script(prompt)
+        script = None
+        if self._answer is not None:
+            script = self._tokenizer.encode(self._answer(self._tokenizer.decode(prompt)))
         count = sampling.max_new_tokens if script is None else len(script)
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -205,11 +207,6 @@ class SmallEngine:
             version_spans=spans_of(np.array(versions, np.int64)),
             finish_reason=FinishReason.STOP if is_whole else FinishReason.LENGTH,
         )
-
-    def _script(self, prompt: Sequence[int]) -> Sequence[int] | None:
-        if self._answer is None:
-            return None
-        return self._tokenizer.encode(self._answer(self._tokenizer.decode(prompt)))
 
     def _draw(self, seed: int, position: int, version: int) -> tuple[int, float]:
         size = len(self._tokenizer.alphabet)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ _THREAD_GRACE_S = 40.0
 Result = TypeVar("Result")
 
 
+@dataclass(kw_only=True, eq=False)
 class LiveRun:
     """A hub that serves, and the means to bring members to it.
 
@@ -49,32 +51,19 @@ class LiveRun:
         nodes: That were added, by name.
     """
 
-    join_token = JOIN_TOKEN
-    operator_token = OPERATOR_TOKEN
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        hub: Hub,
-        address: str,
-        run_dir: RunDir,
-        serving: asyncio.Task[RunStatus],
-        group: asyncio.TaskGroup,
-        exits: AsyncExitStack,
-        clock: Clock | None,
-    ) -> None:
-        self.recipe = recipe
-        self.hub = hub
-        self.address = address
-        self.run_dir = run_dir
-        self.serving = serving
-        self.loop: LoopThread = HostLoop()
-        self.nodes: dict[str, LiveNode] = {}
-        self._group = group
-        self._exits = exits
-        self._clock = clock
-        self._threads: list[asyncio.Task[Any]] = []
+    recipe: Recipe
+    hub: Hub
+    address: str
+    run_dir: RunDir
+    serving: asyncio.Task[RunStatus]
+    loop: LoopThread = field(default_factory=HostLoop)
+    nodes: dict[str, LiveNode] = field(default_factory=dict[str, LiveNode])
+    join_token: str = JOIN_TOKEN
+    operator_token: str = OPERATOR_TOKEN
+    _group: asyncio.TaskGroup
+    _exits: AsyncExitStack
+    _clock: Clock | None
+    _threads: list[asyncio.Task[Any]] = field(default_factory=list[asyncio.Task[Any]])
 
     async def add_node(
         self,
@@ -279,14 +268,14 @@ async def start_run(
             await serving
         hub, address = ready.result()
         run = LiveRun(
-            recipe,
+            recipe=recipe,
             hub=hub,
             address=address,
             run_dir=RunDir(run_dir),
             serving=serving,
-            group=group,
-            exits=exits,
-            clock=clock,
+            _group=group,
+            _exits=exits,
+            _clock=clock,
         )
         try:
             yield run

@@ -1,9 +1,9 @@
 """A trainer without a model: its weights count the steps."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,39 +21,26 @@ from astraflow.weights.serve.server import WeightServer
 _SIZE = 100
 
 
-def _one_tensor() -> Layout:
-    return Layout.of([("w", Dtype.F32, (_SIZE,))])
+VersionWeights = tuple[Layout, Callable[[int], Mapping[str, np.ndarray]]]
+"""The layout of a model, and what makes the tensors of a version, as bits by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counting:
-    """Version n is the tensor `w`, f32[100], filled with n."""
-
-    layout: Layout = field(default_factory=_one_tensor)
-
-    def of(self, version: int) -> Mapping[str, np.ndarray]:
-        """Return the tensors of a version, as bits."""
-        return {"w": np.full(_SIZE, version, np.float32).view(np.uint32)}
+def counting() -> VersionWeights:
+    """Return weights whose version n is the tensor `w`, f32[100], filled with n."""
+    layout = Layout.of([("w", Dtype.F32, (_SIZE,))])
+    return layout, lambda version: {"w": np.full(_SIZE, version, np.float32).view(np.uint32)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flickering:
-    """A model's own tensors; in odd versions the lowest bit of one element differs.
+def flickering(layout: Layout, tensors: Mapping[str, np.ndarray]) -> VersionWeights:
+    """Return a model's own tensors; in odd versions the lowest bit of one element differs."""
+    name, old = next(iter(tensors.items()))
 
-    Attributes:
-        layout: Of the model.
-        tensors: By name, as bits.
-    """
-
-    layout: Layout
-    tensors: Mapping[str, np.ndarray]
-
-    def of(self, version: int) -> Mapping[str, np.ndarray]:
-        """Return the tensors of a version, as bits."""
-        name, old = next(iter(self.tensors.items()))
+    def make(version: int) -> Mapping[str, np.ndarray]:
         new = old.copy()
         new.reshape(-1)[:1] ^= version % 2
-        return {**self.tensors, name: new}
+        return {**tensors, name: new}
+
+    return layout, make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +66,7 @@ def train_counter(
     loop: LoopThread | None = None,
     store: str | None = None,
     step_s: float = 0.0,
-    weights: Counting | Flickering | None = None,
+    weights: VersionWeights | None = None,
 ) -> Trained:
     """Take batches until the data ends, and publish a version after each.
 
@@ -92,14 +79,14 @@ def train_counter(
         loop: To share; None: one of its own.
         store: URL of an object store to which versions also go; None: to none.
         step_s: Seconds that a step takes.
-        weights: Of its versions; None: Counting.
+        weights: Of its versions; None: `counting`.
 
     Raises:
         AstraflowError: What registering, publishing and acknowledging raise.
     """
     name = PolicyId(policy_id)
-    weights = weights or Counting()
-    publisher = WeightPublisher(name, weights.layout)
+    layout, make = weights or counting()
+    publisher = WeightPublisher(name, layout)
     with (
         WeightServer(publisher, loop=loop) as server,
         TrainerClient(
@@ -116,7 +103,7 @@ def train_counter(
         batches: list[TrainerBatch] = []
 
         def publish(step: int) -> None:
-            client.publish_version(publisher.publish(step, weights.of(step), step=step))
+            client.publish_version(publisher.publish(step, make(step), step=step))
             if writer is not None:
                 writer.wake()
 

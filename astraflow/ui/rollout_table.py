@@ -17,9 +17,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic_core import from_json
 
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import GrowingLines, RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.ui.lines import GrowingLines
 
 _NUMBERS: Final = ("time", "reward", "advantage", "step", "row", "tokens", "version", "sample")
 _WORDS: Final = {

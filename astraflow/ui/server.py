@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import structlog
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -123,7 +122,8 @@ class _Guard:
         await self._answer(Request(scope))(scope, receive, send_guarded)
 
     def _answer(self, request: Request) -> ASGIApp:
-        if _host_of(request.headers) not in ("127.0.0.1", "localhost"):
+        named = request.headers.get("host", "")
+        if (named.rpartition(":")[0] or named) not in ("127.0.0.1", "localhost"):
             return PlainTextResponse("this page is served to this machine alone", 403)
         shown = request.query_params.get("key")
         if shown is not None and is_same_secret(shown, self._key):
@@ -140,10 +140,6 @@ class _Guard:
     def _cookie(request: Request) -> str:
         # A browser keeps cookies by host alone: two pages at once would take each other's.
         return f"{_COOKIE}-{request.url.port}"
-
-
-def _host_of(headers: Headers) -> str:
-    return headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
 
 
 def _app(runs: Sequence[ShownRun]) -> ASGIApp:

@@ -15,14 +15,13 @@ import structlog
 from pydantic_core import from_json
 
 from astraflow.client.control import ControlClient
-from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.config.run_dir import GrowingLines, RunDir, read_json_lines
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.run_folder import is_live
 from astraflow.launch.runs import row_of
 from astraflow.launch.samples import RunTokenizers, whole_trajectory
 from astraflow.launch.status import live_status
 from astraflow.launch.summary import Row, keep_step
-from astraflow.ui.lines import GrowingLines
 from astraflow.ui.rollout_table import RolloutSearch, RolloutTable, finite
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

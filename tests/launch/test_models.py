@@ -7,8 +7,8 @@ import pytest
 from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
-from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.models import pinned, prepare_models
+from astraflow.launch.processes import LocalExecutor
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b [c]"}]
 RECIPE = """

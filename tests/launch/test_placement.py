@@ -12,7 +12,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import code_of_shell
 from astraflow.launch.executors.finding import Placement, reachable
-from astraflow.launch.executors.slurm import SlurmJob
+from astraflow.launch.executors.slurm import exit_code_of
 from astraflow.rpc.access import HubTokens
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"
@@ -126,7 +126,7 @@ def test_a_machine_that_cannot_read_the_folder_says_so_and_is_not_to_be_tried_ag
 
 
 def job(state, code):
-    return SlurmJob.of({"job_id": 1, "job_state": state, "exit_code": code}).exit_code
+    return exit_code_of({"job_id": 1, "job_state": state, "exit_code": code})
 
 
 def test_the_end_of_a_job_is_read_in_the_schemas_of_old_and_new_releases():

@@ -1,7 +1,6 @@
 """Role processes: no orphans, whatever happens to the launcher."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -10,27 +9,26 @@ import textwrap
 import psutil
 import pytest
 
-from astraflow.launch.processes import LIFELINE, RoleCommand, RoleProcess
+from astraflow.launch.processes import LIFELINE, LocalExecutor, RoleCommand, RoleProcess
 
 
 @pytest.fixture
-def lifeline():
-    read, write = os.pipe()
-    yield read
-    os.close(read)
-    os.close(write)
+async def executor():
+    made = LocalExecutor()
+    yield made
+    await made.close()
 
 
-async def test_output_goes_to_the_log_and_the_exit_code_is_told(tmp_path, lifeline):
+async def test_output_goes_to_the_log_and_the_exit_code_is_told(tmp_path, executor):
     command = RoleCommand(name="version", arguments=("--version",), log=tmp_path / "logs" / "v.log")
-    process = await RoleProcess.start(command, lifeline=lifeline)
+    process = await executor.start(command)
     assert await process.wait() == 0
     assert "0." in process.last_words()
 
 
-async def test_an_unknown_command_ends_with_its_usage_in_the_log(tmp_path, lifeline):
+async def test_an_unknown_command_ends_with_its_usage_in_the_log(tmp_path, executor):
     command = RoleCommand(name="x", arguments=("no-such-command",), log=tmp_path / "x.log")
-    process = await RoleProcess.start(command, lifeline=lifeline)
+    process = await executor.start(command)
     assert await process.wait() == 2
     assert "no-such-command" in process.last_words()
 
@@ -72,7 +70,7 @@ def test_a_child_ends_when_its_launcher_is_killed(number):
     assert (gone, alive) == ([child], [])
 
 
-async def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path, lifeline):
+async def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path):
     command = RoleCommand(name="stubborn", arguments=(), log=tmp_path / "s.log")
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
     code += "; time.sleep(600)"

@@ -11,10 +11,10 @@ def test_bytes_and_their_total_are_shown_once_the_plan_is_known(capsys):
     coming = SimpleNamespace(nbytes=0, left_nbytes=None)
     bar.begin(coming, None)
     bar.note()
-    (task,) = bar.progress.tasks
+    (task,) = bar.tasks
     assert task.total is None
     coming.nbytes, coming.left_nbytes = 40, 60
-    with bar.shown():
+    with bar:
         bar.note()
     assert (task.completed, task.total) == (40, 100)
     assert capsys.readouterr() == ("", "")

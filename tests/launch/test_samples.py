@@ -9,7 +9,7 @@ from rich.console import Console
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.core.rollouts import VersionSpan
-from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
+from astraflow.launch.samples import find_rollouts, show_rollouts
 from astraflow.storage.buckets import Bucket
 from astraflow.wire.rollout import write_arrays
 from astraflow.workflows.tutors import write_tokenizer
@@ -34,15 +34,15 @@ def run_dir(tmp_path):
 
 
 def test_the_newest_that_are_wanted_come_oldest_first(run_dir):
-    found = find_rollouts(run_dir, wanted=Wanted(min_reward=0.5), count=10)
+    found = find_rollouts(run_dir, min_reward=0.5, count=10)
     assert [row["reward"] for row in found] == [1.0, 0.5]
-    assert len(find_rollouts(run_dir, wanted=Wanted(), count=2)) == 2
-    assert find_rollouts(run_dir, wanted=Wanted(policy="verifier"), count=2) == []
+    assert len(find_rollouts(run_dir, count=2)) == 2
+    assert find_rollouts(run_dir, policy="verifier", count=2) == []
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(AstraflowError, match="not the folder of a run"):
-        find_rollouts(RunDir(tmp_path / "none"), wanted=Wanted(), count=1)
+        find_rollouts(RunDir(tmp_path / "none"), count=1)
 
 
 def test_tokens_are_shown_as_the_text_of_the_runs_tokenizer(run_dir):
@@ -50,13 +50,13 @@ def test_tokens_are_shown_as_the_text_of_the_runs_tokenizer(run_dir):
     checkpoint.mkdir(parents=True)
     write_tokenizer(checkpoint, "ab")
     console = Console(record=True, width=120)
-    rows = find_rollouts(run_dir, wanted=Wanted(), count=4)
+    rows = find_rollouts(run_dir, count=4)
     show_rollouts(console, run_dir, rows, as_json=False)
     assert "solver: <bos>baab" in console.export_text()
 
 
 def test_machines_get_a_json_object_a_line(run_dir, capsys):
-    rows = find_rollouts(run_dir, wanted=Wanted(), count=4)
+    rows = find_rollouts(run_dir, count=4)
     show_rollouts(Console(), run_dir, rows, as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
 

@@ -43,19 +43,15 @@ async def test_a_trainer_and_a_raas_of_one_language_make_a_run(peers, tmp_path):
     assert sampled["rollouts"] >= 12
 
 
-class Wandering:
-    """Weights of which about a tenth differs from version to version, by little or by much."""
-
-    layout = Layout.of([("w", Dtype.BF16, (1 << 15,))])
-
-    def of(self, version):
-        rng = np.random.default_rng(version)
-        bits = np.arange(1 << 15, dtype=np.uint16)
-        at = rng.random(bits.size) < 0.05
-        bits[at] ^= rng.integers(1, 1 << 12, at.sum(), np.uint16) >> rng.choice(
-            12, at.sum()
-        ).astype(np.uint16)
-        return {"w": bits}
+def wandering(version):
+    """Return weights of which about a tenth differs from those before, by little or by much."""
+    rng = np.random.default_rng(version)
+    bits = np.arange(1 << 15, dtype=np.uint16)
+    at = rng.random(bits.size) < 0.05
+    bits[at] ^= rng.integers(1, 1 << 12, at.sum(), np.uint16) >> rng.choice(12, at.sum()).astype(
+        np.uint16
+    )
+    return {"w": bits}
 
 
 async def test_a_raas_takes_the_patches_of_our_trainer(peers, tmp_path):
@@ -63,7 +59,7 @@ async def test_a_raas_takes_the_patches_of_our_trainer(peers, tmp_path):
     recipe = small_recipe(tmp_path, scorer="exact", prompts=PROMPTS, changes=changes)
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
         raas = await join(run, peers["raas"])
-        weights = Wandering()
+        weights = Layout.of([("w", Dtype.BF16, (1 << 15,))]), wandering
         train = partial(train_counter, run.address, token=run.join_token, weights=weights)
         run.add_thread(train)
         sampled = await said(raas)

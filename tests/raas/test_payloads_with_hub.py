@@ -12,7 +12,7 @@ from astraflow.client.payloads import MARKER
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.status import RunState
-from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
+from astraflow.launch.samples import find_rollouts, show_rollouts
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.access import Grant
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run
@@ -110,7 +110,7 @@ async def test_what_was_trained_on_is_removed_while_the_run_goes_on(
                 break
         await run.finish()
         removed = run.hub.payloads.removed_count
-    rows = find_rollouts(run.run_dir, wanted=Wanted(), count=1000)
+    rows = find_rollouts(run.run_dir, count=1000)
     assert {row["trajectories"][0]["payload"]["name"] for row in rows} <= seen
     show_rollouts(Console(), run.run_dir, rows[-1:], as_json=False)
     assert "is missing)" in " ".join(capsys.readouterr().out.split())

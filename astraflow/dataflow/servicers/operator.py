@@ -5,7 +5,7 @@
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import (
@@ -135,7 +135,8 @@ class OperatorServicer:
     ) -> control_pb.SaveRunResponse:
         """Have every trainer save under one id."""
         self._access.operator(context)
-        left_s = context.time_remaining()
+        # Its stubs know calls with a deadline only.
+        left_s = cast("float | None", context.time_remaining())
         # The answer has to be on its way before the caller stops to wait for it.
         within_s = None if left_s is None else 0.9 * left_s
         saved, path = await self._hub.save(request.checkpoint_id, within_s=within_s)

@@ -37,27 +37,14 @@ POLICY = PolicyId("bench")
 VERSION = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSource:
-    """Where the other end finds it.
-
-    Attributes:
-        endpoint: host:port.
-        token: Who knows it is let in.
-    """
-
-    endpoint: str
-    token: str
-
-
 @contextmanager
 def serve_link(
     nbytes: int, *, listen: str, advertise: str | None, lanes: Sequence[LaneKind] | None
-) -> Generator[LinkSource]:
-    """Serve one version of random bytes, which no codec makes smaller.
+) -> Generator[tuple[str, str]]:
+    """Serve one version of random bytes; yield where, and a token that lets in who knows it.
 
     Args:
-        nbytes: Of the version; twice as many are in memory.
+        nbytes: Of the version, which no codec makes smaller; twice as many are in memory.
         listen: host:port; port 0 takes a free one.
         advertise: How the other end dials it: auto, fqdn, a host or IP; None: as listened on.
         lanes: Served beside gRPC; None: shared memory and TCP.
@@ -70,7 +57,7 @@ def serve_link(
     token = secrets.token_urlsafe(16)
     with WeightServer(publisher, listen=listen, advertise=advertise, lanes=lanes) as server:
         server.set_transfer_token(token.encode())
-        yield LinkSource(endpoint=server.endpoint, token=token)
+        yield server.endpoint, token
 
 
 _SPEC = TransferSpec(policy_id=POLICY, version=VERSION)
@@ -108,14 +95,15 @@ class _Pull:
 
 
 async def measure_link(
-    source: LinkSource, lanes: Sequence[LaneKind], *, rounds: int
+    endpoint: str, token: str, lanes: Sequence[LaneKind], *, rounds: int
 ) -> tuple[LaneRate, ...]:
     """Pull over each lane in turn, once to connect and then `rounds` times.
 
     Turns meet the same load of the link and the machine. Chunks of the first pull are verified.
 
     Args:
-        source: The other end.
+        endpoint: host:port of the other end.
+        token: That lets in.
         lanes: Which; those that cannot be had here are left out.
         rounds: At least 1.
 
@@ -129,27 +117,27 @@ async def measure_link(
     try:
         for lane, client in clients.items():
             before = RECEIVED_NBYTES[lane]
-            pull = await _pull(client, source, is_verified=True)
+            pull = await _pull(client, endpoint, token, is_verified=True)
             # Else gRPC took the place of the lane.
             if RECEIVED_NBYTES[lane] - before == pull.nbytes:
                 pulls[lane] = [pull]
         for _ in range(rounds):
             for lane, done in pulls.items():
-                done.append(await _pull(clients[lane], source, is_verified=False))
+                done.append(await _pull(clients[lane], endpoint, token, is_verified=False))
     finally:
         for client in clients.values():
             await client.close()
     if not pulls:
         raise AstraflowError(
-            Reason.LANE_UNAVAILABLE, f"none of {', '.join(lanes)} reaches {source.endpoint}"
+            Reason.LANE_UNAVAILABLE, f"none of {', '.join(lanes)} reaches {endpoint}"
         )
     return tuple(_rate(lane, done) for lane, done in pulls.items())
 
 
-async def _pull(client: Lanes, source: LinkSource, *, is_verified: bool) -> _Pull:
+async def _pull(client: Lanes, endpoint: str, token: str, *, is_verified: bool) -> _Pull:
     nbytes, digests, first_byte_s = 0, (), 0.0
     started, cpu_s = time.perf_counter(), time.process_time()
-    async with aclosing(client.pull(source.endpoint, _SPEC, source.token.encode())) as items:
+    async with aclosing(client.pull(endpoint, _SPEC, token.encode())) as items:
         async for item in items:
             if isinstance(item, TransferPlan):
                 digests = item.patches[0].chunk_digests
@@ -192,10 +180,11 @@ def serve(nbytes: int, *, listen: str, advertise: str | None, as_json: bool) -> 
     configure_logging("bench")
     hold_lifeline(first=signal.SIGINT)
     with serve_link(nbytes, listen=listen, advertise=advertise, lanes=_possible()[:-1]) as source:
+        endpoint, token = source
         if as_json:
-            print_json(asdict(source))
+            print_json({"endpoint": endpoint, "token": token})
         else:
-            command = f"astraflow bench link --from {source.endpoint} --token {source.token}"
+            command = f"astraflow bench link --from {endpoint} --token {token}"
             print(f"serving {nbytes / 1e6:,.0f} MB; run on the other machine:\n  {command}")  # noqa: T201
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):
@@ -213,8 +202,7 @@ def pull_there(
     if not token:
         raise AstraflowError(Reason.INVALID_FIELD, "give --token, which the serving end printed")
     configure_logging("bench")
-    source = LinkSource(endpoint=endpoint, token=token)
-    rates = asyncio.run(measure_link(source, lanes or _possible(), rounds=rounds))
+    rates = asyncio.run(measure_link(endpoint, token, lanes or _possible(), rounds=rounds))
     if as_json:
         print_json([asdict(rate) for rate in rates])
     else:
@@ -238,17 +226,17 @@ def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_
     ) as process:
         os.close(lifeline)
         try:
-            source = None
+            source: dict[str, str] = {}
             # Its log goes before.
             for line in process.stdout or ():
                 with suppress(ValueError, TypeError):
-                    source = LinkSource(**json.loads(line))
+                    source = dict(json.loads(line))
                     break
-            if source is None:
+            if not source:
                 raise AstraflowError(
                     Reason.NOT_READY, "the serving end did not start: see what it printed"
                 )
-            pull_there(source.endpoint, source.token, lanes=lanes, rounds=rounds, as_json=as_json)
+            pull_there(**source, lanes=lanes, rounds=rounds, as_json=as_json)
         finally:
             # It ends with this process, and with this.
             os.close(held)

@@ -2,8 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -21,15 +20,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.settings import PlugInSpec
 from astraflow.dataflow.recipe_settings import must_be_able
 from astraflow.launch.check.guard import is_process_refused, message_of, user_lines
-from astraflow.launch.check.subject import (
-    BuiltWorkflow,
-    Finding,
-    Subject,
-    error,
-    error_here,
-    of_error,
-    warning,
-)
+from astraflow.launch.check.subject import Subject
 from astraflow.launch.tracking.trackers import PACKAGES
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.protocol import Scorer, Workflow
@@ -39,22 +30,22 @@ from astraflow.workflows.scoring import GuardedScorer
 _LOOKED_FOR = "modules are looked for in the working directory, on PYTHONPATH, and installed"
 
 
-def check_workflows(subject: Subject) -> Iterator[Finding]:
+def check_workflows(subject: Subject) -> None:
     """Make every workflow with its scorer, as a rollout node does."""
     for name, settings in subject.recipe.workflows.items():
         where = f"workflows.{name}"
         scorer, is_scored = None, True
         if settings.scorer is not None:
-            scorer = yield from _scorer(where, settings.scorer, settings.scorer_options)
+            scorer = _scorer(subject, where, settings.scorer, settings.scorer_options)
             is_scored = scorer is not None
-        made = yield from _found(f"{where}.name", Kind.WORKFLOW, settings.name)
+        made = _found(subject, f"{where}.name", Kind.WORKFLOW, settings.name)
         if made is None:
             continue
-        options = yield from _options(f"{where}.options", made, settings.options)
+        options = _options(subject, f"{where}.options", made, settings.options)
         if options is None or not is_scored:
             continue
         guarded = None if scorer is None else GuardedScorer(scorer, name=settings.scorer or "")
-        workflow = yield from _made(where, partial(made, options, guarded))
+        workflow = _made(subject, where, made, options, guarded)
         if workflow is None:
             continue
         run, kind, fault = getattr(workflow, "run", None), type(workflow).__name__, ""
@@ -66,43 +57,42 @@ def check_workflows(subject: Subject) -> Iterator[Finding]:
             fault = f"{kind}.run does not take the episode alone"
         if fault:
             cure = "a workflow has `async def run(self, episode) -> Score`"
-            yield error(f"{where}.name", fault, cure)
-        yield from _own_faults(f"{where}.options", workflow)
+            subject.error(f"{where}.name", fault, cure)
+        _own_faults(subject, f"{where}.options", workflow)
         if not fault:
-            built = BuiltWorkflow(workflow=cast("Workflow", workflow), scorer=scorer)
-            subject.workflows[name] = built
+            subject.workflows[name] = cast("Workflow", workflow), scorer
 
 
-def check_tutors(subject: Subject) -> Iterator[Finding]:
+def check_tutors(subject: Subject) -> None:
     """Make the tutor of every model that is warmed up."""
     for name, policy in subject.recipe.policies.items():
         warm_up = policy.model.warm_up
         if warm_up is None or warm_up.tutor is None:
             continue
         where = f"policies.{name}.model.warm_up"
-        made = yield from _found(f"{where}.tutor", Kind.TUTOR, warm_up.tutor)
+        made = _found(subject, f"{where}.tutor", Kind.TUTOR, warm_up.tutor)
         options = None
         if made is not None:
-            options = yield from _options(f"{where}.options", made, warm_up.options)
+            options = _options(subject, f"{where}.options", made, warm_up.options)
         if options is not None:
-            yield from _raised(where, partial(build_tutor, warm_up.tutor, warm_up.options))
+            _made(subject, where, build_tutor, warm_up.tutor, warm_up.options)
 
 
-def check_algorithms(subject: Subject) -> Iterator[Finding]:
+def check_algorithms(subject: Subject) -> None:
     """Make every data algorithm."""
     rollouts = subject.recipe.rollouts
-    yield from _algorithms("rollouts.selectors", finding.Point.SELECTOR, rollouts.selectors)
-    yield from _algorithms("rollouts.filters", finding.Point.FILTER, rollouts.filters)
-    yield from _raised("rollouts.payloads", partial(must_be_able, subject.recipe))
+    _algorithms(subject, "rollouts.selectors", finding.Point.SELECTOR, rollouts.selectors)
+    _algorithms(subject, "rollouts.filters", finding.Point.FILTER, rollouts.filters)
+    _made(subject, "rollouts.payloads", must_be_able, subject.recipe)
     for name, policy in subject.recipe.policies.items():
         where, trainer = f"policies.{name}.trainer", policy.trainer
-        yield from _algorithms(f"{where}.guards", finding.Point.GUARD, trainer.guards)
+        _algorithms(subject, f"{where}.guards", finding.Point.GUARD, trainer.guards)
         if trainer.replay is not None:
             order = (trainer.replay.order,)
-            yield from _algorithms(f"{where}.replay.order", finding.Point.ORDER, order)
+            _algorithms(subject, f"{where}.replay.order", finding.Point.ORDER, order)
 
 
-def check_engines(subject: Subject) -> Iterator[Finding]:
+def check_engines(subject: Subject) -> None:
     """Import the train engines that are the user's own; none is made, that takes a model."""
     for name, policy in subject.recipe.policies.items():
         own = policy.trainer.engine
@@ -110,7 +100,7 @@ def check_engines(subject: Subject) -> Iterator[Finding]:
             continue
         see_working_directory()
         where = f"policies.{name}.trainer.engine"
-        factory = yield from _made(f"{where}.name", partial(load, own.name, what="the engine"))
+        factory = _made(subject, f"{where}.name", load, own.name, what="the engine")
         if factory is None:
             continue
         try:
@@ -121,14 +111,14 @@ def check_engines(subject: Subject) -> Iterator[Finding]:
         try:
             signature.bind(**dict.fromkeys([*offered, *own.options]))
         except TypeError as refused:
-            yield error(
+            subject.error(
                 f"{where}.options",
                 f"{own.name}{signature} cannot be called with these options: {refused}",
                 "options are its keywords, beside settings and model_dir, which it is given",
             )
 
 
-def check_training_code(subject: Subject) -> Iterator[Finding]:
+def check_training_code(subject: Subject) -> None:
     """Call a loss, an estimator and an optimizer of the user's on a few numbers."""
     for name, policy in subject.recipe.policies.items():
         where, trainer = f"policies.{name}.trainer", policy.trainer
@@ -138,9 +128,9 @@ def check_training_code(subject: Subject) -> Iterator[Finding]:
             if each.estimator is None:
                 continue
             at, rewards = f"{where}.advantages.{place}estimator", np.array([0.0, 1.0, 0.5, 1.0])
-            made = yield from _made(at, partial(advantages.estimator_of, each.estimator))
+            made = _made(subject, at, advantages.estimator_of, each.estimator)
             if made is not None:
-                yield from _raised(at, partial(made, rewards))
+                _made(subject, at, made, rewards)
         optimizers = {"optimizer": trainer.optimizer}
         if trainer.critic is not None:
             optimizers["critic.optimizer"] = trainer.critic.optimizer
@@ -153,44 +143,46 @@ def check_training_code(subject: Subject) -> Iterator[Finding]:
         from astraflow.trainers.losses import try_own_code  # noqa: PLC0415
         from astraflow.trainers.optimizer import try_own_optimizer  # noqa: PLC0415
 
-        yield from _raised(f"{where}.loss", partial(try_own_code, trainer.loss))
+        _made(subject, f"{where}.loss", try_own_code, trainer.loss)
         for key, optimizer in optimizers.items():
-            yield from _raised(f"{where}.{key}", partial(try_own_optimizer, optimizer))
+            _made(subject, f"{where}.{key}", try_own_optimizer, optimizer)
 
 
-def check_trackers(subject: Subject) -> Iterator[Finding]:
+def check_trackers(subject: Subject) -> None:
     """See whether each tracker is one, and is installed; only those of the user are imported."""
     for index, name in enumerate(subject.recipe.track):
         where = f"track.{index}"
         if ":" in name:
             see_working_directory()
-            yield from _raised(where, partial(load, name, what=f"the tracker {name}"))
+            _made(subject, where, load, name, what=f"the tracker {name}")
         elif name not in PACKAGES:
-            yield error(where, f"'{name}' is no tracker", _nearest(name, PACKAGES))
+            subject.error(where, f"'{name}' is no tracker", _nearest(name, PACKAGES))
         elif find_spec(PACKAGES[name]) is None:
-            yield error_here(
+            subject.error_here(
                 where,
                 f"the tracker {name} needs the package {PACKAGES[name]}, which is not installed",
                 f"{cure_of(PACKAGES[name])}, or leave it out",
             )
 
 
-def check_tracing(subject: Subject) -> Iterator[Finding]:
+def check_tracing(subject: Subject) -> None:
     """See whether spans can be exported."""
     exporter = subject.recipe.tracing.exporter
     if exporter == "off":
         return
     where = "tracing.exporter"
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        yield error_here(where, "OpenTelemetry is not installed", f"{install('otel')}, or take off")
+        subject.error_here(
+            where, "OpenTelemetry is not installed", f"{install('otel')}, or take off"
+        )
     elif exporter not in ("file", "console"):
         known = [each.name for each in entry_points(group="opentelemetry_traces_exporter")]
         if exporter not in known:
             cure = _nearest(exporter, ["off", "file", "console", *known])
-            yield error_here(where, f"no exporter '{exporter}' is installed", cure)
+            subject.error_here(where, f"no exporter '{exporter}' is installed", cure)
 
 
-def check_packages(subject: Subject) -> Iterator[Finding]:
+def check_packages(subject: Subject) -> None:
     """See whether what the roles of the run import is installed; nothing of it is imported."""
     recipe = subject.recipe
     wanted: dict[str, tuple[str, str]] = {}
@@ -213,13 +205,13 @@ def check_packages(subject: Subject) -> Iterator[Finding]:
     for where, url in stores.items():
         if url is not None:
             wanted["fsspec"] = (where, "store")
-            yield from _store_faults(where, url)
+            _store_faults(subject, where, url)
     for package, (where, extra) in wanted.items():
         if find_spec(package) is None:
-            yield error_here(where, f"{package} is not installed", install(extra))
+            subject.error_here(where, f"{package} is not installed", install(extra))
 
 
-def _store_faults(where: str, url: str) -> Iterator[Finding]:
+def _store_faults(subject: Subject, where: str, url: str) -> None:
     """See whether the package is installed that fsspec reads such a store with."""
     protocol, mark, _ = url.partition("://")
     if not mark or find_spec("fsspec") is None:
@@ -229,63 +221,61 @@ def _store_faults(where: str, url: str) -> Iterator[Finding]:
         registry.get_filesystem_class(protocol)
     except ImportError as missing:
         package = registry.known_implementations[protocol]["class"].partition(".")[0]
-        yield error_here(where, f"{url}: {missing}", f"pip install {package}")
+        subject.error_here(where, f"{url}: {missing}", f"pip install {package}")
     except ValueError:
         cure = _nearest(protocol, sorted(registry.known_implementations))
-        yield error(where, f"fsspec knows no store '{protocol}'", cure)
+        subject.error(where, f"fsspec knows no store '{protocol}'", cure)
 
 
-def _scorer(
-    where: str, name: str, options: Mapping[str, Any]
-) -> Generator[Finding, None, Scorer | None]:
+def _scorer(subject: Subject, where: str, name: str, options: Mapping[str, Any]) -> Scorer | None:
     """Make a scorer that works in this process."""
-    found = yield from _found(f"{where}.scorer", Kind.SCORER, name)
+    found = _found(subject, f"{where}.scorer", Kind.SCORER, name)
     if found is None:
         return None
-    parsed = yield from _options(f"{where}.scorer_options", found, options)
+    parsed = _options(subject, f"{where}.scorer_options", found, options)
     if parsed is None:
         return None
     made = found
     if inspect.isclass(found):
-        made = yield from _made(f"{where}.scorer", partial(found, parsed))
+        made = _made(subject, f"{where}.scorer", found, parsed)
     if hasattr(made, "in_process"):
-        made = yield from _made(f"{where}.scorer_options", made.in_process)
+        made = _made(subject, f"{where}.scorer_options", made.in_process)
     if made is None:
         return None
     if not callable(made) or not _takes(made, 2):
-        yield error(
+        subject.error(
             f"{where}.scorer",
             f"{name} cannot be called with a prompt and a text",
             "a scorer is `def score(prompt, text) -> float`, async or not, or a class whose "
             "objects are called so",
         )
         return None
-    yield from _own_faults(f"{where}.scorer_options", made)
+    _own_faults(subject, f"{where}.scorer_options", made)
     return cast("Scorer", made)
 
 
-def _own_faults(where: str, made: object) -> Iterator[Finding]:
-    """Yield what a workflow or a scorer says that it lacks on this machine."""
+def _own_faults(subject: Subject, where: str, made: object) -> None:
+    """Note what a workflow or a scorer says that it lacks on this machine."""
     lacks = getattr(made, "lacks", None)
     if not callable(lacks):
         return
-    told = yield from _made(where, lambda: list(cast("Any", lacks)()))
+    told = _made(subject, where, lambda: list(cast("Any", lacks)()))
     for each in cast("list[str]", told or []):
         what, _, cure = each.partition("; ")
-        yield error_here(where, what, cure)
+        subject.error_here(where, what, cure)
 
 
 def _algorithms(
-    where: str, point: finding.Point, algorithms: tuple[Algorithm, ...]
-) -> Iterator[Finding]:
+    subject: Subject, where: str, point: finding.Point, algorithms: tuple[Algorithm, ...]
+) -> None:
     see_working_directory()
     for index, algorithm in enumerate(algorithms):
         spec = PlugInSpec(name=algorithm.name, options=algorithm.options)
         at = where if point is finding.Point.ORDER else f"{where}.{index}"
-        yield from _raised(at, partial(finding.make, finding.BASES[point], spec))
+        _made(subject, at, finding.make, finding.BASES[point], spec)
 
 
-def _found(where: str, kind: Kind, name: str) -> Generator[Finding, None, Any]:
+def _found(subject: Subject, where: str, kind: Kind, name: str) -> Any:
     """Import code by its name, and see whether its source can be told from others."""
 
     def get() -> Any:
@@ -293,69 +283,73 @@ def _found(where: str, kind: Kind, name: str) -> Generator[Finding, None, Any]:
         code_digest(kind, name)
         return made
 
-    made = yield from _made(where, get)
+    made = _made(subject, where, get)
     if made is not None and not callable(made):
-        yield error(where, f"{name} is {type(made).__name__}, which cannot be called")
+        subject.error(where, f"{name} is {type(made).__name__}, which cannot be called")
         return None
     return made
 
 
 def _options(
-    where: str, made: Any, options: Mapping[str, Any]
-) -> Generator[Finding, None, BaseModel | None]:
+    subject: Subject, where: str, made: Any, options: Mapping[str, Any]
+) -> BaseModel | None:
     """Read options by the class that takes them; every problem is a finding."""
     model = getattr(made, "Options", Strict)
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
-        yield error(where, f"{made.__name__}.Options is no pydantic model", "derive it from Strict")
+        subject.error(
+            where, f"{made.__name__}.Options is no pydantic model", "derive it from Strict"
+        )
         return None
     try:
         return model.model_validate(dict(options))
     except ValidationError as refused:
         for place, problem in problems_of(refused, model):
             what, _, cure = problem.partition("; ")
-            yield error(".".join(filter(None, (where, place))), what, cure)
+            subject.error(".".join(filter(None, (where, place))), what, cure)
         return None
     except Exception as raised:  # noqa: BLE001 - a validator of a user raises anything
-        yield _of_raised(where, raised)
+        _of_raised(subject, where, raised)
         return None
 
 
-def _made(where: str, make: Callable[[], Any]) -> Generator[Finding, None, Any]:
+def _made(
+    subject: Subject, where: str, make: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
     """Call code; return None where it raised, which is a finding."""
     try:
-        return make()
+        return make(*arguments, **options)
     except Exception as raised:  # noqa: BLE001 - code of a user raises anything
-        yield _of_raised(where, raised)
+        _of_raised(subject, where, raised)
         return None
 
 
-def _raised(where: str, make: Callable[[], Any]) -> Iterator[Finding]:
-    yield from _made(where, make)
-
-
-def _of_raised(where: str, raised: Exception) -> Finding:
+def _of_raised(subject: Subject, where: str, raised: Exception) -> None:
     lines = user_lines(raised)
     if is_process_refused(raised):
-        return warning(where, f"starts a process, which a check does not: {message_of(raised)}")
+        return subject.warning(
+            where, f"starts a process, which a check does not: {message_of(raised)}"
+        )
     if isinstance(raised, AstraflowError) and raised.__cause__ is None:
         field = raised.metadata.get("field", "")
         has_field = field and "." not in field and not where.endswith(field)
         # An interpreter is one of this machine.
         is_local = field == "python"
-        return of_error(f"{where}.{field}" if has_field else where, raised, is_local=is_local)
+        return subject.refused(
+            f"{where}.{field}" if has_field else where, raised, is_local=is_local
+        )
     cause = raised.__cause__ if isinstance(raised, AstraflowError) else raised
     if isinstance(cause, ModuleNotFoundError) and not lines:
         cure = cure_of((cause.name or "").partition(".")[0]) or _LOOKED_FOR
-        return error(where, f"there is no module '{cause.name}'", cure)
+        return subject.error(where, f"there is no module '{cause.name}'", cure)
     if isinstance(cause, AttributeError) and not lines:
         known = [name for name in dir(cause.obj) if not name.startswith("_")]
-        return error(where, str(cause), _nearest(str(cause.name), known) if known else "")
+        return subject.error(where, str(cause), _nearest(str(cause.name), known) if known else "")
     if isinstance(cause, ModuleNotFoundError):
         cure = f"install {cause.name} here, or put it on PYTHONPATH"
-        return error(
+        return subject.error(
             where, f"its module cannot be imported: {message_of(raised)}", cure, detail=lines
         )
-    return error(where, f"raised {message_of(raised)}", detail=lines)
+    return subject.error(where, f"raised {message_of(raised)}", detail=lines)
 
 
 def _nearest(name: str, known: "Mapping[str, Any] | list[str]") -> str:

@@ -1,7 +1,6 @@
 """Data sets: there, readable, with ids that name rows, and not measured on what is trained on."""
 
 import json
-from collections.abc import Generator, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -10,60 +9,48 @@ from pathlib import Path
 from astraflow.config.extras import install
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError
-from astraflow.launch.check.subject import (
-    Finding,
-    RowKind,
-    SeenData,
-    Subject,
-    error,
-    error_here,
-    note,
-    of_error,
-    warning,
-)
+from astraflow.launch.check.subject import RowKind, SeenData, Subject
 from astraflow.workflows.data_sets import DataSetReader, kept_data_set, open_data_set
 
 _MAX_KINDS = 8
 
 
-def check_data_sets(subject: Subject) -> Iterator[Finding]:
+def check_data_sets(subject: Subject) -> None:
     """Read every data set as the hub does, and every row once more for what it says."""
     recipe = subject.recipe
     used = {*recipe.rollouts.data_sets}
     used |= {part.data_set for suite in recipe.evals.values() for part in suite.data_sets}
     for name, settings in recipe.data.items():
         where = f"data.{name}"
-        here = yield from _here(where, settings, subject)
+        here = _here(where, settings, subject)
         if here is None:
             continue
         try:
             reader = open_data_set(name, here, Path(), seed=recipe.seed)
         except AstraflowError as refused:
-            yield of_error(where, refused)
+            subject.refused(where, refused)
             continue
         if not len(reader):
             if reader.row_count:
-                yield error(
+                subject.error(
                     f"{where}.max_prompt_chars",
                     f"all {reader.row_count} rows are longer",
                     "raise it, or name the field that counts in length_field",
                 )
             else:
-                yield error(f"{where}.path", "there are no rows in it", "one JSON object a line")
+                subject.error(f"{where}.path", "there are no rows in it", "one JSON object a line")
             continue
         subject.data[name] = _seen(reader)
         if name not in used:
-            yield warning(where, "is not used", "name it in rollouts or evals, or leave it out")
+            subject.warning(where, "is not used", "name it in rollouts or evals, or leave it out")
 
 
-def _here(
-    where: str, settings: DataSet, subject: Subject
-) -> Generator[Finding, None, DataSet | None]:
+def _here(where: str, settings: DataSet, subject: Subject) -> DataSet | None:
     """Return the settings of what is on this machine; None: nothing is, or not yet."""
     if settings.hub is None:
         if settings.path is None or settings.path.exists():
             return settings
-        yield error_here(
+        subject.error_here(
             f"{where}.path",
             f"{settings.path} does not exist",
             f"relative paths start at {subject.source.parent}",
@@ -71,17 +58,17 @@ def _here(
         return None
     if find_spec("datasets") is None:
         cure = install("datasets")
-        yield error_here(f"{where}.hub", "the package datasets is not installed", cure)
+        subject.error_here(f"{where}.hub", "the package datasets is not installed", cure)
         return None
     kept = kept_data_set(settings)
     if kept is None:
         what = f"{settings.hub} is not in the cache: it is got when the run starts"
-        yield note(f"{where}.hub", f"{what}; until then nothing of it is looked at")
+        subject.note(f"{where}.hub", f"{what}; until then nothing of it is looked at")
         return None
     return settings.model_copy(update={"hub": None, "path": kept, "format": "datasets"})
 
 
-def check_held_out(subject: Subject) -> Iterator[Finding]:
+def check_held_out(subject: Subject) -> None:
     """Compare what is measured on with what is trained on."""
     trained = subject.recipe.rollouts.data_sets
     for suite, settings in subject.recipe.evals.items():
@@ -89,7 +76,7 @@ def check_held_out(subject: Subject) -> Iterator[Finding]:
             held_out = subject.data.get(part.data_set)
             where = f"evals.{suite}.data_sets.{index}.data_set"
             if part.data_set in trained:
-                yield warning(where, f"{part.data_set} is trained on, too", "hold rows out")
+                subject.warning(where, f"{part.data_set} is trained on, too", "hold rows out")
                 continue
             for name in trained:
                 train = subject.data.get(name)
@@ -101,7 +88,7 @@ def check_held_out(subject: Subject) -> Iterator[Finding]:
                     continue
                 shared = len(held_out.digests & train.digests)
                 if shared:
-                    yield warning(
+                    subject.warning(
                         where,
                         f"{shared} of {len(held_out.digests)} rows of {part.data_set} are in "
                         f"{name}, too",

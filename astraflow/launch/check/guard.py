@@ -5,17 +5,17 @@ import contextvars
 import ctypes
 import linecache
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
-from pathlib import Path
 from traceback import FrameSummary, extract_stack, extract_tb
 from types import FrameType
 from typing import Any, TypeVar, cast
+
+from astraflow.telemetry.tracebacks import is_users
 
 T = TypeVar("T")
 
@@ -26,13 +26,6 @@ _STARTS = frozenset(
     )
 )
 _IS_GUARDED = contextvars.ContextVar("astraflow_check_starts_no_process", default=False)
-_NOT_THE_USERS = tuple(
-    str(Path(folder))
-    for folder in (
-        Path(__file__).parents[2],
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
-)
 _SHOWN_FRAMES = 3
 
 
@@ -200,7 +193,7 @@ def user_lines(error: BaseException) -> str:
 
 
 def _shown(frames: list[FrameSummary]) -> str:
-    own = [each for each in frames if not each.filename.startswith(("<", *_NOT_THE_USERS))]
+    own = [each for each in frames if is_users(each.filename)]
     return "\n".join(
         f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}"
         for frame in own[-_SHOWN_FRAMES:]

@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,15 +15,7 @@ from astraflow.engines.building import server_python
 from astraflow.engines.devices import Machine
 from astraflow.launch.autoscale import fill
 from astraflow.launch.check.settings import ports_of
-from astraflow.launch.check.subject import (
-    Finding,
-    Subject,
-    error_here,
-    note,
-    of_error,
-    warning,
-    warning_here,
-)
+from astraflow.launch.check.subject import Subject
 from astraflow.launch.executors.finding import LOCAL, Placement
 from astraflow.launch.gpus import plan_recipe, trainer_nbytes
 from astraflow.launch.run_folder import must_be_dead
@@ -36,7 +27,7 @@ _CHECKPOINT_NBYTES = {"bf16": 2 + 12, "f32": 4 + 12}
 _SERVED_NBYTES = {"auto": 4, "bf16": 2, "f32": 4}
 
 
-def check_servers(subject: Subject) -> Iterator[Finding]:
+def check_servers(subject: Subject) -> None:
     """Look for the interpreter of an inference server, without starting it."""
     engine = subject.recipe.raas.engine
     if not engine.is_server or engine.url is not None or not subject.recipe.raas.count:
@@ -45,15 +36,15 @@ def check_servers(subject: Subject) -> Iterator[Finding]:
     try:
         python = server_python(engine)
     except AstraflowError as refused:
-        yield of_error(where, refused, is_local=True)
+        subject.refused(where, refused, is_local=True)
         return
     if not os.access(python, os.X_OK):
-        yield error_here(
+        subject.error_here(
             where, f"{python} cannot be executed", "give an interpreter, such as venv/bin/python"
         )
 
 
-def check_listening(subject: Subject) -> Iterator[Finding]:
+def check_listening(subject: Subject) -> None:
     """Bind every port of the run for an instant."""
     for key, host, first, count in ports_of(subject.recipe):
         for port in range(first, min(first + count, 1 << 16)):
@@ -63,7 +54,7 @@ def check_listening(subject: Subject) -> Iterator[Finding]:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind((host, port))
             except OSError as refused:
-                yield error_here(
+                subject.error_here(
                     key,
                     f"{host}:{port} cannot be listened on: {refused.strerror or refused}",
                     "end what holds it, or take another port; 0 takes a free one",
@@ -71,7 +62,7 @@ def check_listening(subject: Subject) -> Iterator[Finding]:
                 break
 
 
-def check_tls(subject: Subject) -> Iterator[Finding]:
+def check_tls(subject: Subject) -> None:
     """Read certificates, and see whether key and certificate are one pair."""
     tls = subject.recipe.hub.tls
     files = {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}
@@ -79,9 +70,9 @@ def check_tls(subject: Subject) -> Iterator[Finding]:
     for name, path in files.items():
         if path is not None and not os.access(path, os.R_OK):
             missing = True
-            yield error_here(f"hub.tls.{name}", f"{path} cannot be read", "give a PEM file")
+            subject.error_here(f"hub.tls.{name}", f"{path} cannot be read", "give a PEM file")
     if (tls.certificate is None) != (tls.key is None):
-        yield error_here("hub.tls", "certificate and key go together", "give both, or neither")
+        subject.error_here("hub.tls", "certificate and key go together", "give both, or neither")
         return
     if missing:
         return
@@ -92,7 +83,7 @@ def check_tls(subject: Subject) -> Iterator[Finding]:
     except (ssl.SSLError, ValueError, OSError) as refused:
         what = "the key is not that of the certificate"
         is_pair = "MISMATCH" not in str(refused)
-        yield error_here(
+        subject.error_here(
             "hub.tls.key",
             f"certificate and key cannot be used: {refused}" if is_pair else what,
             "give a PEM certificate and its key, without a passphrase",
@@ -101,24 +92,24 @@ def check_tls(subject: Subject) -> Iterator[Finding]:
         if tls.ca is not None:
             context.load_verify_locations(tls.ca)
     except (ssl.SSLError, OSError) as refused:
-        yield error_here("hub.tls.ca", f"{tls.ca} is no PEM certificate: {refused}")
+        subject.error_here("hub.tls.ca", f"{tls.ca} is no PEM certificate: {refused}")
     host = subject.recipe.hub.listen.rpartition(":")[0].strip("[]")
     if host and tls.certificate is None and not is_loopback(host):
-        yield warning(
+        subject.warning(
             "hub.tls",
             f"the hub listens on {host} in plain text: tokens can be read on the way",
             "give certificate and key, or listen on 127.0.0.1",
         )
 
 
-def check_folders(subject: Subject) -> Iterator[Finding]:
+def check_folders(subject: Subject) -> None:
     """Look whether the run can write where it is going to, and whether its name is free."""
     recipe = subject.recipe
     folder = subject.runs / recipe.name
     try:
         must_be_dead(RunDir(folder), "give this one another name with --name")
     except AstraflowError as refused:
-        yield of_error("name", refused, is_local=True)
+        subject.refused("name", refused, is_local=True)
     wanted = {"name": folder}
     if recipe.raas.cache is not None:
         wanted["raas.cache"] = recipe.raas.cache
@@ -131,16 +122,16 @@ def check_folders(subject: Subject) -> Iterator[Finding]:
     for key, path in wanted.items():
         above = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not above.is_dir():
-            yield error_here(key, f"{path} cannot be a folder: {above} is a file")
+            subject.error_here(key, f"{path} cannot be a folder: {above} is a file")
         elif not os.access(above, os.W_OK | os.X_OK):
-            yield error_here(
+            subject.error_here(
                 key,
                 f"{above} cannot be written to",
                 "make it writable, or name another folder with --runs" if key == "name" else "",
             )
 
 
-def check_executor(subject: Subject) -> Iterator[Finding]:
+def check_executor(subject: Subject) -> None:
     """Look for what starts processes on other machines, and whether it can have all of them."""
     if subject.recipe.executor.name == LOCAL:
         return
@@ -150,10 +141,10 @@ def check_executor(subject: Subject) -> Iterator[Finding]:
         places.preview(folder)
     except AstraflowError as refused:
         place = refused.message.partition(":")[0]
-        yield of_error(place if place.startswith("executor") else "executor", refused)
+        subject.refused(place if place.startswith("executor") else "executor", refused)
 
 
-def check_gpus(subject: Subject) -> Iterator[Finding]:
+def check_gpus(subject: Subject) -> None:
     """Compare the GPUs that are named with those that are here."""
     recipe, machine = subject.recipe, Machine.here()
     if recipe.executor.name != LOCAL:
@@ -167,11 +158,11 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
     for key, device in devices.items():
         kind, _, index = device.partition(":")
         if device not in ("auto", "cpu") and (kind != "cuda" or not (index or "0").isdecimal()):
-            yield error_here(key, f"'{device}' is no device", "take auto, cpu, cuda or cuda:N")
+            subject.error_here(key, f"'{device}' is no device", "take auto, cpu, cuda or cuda:N")
         elif kind == "cuda" and int(index or 0) >= count:
-            yield error_here(key, f"{device} is named, and {_gpus(count)}", "take auto or cpu")
+            subject.error_here(key, f"{device} is named, and {_gpus(count)}", "take auto or cpu")
     if recipe.gpus.count and not machine.has_gpus:
-        yield warning_here(
+        subject.warning_here(
             "gpus.count",
             f"{recipe.gpus.count} GPUs are planned, and {_gpus(0)}: all would run on the CPU",
             "run this recipe where they are",
@@ -180,28 +171,28 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
     try:
         plan = plan_recipe(recipe, machine, sizes)
     except AstraflowError as refused:
-        yield of_error("gpus", refused, is_local=recipe.gpus.count is None)
+        subject.refused("gpus", refused, is_local=recipe.gpus.count is None)
         return
     if plan is None:
-        yield from _missing_gpus(recipe, count)
+        _missing_gpus(subject, recipe, count)
         return
     idle = len(plan.free())
     node = plan.share("raas-0")
     if node is not None and idle >= len(node.gpus) and recipe.raas.count == 1:
-        yield note(
+        subject.note(
             "raas.count",
             f"{idle} GPUs have nothing to do, and a node takes {len(node.gpus)}",
             f"raise it to {1 + idle // len(node.gpus)}",
         )
 
 
-def _missing_gpus(recipe: Recipe, count: int) -> Iterator[Finding]:
+def _missing_gpus(subject: Subject, recipe: Recipe, count: int) -> None:
     """Name what cannot do without GPUs where none are planned."""
     engine = recipe.raas.engine
     width = engine.tensor_parallel
     is_own = engine.url is None and engine.device != "cpu"
     if recipe.raas.count and width > max(1, count) and is_own:
-        yield error_here(
+        subject.error_here(
             "raas.engine.tensor_parallel",
             f"{width} GPUs share a model, and {_gpus(count)}",
             "lower it, or run this recipe where they are",
@@ -209,14 +200,14 @@ def _missing_gpus(recipe: Recipe, count: int) -> Iterator[Finding]:
     for name, policy in recipe.policies.items():
         ranks = policy.trainer.ranks
         if ranks > max(1, count) and policy.trainer.device.startswith("cuda"):
-            yield error_here(
+            subject.error_here(
                 f"policies.{name}.trainer.ranks",
                 f"{ranks} ranks need a GPU each, and {_gpus(count)}",
                 "lower it, or run this recipe where they are",
             )
 
 
-def check_capacity(subject: Subject) -> Iterator[Finding]:
+def check_capacity(subject: Subject) -> None:
     """Estimate memory and disk from the number of parameters; activations come on top."""
     recipe = subject.recipe
     sizes = {
@@ -230,7 +221,7 @@ def check_capacity(subject: Subject) -> Iterator[Finding]:
         memory += sum(served * size for size in sizes.values()) * recipe.raas.count
     free = psutil.virtual_memory().available
     if memory > free and not Machine.here().has_gpus:
-        yield warning_here(
+        subject.warning_here(
             "policies",
             f"weights, gradients and optimizers take about {memory / _GIB:.1f} GiB, and "
             f"{free / _GIB:.1f} are free",
@@ -250,7 +241,7 @@ def check_capacity(subject: Subject) -> Iterator[Finding]:
     above = next(each for each in (subject.runs, *subject.runs.absolute().parents) if each.exists())
     left = shutil.disk_usage(above).free
     if disk > left:
-        yield warning_here(
+        subject.warning_here(
             "policies",
             f"checkpoints take about {disk / _GIB:.1f} GiB, and {left / _GIB:.1f} are free in "
             f"{above}",
@@ -258,7 +249,7 @@ def check_capacity(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def check_autoscaling(subject: Subject) -> Iterator[Finding]:
+def check_autoscaling(subject: Subject) -> None:
     """Fill the commands that start and stop nodes."""
     values: dict[str, str] = dict.fromkeys(("name", "hub", "recipe", "run"), "x")
     scale = subject.recipe.autoscale
@@ -269,10 +260,10 @@ def check_autoscaling(subject: Subject) -> Iterator[Finding]:
             program = fill(command, values).split()[0]
         except (AstraflowError, IndexError) as refused:
             message = refused.message if isinstance(refused, AstraflowError) else "it is empty"
-            yield error_here(f"autoscale.{key}", message, "docs/scaling.md has examples")
+            subject.error_here(f"autoscale.{key}", message, "docs/scaling.md has examples")
             continue
         if shutil.which(program) is None:
-            yield warning_here(f"autoscale.{key}", f"there is no command {program} here")
+            subject.warning_here(f"autoscale.{key}", f"there is no command {program} here")
 
 
 def _gpus(count: int) -> str:

@@ -1,7 +1,7 @@
 """Models: complete, with a tokenizer and a template that fit, and room for prompt and answer."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -13,17 +13,7 @@ from astraflow.config.recipe import Lora, ModelConfig, PolicyConfig, WarmUp
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.hub import kept_model
 from astraflow.engines.models import find_model, must_be_model
-from astraflow.launch.check.subject import (
-    Finding,
-    SeenModel,
-    Subject,
-    error,
-    error_here,
-    note,
-    of_error,
-    warning,
-    warning_here,
-)
+from astraflow.launch.check.subject import SeenModel, Subject
 from astraflow.workflows.agents.template import ChatTemplate, load_template
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import BOS_ID, EOS_ID, PAD_ID, character_tokenizer
@@ -35,22 +25,20 @@ _LATER = "it is got when the run starts; until then nothing of it is looked at"
 _LFS = b"version https://git-lfs"
 
 
-def check_models(subject: Subject) -> Iterator[Finding]:
+def check_models(subject: Subject) -> None:
     """Read what there is beside the weights, and of these the headers."""
     for name, policy in subject.recipe.policies.items():
         where = f"policies.{name}.model"
         with TemporaryDirectory(prefix="astraflow-check-") as scratch:
-            model = yield from _seen(where, policy.model, Path(scratch), subject)
+            model = _seen(where, policy.model, Path(scratch), subject)
         if model is None:
             continue
         subject.models[name] = model
-        yield from _context_faults(name, policy, model, subject)
-    yield from _reference_faults(subject)
+        _context_faults(name, policy, model, subject)
+    _reference_faults(subject)
 
 
-def _seen(
-    where: str, model: ModelConfig, scratch: Path, subject: Subject
-) -> Generator[Finding, None, SeenModel | None]:
+def _seen(where: str, model: ModelConfig, scratch: Path, subject: Subject) -> SeenModel | None:
     """Look at a model and at what it is warmed up with; None: too little of it can be read."""
     if find_spec("tokenizers") is None:
         return None  # check_packages says so
@@ -58,16 +46,16 @@ def _seen(
     if warm_up is not None and warm_up.tutor is not None:
         return _of_tutor(warm_up, warm_up.tutor, subject)
     if warm_up is not None and warm_up.demonstrations is not None:
-        return (yield from _demonstrated(where, model, warm_up, scratch, subject))
-    place, directory = yield from _directory(where, model)
+        return _demonstrated(where, model, warm_up, scratch, subject)
+    place, directory = _directory(subject, where, model)
     if directory is None:
         return None
-    return (yield from _read(place, directory, where, model, subject))
+    return _read(place, directory, where, model, subject)
 
 
 def _demonstrated(
     where: str, model: ModelConfig, warm_up: WarmUp, scratch: Path, subject: Subject
-) -> Generator[Finding, None, SeenModel | None]:
+) -> SeenModel | None:
     """Look at a model and at its demonstrations; the tokenizer of a tiny one is made of them."""
     from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time
         read_demonstrations,
@@ -81,9 +69,9 @@ def _demonstrated(
     try:
         rows = read_demonstrations(cast("Path", warm_up.demonstrations))[:_MAX_DEMONSTRATIONS]
     except AstraflowError as refused:
-        yield of_error(told, refused, is_local=True)
+        subject.refused(told, refused, is_local=True)
     if model.tiny is None:
-        place, directory = yield from _directory(where, model)
+        place, directory = _directory(subject, where, model)
     elif rows:
         place, directory = f"{where}.tiny", scratch
         size = write_tiny_tokenizer(directory, model.tiny, rows)
@@ -93,63 +81,63 @@ def _demonstrated(
         return None
     if directory is None:
         return None
-    seen = yield from _read(place, directory, where, model, subject)
+    seen = _read(place, directory, where, model, subject)
     if seen is not None and rows:
         try:
             tokenize_demonstrations(rows, directory, max_length=warm_up.max_length)
         except AstraflowError as refused:
-            yield of_error(told, refused, is_local=True)
+            subject.refused(told, refused, is_local=True)
     return seen
 
 
-def _directory(where: str, model: ModelConfig) -> Generator[Finding, None, tuple[str, Path | None]]:
+def _directory(subject: Subject, where: str, model: ModelConfig) -> tuple[str, Path | None]:
     """Return the key that names a model, and its directory; None: it is not here, or not yet."""
     if model.name is not None:
         place, found = f"{where}.name", None
         try:
             found = find_model(model.name)
         except AstraflowError as refused:
-            yield of_error(place, refused, is_local=True)
+            subject.refused(place, refused, is_local=True)
         else:
             if found is None:
                 cure = f"astraflow models get {model.name}"
-                yield note(place, f"{model.name} is not here yet: {_LATER}", cure)
+                subject.note(place, f"{model.name} is not here yet: {_LATER}", cure)
         return place, found
     if model.hub is not None:
         place, found = f"{where}.hub", None
         if find_spec("huggingface_hub") is None:
-            yield error_here(place, "huggingface_hub is not installed", install("torch"))
+            subject.error_here(place, "huggingface_hub is not installed", install("torch"))
         elif (found := kept_model(model.hub, model.revision)) is None:
-            yield note(place, f"{model.hub} is not in the cache: {_LATER}")
+            subject.note(place, f"{model.hub} is not in the cache: {_LATER}")
         return place, found
     place, path = f"{where}.path", cast("Path", model.path)
     if path.is_dir():
         return place, path
     if path.suffix == ".gguf":
-        yield from _gguf_faults(place, path)
+        _gguf_faults(subject, place, path)
     else:
         cure = "give that of a Hugging Face model: config.json, tokenizer.json, *.safetensors"
-        yield error_here(place, f"{path} is not a directory", cure)
+        subject.error_here(place, f"{path} is not a directory", cure)
     return place, None
 
 
-def _gguf_faults(place: str, path: Path) -> Iterator[Finding]:
+def _gguf_faults(subject: Subject, place: str, path: Path) -> None:
     if not path.is_file():
-        yield error_here(place, f"{path} does not exist", "give a .gguf file, or a directory")
+        subject.error_here(place, f"{path} does not exist", "give a .gguf file, or a directory")
         return
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            yield error_here(place, f"{path} is no GGUF file", "get it again")
+            subject.error_here(place, f"{path} is no GGUF file", "get it again")
             return
     if find_spec("gguf") is None:
-        yield error_here(place, "the package gguf is not installed", install("models"))
+        subject.error_here(place, "the package gguf is not installed", install("models"))
     what = "it is converted when the run starts; until then nothing of it is looked at"
-    yield note(place, what, f"astraflow models get {path}")
+    subject.note(place, what, f"astraflow models get {path}")
 
 
 def _read(
     place: str, directory: Path, where: str, model: ModelConfig, subject: Subject
-) -> Generator[Finding, None, SeenModel | None]:
+) -> SeenModel | None:
     """Read a Hugging Face directory; None: too little of it can be read."""
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415 - an extra
 
@@ -158,20 +146,20 @@ def _read(
         try:
             must_be_model(directory, where=place)
         except AstraflowError as refused:
-            yield of_error(place, refused, is_local=True)
+            subject.refused(place, refused, is_local=True)
             return None
-        tensors = yield from _tensors(place, directory)
-    config = yield from _config(place, directory)
+        tensors = _tensors(subject, place, directory)
+    config = _config(subject, place, directory)
     if config is None:
         return None
     try:
         tokenizer = load_tokenizer(directory)
     except AstraflowError as refused:
-        yield of_error(place, refused, is_local=True)
+        subject.refused(place, refused, is_local=True)
         return None
     vocab_size = int(config["vocab_size"])
     if tokenizer.vocab_size > vocab_size:
-        yield error_here(
+        subject.error_here(
             place,
             f"the tokenizer has {tokenizer.vocab_size} tokens, config.json a vocab_size of "
             f"{vocab_size}",
@@ -179,7 +167,7 @@ def _read(
         )
     eos = sorted(tokenizer.special_ids.eos)
     if not eos:
-        yield warning_here(
+        subject.warning_here(
             place,
             "no end token is named: every generation goes on to max_new_tokens",
             "set eos_token_id in generation_config.json",
@@ -194,10 +182,10 @@ def _read(
     except AstraflowError as refused:
         template = ChatTemplate()
         named = f"{where}.chat_template" if model.chat_template is not None else place
-        yield of_error(named, refused, is_local=True)
+        subject.refused(named, refused, is_local=True)
     except (OSError, ValueError, KeyError, TypeError) as refused:
-        yield error_here(place, f"tokenizer_config.json cannot be read: {refused}", _COPY)
-    yield from _lora_faults(f"{where}.lora.targets", model.lora, tensors)
+        subject.error_here(place, f"tokenizer_config.json cannot be read: {refused}", _COPY)
+    _lora_faults(subject, f"{where}.lora.targets", model.lora, tensors)
     return SeenModel(
         config=config,
         tokenizer=tokenizer,
@@ -227,13 +215,13 @@ def _of_tutor(warm_up: WarmUp, name: str, subject: Subject) -> SeenModel | None:
     )
 
 
-def _config(where: str, directory: Path) -> Generator[Finding, None, Mapping[str, Any] | None]:
+def _config(subject: Subject, where: str, directory: Path) -> Mapping[str, Any] | None:
     """Read `config.json`, its text part before the rest."""
     path = directory / "config.json"
     try:
         said: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as refused:
-        yield error_here(where, f"{path.name} cannot be read: {refused}", _COPY)
+        subject.error_here(where, f"{path.name} cannot be read: {refused}", _COPY)
         return None
     config = cast("dict[str, Any]", said if isinstance(said, dict) else {})
     config = {**config, **config.get("text_config", {})}
@@ -243,7 +231,7 @@ def _config(where: str, directory: Path) -> Generator[Finding, None, Mapping[str
         if not isinstance(config.get(key), int)
     ]
     if missing:
-        yield error_here(
+        subject.error_here(
             where,
             f"config.json has no {' and no '.join(missing)}",
             "a causal language model of transformers has both",
@@ -252,9 +240,7 @@ def _config(where: str, directory: Path) -> Generator[Finding, None, Mapping[str
     return config
 
 
-def _tensors(
-    where: str, directory: Path
-) -> Generator[Finding, None, Mapping[str, tuple[int, ...]]]:
+def _tensors(subject: Subject, where: str, directory: Path) -> Mapping[str, tuple[int, ...]]:
     """Read the headers of the weights: every file is there, and as long as it says."""
     index = directory / "model.safetensors.index.json"
     names = sorted(path.name for path in directory.glob("*.safetensors"))
@@ -262,11 +248,11 @@ def _tensors(
         try:
             files: set[str] = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, AttributeError) as refused:
-            yield error_here(where, f"{index.name} cannot be read: {refused}", _COPY)
+            subject.error_here(where, f"{index.name} cannot be read: {refused}", _COPY)
             files = set()
         missing = sorted(files - set(names))
         if missing:
-            yield error_here(
+            subject.error_here(
                 where,
                 f"{len(missing)} of {len(files)} files of weights are missing, such as "
                 f"{missing[0]}",
@@ -277,7 +263,7 @@ def _tensors(
         try:
             shapes |= _shapes(directory / name)
         except (OSError, ValueError, KeyError, TypeError) as refused:
-            yield error_here(where, f"{name} is no sound file of weights: {refused}", _COPY)
+            subject.error_here(where, f"{name} is no sound file of weights: {refused}", _COPY)
     return shapes
 
 
@@ -300,8 +286,8 @@ def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
 
 
 def _lora_faults(
-    where: str, lora: Lora | None, tensors: Mapping[str, tuple[int, ...]]
-) -> Iterator[Finding]:
+    subject: Subject, where: str, lora: Lora | None, tensors: Mapping[str, tuple[int, ...]]
+) -> None:
     linear = {
         name.split(".")[-2]
         for name, shape in tensors.items()
@@ -309,20 +295,18 @@ def _lora_faults(
     }
     unknown = [target for target in (lora.targets if lora else ()) if target not in linear]
     if unknown and linear:
-        yield error_here(
+        subject.error_here(
             where,
             f"the model has no layer {', '.join(unknown)}",
             f"it has {', '.join(sorted(linear))}",
         )
 
 
-def _context_faults(
-    name: str, policy: PolicyConfig, model: SeenModel, subject: Subject
-) -> Iterator[Finding]:
+def _context_faults(name: str, policy: PolicyConfig, model: SeenModel, subject: Subject) -> None:
     asked = subject.recipe.raas.engine.max_context
     own = model.config.get("max_position_embeddings")
     if asked is not None and own is not None and asked > own:
-        yield error(
+        subject.error(
             "raas.engine.max_context",
             f"{asked} is more than the {own} of the model of {name}",
             "lower it, or leave it out",
@@ -330,19 +314,19 @@ def _context_faults(
     limit, answer = model.max_context, policy.sampling.max_new_tokens
     is_sampled = subject.recipe.raas.engine.kind != "none"
     if is_sampled and limit is not None and answer >= limit:
-        yield error(
+        subject.error(
             f"policies.{name}.sampling.max_new_tokens",
             f"{answer} leaves no room for a prompt in a context of {limit}",
             "lower it, or raise raas.engine.max_context as far as the model goes",
         )
     texts = policy.sampling.stop_strings
     if not all(texts):
-        yield error(
+        subject.error(
             f"policies.{name}.sampling.stop_strings", "an empty text stops nothing", "leave it out"
         )
     overlong = policy.trainer.advantages.overlong
     if overlong is not None and overlong.max_tokens - overlong.buffer_tokens >= answer:
-        yield warning(
+        subject.warning(
             f"policies.{name}.trainer.advantages.overlong",
             f"begins after {overlong.max_tokens - overlong.buffer_tokens} tokens, and an answer "
             f"has {answer} at most",
@@ -350,7 +334,7 @@ def _context_faults(
         )
 
 
-def _reference_faults(subject: Subject) -> Iterator[Finding]:
+def _reference_faults(subject: Subject) -> None:
     """Look whether what a policy is kept near to, or learns from, has its vocabulary."""
     for name, policy in subject.recipe.policies.items():
         kl = policy.trainer.loss.kl
@@ -358,16 +342,16 @@ def _reference_faults(subject: Subject) -> Iterator[Finding]:
             continue
         where = f"policies.{name}.trainer.loss.kl.reference"
         if not (kl.reference / "config.json").is_file():
-            yield error_here(
+            subject.error_here(
                 where, f"{kl.reference} has no config.json", "give a Hugging Face directory"
             )
             continue
-        config = yield from _config(where, kl.reference)
+        config = _config(subject, where, kl.reference)
         own = subject.models.get(name)
         if config is not None and own is not None:
             sizes = config["vocab_size"], own.config["vocab_size"]
             if sizes[0] != sizes[1]:
-                yield error_here(
+                subject.error_here(
                     where,
                     f"it has a vocabulary of {sizes[0]} tokens, the policy one of {sizes[1]}",
                     "take a model of the same tokenizer",

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,11 +12,11 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.check import code, data, machine, models, rehearsal, settings
 from astraflow.launch.check.guard import UserLoop, message_of, no_processes
-from astraflow.launch.check.subject import CheckReport, Finding, Subject, error, of_error
+from astraflow.launch.check.subject import CheckReport, Finding, Findings, Subject
 from astraflow.launch.executors.finding import LOCAL, reachable
 
 _NAMED = re.compile(r"([a-z]\w*(?:\.[\w-]+)+): ")
-_CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
+_CHECKS: Sequence[Callable[[Subject], None]] = (
     code.check_packages,
     code.check_tutors,
     models.check_models,
@@ -70,18 +70,27 @@ def check_recipe(
         limit_s: Seconds for one piece of the user's code on the rows of one data set.
     """
     started = time.monotonic()
-    findings: list[Finding] = []
-    recipe = None
+    found, recipe = Findings(), None
     try:
         recipe = reachable(load_recipe(path, overrides))
     except AstraflowError as refused:
-        findings += _schema_faults(refused)
+        _schema_faults(found, refused)
     else:
-        subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=UserLoop(limit_s))
+        loop = UserLoop(limit_s)
+        found = subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=loop)
         with no_processes():
             for check in _CHECKS:
-                findings += _run(check, subject)
-        subject.loop.close()
+                try:
+                    check(subject)
+                except Exception as failed:  # noqa: BLE001 - the others are made all the same
+                    subject.error(
+                        "",
+                        f"internal error: {check.__module__}.{check.__name__} failed with "
+                        f"{message_of(failed)}",
+                        "please report it; --no-check runs the recipe all the same",
+                    )
+        loop.close()
+    findings: Sequence[Finding] = found.findings
     if is_elsewhere or (recipe is not None and recipe.executor.name != LOCAL):
         findings = [finding.elsewhere() for finding in findings]
     return CheckReport(
@@ -89,22 +98,10 @@ def check_recipe(
     )
 
 
-def _run(check: Callable[[Subject], Iterator[Finding]], subject: Subject) -> Iterator[Finding]:
-    """Yield what a check finds; one that fails itself keeps no other from being made."""
-    try:
-        yield from check(subject)
-    except Exception as failed:  # noqa: BLE001 - the others go on
-        yield error(
-            "",
-            f"internal error: {check.__module__}.{check.__name__} failed with {message_of(failed)}",
-            "please report it; --no-check runs the recipe all the same",
-        )
-
-
-def _schema_faults(refused: AstraflowError) -> Iterator[Finding]:
+def _schema_faults(found: Findings, refused: AstraflowError) -> None:
     cause = refused.__cause__
     if not isinstance(cause, ValidationError):
-        yield of_error(refused.metadata.get("field", ""), refused)
+        found.refused(refused.metadata.get("field", ""), refused)
         return
     for place, problem in problems_of(cause, Recipe):
         named = _NAMED.match(problem)
@@ -112,4 +109,4 @@ def _schema_faults(refused: AstraflowError) -> Iterator[Finding]:
             # What parts of a recipe say of each other has its place in the message.
             place, problem = named.group(1), problem[named.end() :]  # noqa: PLW2901
         what, _, cure = problem.partition("; ")
-        yield error(place, what, cure or "`astraflow config schema` has every key")
+        found.error(place, what, cure or "`astraflow config schema` has every key")

@@ -8,7 +8,7 @@ their lengths are exact. What raises here raises in a run, too.
 import inspect
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import FinishReason, VersionSpan
@@ -25,25 +24,14 @@ from astraflow.engines.protocol import Engine, Generation
 from astraflow.engines.tokenizer import FastTokenizer
 from astraflow.launch.check.guard import (
     OvertimeError,
-    UserLoop,
     is_process_refused,
     message_of,
     user_lines,
 )
-from astraflow.launch.check.subject import (
-    BuiltWorkflow,
-    Finding,
-    RowKind,
-    SeenData,
-    SeenModel,
-    Subject,
-    error,
-    note,
-    warning,
-)
+from astraflow.launch.check.subject import RowKind, SeenData, SeenModel, Subject
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
-from astraflow.workflows.protocol import Score, Scorer
+from astraflow.workflows.protocol import Score, Scorer, Workflow
 
 _ROWS = 8
 _WRONG = ("", "I do not know.")
@@ -53,94 +41,6 @@ _UNBOUNDED = 1 << 30
 _OF_INFRASTRUCTURE = frozenset(
     (Reason.ENVIRONMENT_FAILED, Reason.ENGINE_FAILED, Reason.ROLLOUT_TIMEOUT, Reason.SCORER_TIMEOUT)
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Use:
-    """A workflow on a data set.
-
-    Attributes:
-        workflow: Its name.
-        data_set: Its name.
-        right: Reward from which on an answer counts as right.
-        place: Key that brings the two together.
-        is_measured: Whether it is an evaluation.
-    """
-
-    workflow: str
-    data_set: str
-    right: float
-    place: str
-    is_measured: bool
-
-
-def check_scorers(subject: Subject) -> Iterator[Finding]:
-    """Have right answers scored, which must be worth it, and wrong ones, which must not raise."""
-    for use in _uses(subject.recipe):
-        built, data = subject.workflows.get(use.workflow), subject.data.get(use.data_set)
-        if built is None or data is None or built.scorer is None:
-            continue
-        can_go_on = yield from _scorer_faults(use, built.scorer, data, subject.loop)
-        if not can_go_on:
-            del subject.workflows[use.workflow]  # it would fail the same way
-
-
-def check_rehearsals(subject: Subject) -> Iterator[Finding]:
-    """Run workflows on rows of every kind, and on long ones for their length."""
-    for use in _uses(subject.recipe):
-        built, data = subject.workflows.get(use.workflow), subject.data.get(use.data_set)
-        policies = subject.recipe.policies_of(use.workflow)
-        if built is None or data is None or not all(each in subject.models for each in policies):
-            continue
-        stage = _Stage(
-            use=use,
-            built=built,
-            recipe=subject.recipe,
-            models=subject.models,
-            loop=subject.loop,
-        )
-        can_go_on = yield from _rehearsed(stage, data)
-        if not can_go_on:
-            del subject.workflows[use.workflow]  # told once
-
-
-def _uses(recipe: Recipe) -> Iterator[_Use]:
-    for name in recipe.rollouts.data_sets:
-        yield _Use(
-            workflow=recipe.rollouts.workflow,
-            data_set=name,
-            right=1.0,
-            place="rollouts.data_set",
-            is_measured=False,
-        )
-    for suite, settings in recipe.evals.items():
-        for index, part in enumerate(settings.data_sets):
-            yield _Use(
-                workflow=part.workflow,
-                data_set=part.data_set,
-                right=part.correct_reward,
-                place=f"evals.{suite}.data_sets.{index}",
-                is_measured=True,
-            )
-
-
-def _rows(data: SeenData) -> Sequence[RowKind]:
-    """Return one row of each kind, and some of the whole data set."""
-    count = len(data.reader)
-    spread = [round(index * (count - 1) / max(1, _ROWS - 1)) for index in range(_ROWS)]
-    kinds = {kind.row_number: kind for kind in data.kinds}
-    for index in spread:
-        prompt = data.reader.prompt(index)
-        kinds.setdefault(index + 1, RowKind(prompt=prompt, row_number=index + 1, count=1))
-    return list(kinds.values())
-
-
-def _row(use: _Use, kind: RowKind) -> str:
-    alike = f" and {kind.count - 1} like it" if kind.count > 1 else ""
-    return f"row {kind.row_number} of {use.data_set}{alike}"
-
-
-# Scorers.
 
 
 def gold_of(scorer: Scorer, prompt: Prompt) -> tuple[str | None, bool]:
@@ -175,69 +75,6 @@ class _Scored:
     wrong: float
 
 
-def _scorer_faults(
-    use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop
-) -> Generator[Finding, None, bool]:
-    """Score rows; return whether nothing was raised. What was scored before that counts."""
-    rows = _rows(data)
-    at: list[RowKind] = []
-    scored: list[_Scored] = []
-
-    async def score() -> None:
-        for kind in rows:
-            at.append(kind)
-            gold, is_told = gold_of(scorer, kind.prompt)
-            worth = -math.inf
-            for form in _FORMS[: 1 if is_told else None] if gold is not None else ():
-                worth = max(worth, await _worth(scorer, kind.prompt, form.format(gold)))
-                if worth >= use.right:
-                    break
-            wrong = max([await _worth(scorer, kind.prompt, text) for text in _WRONG])
-            if gold is not None:
-                scored.append(
-                    _Scored(kind=kind, gold=gold, is_told=is_told, worth=worth, wrong=wrong)
-                )
-
-    where = f"workflows.{use.workflow}.scorer"
-    fault = _caught(loop, score, place=where, use=use, at=at)
-    if fault is not None:
-        yield fault
-    elif not scored:
-        cure = "give the scorer a method gold(prompt) that returns one"
-        yield note(where, f"no right answer is known for rows of {use.data_set}", cure)
-    yield from _worth_faults(use, scored)
-    return fault is None
-
-
-def _worth_faults(use: _Use, scored: Sequence[_Scored]) -> Iterator[Finding]:
-    """Tell right answers that are not worth it: an error where that holds for every row."""
-    low = [each for each in scored if each.worth < use.right]
-    if not low:
-        return
-    first = low[0]
-    where = f"workflows.{use.workflow}.scorer"
-    what = (
-        f"the right answer {first.gold[:60]!r} of {_row(use, first.kind)} scores {first.worth:g}, "
-        f"not {use.right:g}: {len(low)} of {len(scored)} rows"
-    )
-    # A penalty on length or the like is no fault in training; nothing to tell answers by is.
-    teaches_nothing = all(each.worth <= each.wrong for each in low)
-    is_error = len(low) == len(scored) and (teaches_nothing or (use.is_measured and first.is_told))
-    if not first.is_told:
-        cure = (
-            "where an answer wants another form, give the scorer a method gold(prompt) that "
-            "returns it, or None"
-        )
-        yield (error if is_error else warning)(where, what, cure)
-    elif use.is_measured and not teaches_nothing:
-        place = f"{use.place}.correct_reward"
-        cure = "an answer counts as correct from there on: lower it"
-        yield (error if is_error else warning)(place, what, cure)
-    else:
-        cure = "mend the rows, or the scorer's options"
-        yield (error if is_error else warning)(where, what, cure)
-
-
 async def _worth(scorer: Scorer, prompt: Prompt, text: str) -> float:
     score = scorer(prompt, text)
     if inspect.isawaitable(score):
@@ -259,60 +96,6 @@ def _reward(score: object) -> float:
     if not math.isfinite(number):
         raise ValueError(f"it returned a reward of {number}")
     return number
-
-
-def _caught(
-    loop: UserLoop,
-    run: Callable[[], Coroutine[Any, Any, None]],
-    *,
-    place: str,
-    use: _Use,
-    at: Sequence[RowKind],
-) -> Finding | None:
-    """Run code of a user; return what came of it, if something did.
-
-    Args:
-        loop: Where.
-        run: Puts each row into `at` before it looks at it.
-        place: Key of the code.
-        use: What is run on what.
-        at: The rows that were begun.
-    """
-    try:
-        loop.run(run)
-    except OvertimeError as late:
-        if late.limit_s < loop.limit_s or len(at) > 1:
-            return note(place, f"time was up after {max(0, len(at) - 1)} rows of {use.data_set}")
-        return warning(
-            place,
-            f"took longer than {late.limit_s:g} s on {_row(use, at[-1])}",
-            "what computes for long without `await` holds up a node: make it async, or name it by "
-            "`scorer: process`",
-            detail=late.lines,
-        )
-    except Exception as raised:  # noqa: BLE001 - code of a user raises anything
-        return _of_raised(place, raised, _row(use, at[-1]))
-    return None
-
-
-def _of_raised(where: str, raised: Exception, row: str) -> Finding:
-    lines = user_lines(raised)
-    if is_process_refused(raised):
-        return note(where, "starts processes, which a check does not: it was not run on rows")
-    if isinstance(raised, AstraflowError) and raised.__cause__ is None:
-        what, _, cure = raised.message.partition("; ")
-        if raised.reason in _OF_INFRASTRUCTURE:
-            return warning(where, f"{what}, on {row}", cure, detail=lines)
-        return error(where, f"{what}, on {row}", cure, detail=lines)
-    if isinstance(raised, OSError):
-        return warning(where, f"raised {message_of(raised)} on {row}", detail=lines)
-    cure = "mend it: in a run this fails a rollout each time"
-    if isinstance(raised, KeyError):
-        cure = "the row has no such field: mend the row, or the name of the field"
-    return error(where, f"raised {message_of(raised)} on {row}", cure, detail=lines)
-
-
-# Workflows.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -393,14 +176,170 @@ class _Actor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """Where a workflow is rehearsed."""
+class _Rehearsal:
+    """A workflow on a data set.
 
-    use: _Use
-    built: BuiltWorkflow
-    recipe: Recipe
-    models: dict[str, SeenModel]
-    loop: UserLoop
+    Attributes:
+        subject: Takes what is found.
+        workflow: Its name.
+        data_set: Its name.
+        right: Reward from which on an answer counts as right.
+        place: Key that brings the two together.
+        is_measured: Whether it is an evaluation.
+    """
+
+    subject: Subject
+    workflow: str
+    data_set: str
+    right: float
+    place: str
+    is_measured: bool
+
+    @property
+    def code(self) -> Workflow:
+        return self.subject.workflows[self.workflow][0]
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """None: the workflow scores itself."""
+        return self.subject.workflows[self.workflow][1]
+
+    @property
+    def data(self) -> SeenData:
+        return self.subject.data[self.data_set]
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """Those that it samples from."""
+        return self.subject.recipe.policies_of(self.workflow)
+
+    @property
+    def rows(self) -> Sequence[RowKind]:
+        """One row of each kind, and some of the whole data set."""
+        reader, kinds = self.data.reader, {kind.row_number: kind for kind in self.data.kinds}
+        for at in range(_ROWS):
+            index = round(at * (len(reader) - 1) / max(1, _ROWS - 1))
+            alone = RowKind(prompt=reader.prompt(index), row_number=index + 1, count=1)
+            kinds.setdefault(index + 1, alone)
+        return list(kinds.values())
+
+    def row(self, kind: RowKind) -> str:
+        """Name a row for people."""
+        alike = f" and {kind.count - 1} like it" if kind.count > 1 else ""
+        return f"row {kind.row_number} of {self.data_set}{alike}"
+
+    def score(self, scorer: Scorer) -> bool:
+        """Score rows; return whether nothing was raised. What was scored before that counts."""
+        at: list[RowKind] = []
+        scored: list[_Scored] = []
+
+        async def score() -> None:
+            for kind in rows:
+                at.append(kind)
+                gold, is_told = gold_of(scorer, kind.prompt)
+                worth = -math.inf
+                for form in _FORMS[: 1 if is_told else None] if gold is not None else ():
+                    worth = max(worth, await _worth(scorer, kind.prompt, form.format(gold)))
+                    if worth >= self.right:
+                        break
+                wrong = max([await _worth(scorer, kind.prompt, text) for text in _WRONG])
+                if gold is not None:
+                    scored.append(
+                        _Scored(kind=kind, gold=gold, is_told=is_told, worth=worth, wrong=wrong)
+                    )
+
+        where, rows = f"workflows.{self.workflow}.scorer", self.rows
+        is_sound = self._goes_well(score, place=where, at=at)
+        if is_sound and not scored:
+            cure = "give the scorer a method gold(prompt) that returns one"
+            what = f"no right answer is known for rows of {self.data_set}"
+            self.subject.note(where, what, cure)
+        self._worth_faults(scored)
+        return is_sound
+
+    def _worth_faults(self, scored: Sequence[_Scored]) -> None:
+        """Tell right answers that are not worth it: an error where that holds for every row."""
+        low = [each for each in scored if each.worth < self.right]
+        if not low:
+            return
+        first = low[0]
+        where = f"workflows.{self.workflow}.scorer"
+        what = (
+            f"the right answer {first.gold[:60]!r} of {self.row(first.kind)} scores "
+            f"{first.worth:g}, not {self.right:g}: {len(low)} of {len(scored)} rows"
+        )
+        # A penalty on length or the like is no fault in training; nothing to tell answers by is.
+        teaches_nothing = all(each.worth <= each.wrong for each in low)
+        is_error = len(low) == len(scored) and (
+            teaches_nothing or (self.is_measured and first.is_told)
+        )
+        if not first.is_told:
+            cure = (
+                "where an answer wants another form, give the scorer a method gold(prompt) that "
+                "returns it, or None"
+            )
+        elif self.is_measured and not teaches_nothing:
+            where = f"{self.place}.correct_reward"
+            cure = "an answer counts as correct from there on: lower it"
+        else:
+            cure = "mend the rows, or the scorer's options"
+        (self.subject.error if is_error else self.subject.warning)(where, what, cure)
+
+    def _goes_well(
+        self,
+        run: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        place: str,
+        at: Sequence[RowKind],
+    ) -> bool:
+        """Run code of a user; return whether nothing came of it, else note what did.
+
+        Args:
+            run: Puts each row into `at` before it looks at it.
+            place: Key of the code.
+            at: The rows that were begun.
+        """
+        try:
+            self.subject.loop.run(run)
+        except OvertimeError as late:
+            if late.limit_s < self.subject.loop.limit_s or len(at) > 1:
+                self.subject.note(
+                    place, f"time was up after {max(0, len(at) - 1)} rows of {self.data_set}"
+                )
+            else:
+                self.subject.warning(
+                    place,
+                    f"took longer than {late.limit_s:g} s on {self.row(at[-1])}",
+                    "what computes for long without `await` holds up a node: make it async, or "
+                    "name it by `scorer: process`",
+                    detail=late.lines,
+                )
+        except Exception as raised:  # noqa: BLE001 - code of a user raises anything
+            self._note_raised(place, raised, self.row(at[-1]))
+        else:
+            return True
+        return False
+
+    def _note_raised(self, where: str, raised: Exception, row: str) -> None:
+        subject = self.subject
+        lines = user_lines(raised)
+        if is_process_refused(raised):
+            return subject.note(
+                where, "starts processes, which a check does not: it was not run on rows"
+            )
+        if isinstance(raised, AstraflowError) and raised.__cause__ is None:
+            if "agents are let in" in raised.message:
+                return subject.note(where, "agents are not rehearsed: it was not run on rows")
+            what, _, cure = raised.message.partition("; ")
+            if raised.reason in _OF_INFRASTRUCTURE:
+                return subject.warning(where, f"{what}, on {row}", cure, detail=lines)
+            return subject.error(where, f"{what}, on {row}", cure, detail=lines)
+        if isinstance(raised, OSError):
+            return subject.warning(where, f"raised {message_of(raised)} on {row}", detail=lines)
+        cure = "mend it: in a run this fails a rollout each time"
+        if isinstance(raised, KeyError):
+            cure = "the row has no such field: mend the row, or the name of the field"
+        return subject.error(where, f"raised {message_of(raised)} on {row}", cure, detail=lines)
 
     async def play(self, prompt: Prompt, text: str) -> _Exchange:
         """Run one episode in which every policy answers a text.
@@ -409,16 +348,16 @@ class _Stage:
             Exception: What the workflow raised, or what it returned is no reward.
         """
         told = _Exchange(text=text)
-        use, recipe = self.use, self.recipe
+        recipe, models = self.subject.recipe, self.subject.models
         sampling = {
             PolicyId(name): SamplingParams(**recipe.policies[name].sampling.model_dump(), seed=0)
-            for name in recipe.policies_of(use.workflow)
+            for name in self.policies
         }
         task = RolloutTask(
             task_id=TaskId("check"),
             group_id=GroupId("check"),
             purpose=TaskPurpose.TRAIN,
-            workflow_id=WorkflowId(use.workflow),
+            workflow_id=WorkflowId(self.workflow),
             prompt=prompt,
             sample_indexes=(0,),
             versions={},
@@ -431,123 +370,154 @@ class _Stage:
                 policy_id=name,
                 engine=cast(
                     "Engine",
-                    _Actor(self.models[name], told if name == first else _Exchange(text=text)),
+                    _Actor(models[name], told if name == first else _Exchange(text=text)),
                 ),
-                tokenizer=_Speller(self.models[name].tokenizer),
+                tokenizer=_Speller(models[name].tokenizer),
                 sampling=each,
-                template=self.models[name].template,
-                end_id=next(iter(self.models[name].eos_ids), None),
+                template=models[name].template,
+                end_id=next(iter(models[name].eos_ids), None),
             )
             for name, each in sampling.items()
         }
         episode = Episode(task=task, sample_index=0, policies=ports)
-        _reward(await self.built.workflow.run(episode))
+        _reward(await self.code.run(episode))
         if not episode.trajectories():
             raise RuntimeError("it ended without sampling a token")
         return told
 
+    def rehearse(self) -> bool:
+        """Run episodes; return whether nothing was raised."""
+        where, rows = f"workflows.{self.workflow}", self.rows
+        at: list[RowKind] = []
+        golds: list[tuple[RowKind, _Exchange]] = []
+        has_turns = False
 
-def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
-    """Rehearse; return whether nothing was raised."""
-    use = stage.use
-    where = f"workflows.{use.workflow}"
-    at: list[RowKind] = []
-    golds: list[tuple[RowKind, _Exchange]] = []
-    has_turns = False
+        async def play_all() -> None:
+            nonlocal has_turns
+            for kind in rows:
+                at.append(kind)
+                gold = None
+                if self.scorer is not None:
+                    gold, _ = gold_of(self.scorer, kind.prompt)
+                for text in (*([] if gold is None else [gold]), *_WRONG):
+                    try:
+                        said = await self.play(kind.prompt, text)
+                    except AstraflowError as refused:
+                        if refused.reason is Reason.CONTEXT_TOO_LONG:
+                            continue  # long rows are counted apart
+                        raise
+                    has_turns |= any(length > said.asked[0] for length in said.asked)
+                    if text == gold:
+                        golds.append((kind, said))
 
-    async def play_all() -> None:
-        nonlocal has_turns
-        for kind in _rows(data):
-            at.append(kind)
-            gold = None
-            if stage.built.scorer is not None:
-                gold, _ = gold_of(stage.built.scorer, kind.prompt)
-            for text in (*([] if gold is None else [gold]), *_WRONG):
-                try:
-                    said = await stage.play(kind.prompt, text)
-                except AstraflowError as refused:
-                    if refused.reason is Reason.CONTEXT_TOO_LONG:
-                        continue  # long rows are counted apart
-                    raise
-                has_turns |= any(length > said.asked[0] for length in said.asked)
-                if text == gold:
-                    golds.append((kind, said))
+        if not self._goes_well(play_all, place=where, at=at):
+            return False
+        # What a template would make of earlier answers of a chat that goes on after them.
+        for policy in self.policies if has_turns else ():
+            for rewrite in self.subject.models[policy].template.check.warnings:
+                what, _, cure = rewrite.partition(": ")
+                self.subject.warning(f"policies.{policy}.model", what, cure)
+        self._answer_faults(golds)
+        self._length_faults()
+        return True
 
-    fault = _caught(stage.loop, play_all, place=where, use=use, at=at)
-    if fault is not None:
-        if "agents are let in" in fault.what:
-            fault = note(where, "agents are not rehearsed: it was not run on rows")
-        yield fault
-        return False
-    # What a template would make of earlier answers of a chat that goes on after them.
-    for policy in stage.recipe.policies_of(use.workflow) if has_turns else ():
-        for rewrite in stage.models[policy].template.check.warnings:
-            what, _, cure = rewrite.partition(": ")
-            yield warning(f"policies.{policy}.model", what, cure)
-    yield from _answer_faults(stage, golds)
-    yield from _length_faults(stage, data)
-    return True
+    def _answer_faults(self, golds: Sequence[tuple[RowKind, _Exchange]]) -> None:
+        """Look whether the policy can say what is right."""
+        policy, *_ = self.policies
+        unwritable = [each for each in golds if each[1].unwritable]
+        if unwritable:
+            kind, told = unwritable[0]
+            self.subject.error(
+                f"policies.{policy}.model",
+                f"its tokenizer cannot write the right answer {told.text[:60]!r} of "
+                f"{self.row(kind)}",
+                "take a model whose alphabet has it, or other rows",
+            )
+        cut = [each for each in golds if each[1].is_cut and not each[1].unwritable]
+        if cut:
+            kind, told = cut[0]
+            sampling = self.subject.recipe.policies[policy].sampling
+            self.subject.warning(
+                f"policies.{policy}.sampling",
+                f"the right answer {told.text[:60]!r} of {self.row(kind)} is cut by max_new_tokens "
+                f"{sampling.max_new_tokens} or a stop string: {len(cut)} of {len(golds)} rows",
+                "raise max_new_tokens, or take out the stop string",
+            )
+
+    def _length_faults(self) -> None:
+        """Find by bisection how many rows leave no room, and how many too little."""
+        subject, recipe, data = self.subject, self.subject.recipe, self.data
+        policy, *_ = self.policies
+        limit = subject.models[policy].max_context
+        if limit is None or recipe.raas.engine.kind == "none":
+            return
+
+        @cache
+        def length(rank: int) -> int:
+            """Return the tokens of the first prompt that a row becomes."""
+            prompt = data.reader.prompt(data.longest[rank])
+            try:
+                asked = subject.loop.run(lambda: self.play(prompt, "")).asked
+            except AstraflowError as refused:
+                return _UNBOUNDED if refused.reason is Reason.CONTEXT_TOO_LONG else 0
+            except Exception:  # noqa: BLE001 - was told on another row, or is of this one alone
+                return 0
+            return asked[0] if asked else 0
+
+        count, answer = len(data.longest), recipe.policies[policy].sampling.max_new_tokens
+        # By bisection: longer texts have more tokens.
+        too_long = bisect_left(range(count), 1, key=lambda rank: length(rank) < limit)
+        tight = bisect_left(range(count), 1, key=lambda rank: length(rank) + answer <= limit)
+        place = f"data.{self.data_set}"
+        cure = "leave long rows out with max_prompt_chars, or raise raas.engine.max_context"
+        if too_long == count:
+            subject.error(place, f"every prompt has more tokens than the context of {limit}", cure)
+        elif too_long:
+            what = (
+                f"about {too_long} of {count} prompts have more tokens than the context of {limit}"
+            )
+            subject.warning(place, what, cure)
+        elif tight:
+            subject.warning(
+                place,
+                f"about {tight} of {count} prompts leave less than the {answer} tokens of "
+                f"max_new_tokens in a context of {limit}; the longest has {length(0)}",
+                f"{cure}, or lower policies.{policy}.sampling.max_new_tokens",
+            )
 
 
-def _answer_faults(stage: _Stage, golds: Sequence[tuple[RowKind, _Exchange]]) -> Iterator[Finding]:
-    """Look whether the policy can say what is right."""
-    use = stage.use
-    policy = stage.recipe.policies_of(use.workflow)[0]
-    unwritable = [each for each in golds if each[1].unwritable]
-    if unwritable:
-        kind, told = unwritable[0]
-        yield error(
-            f"policies.{policy}.model",
-            f"its tokenizer cannot write the right answer {told.text[:60]!r} of {_row(use, kind)}",
-            "take a model whose alphabet has it, or other rows",
-        )
-    cut = [each for each in golds if each[1].is_cut and not each[1].unwritable]
-    if cut:
-        kind, told = cut[0]
-        sampling = stage.recipe.policies[policy].sampling
-        yield warning(
-            f"policies.{policy}.sampling",
-            f"the right answer {told.text[:60]!r} of {_row(use, kind)} is cut by max_new_tokens "
-            f"{sampling.max_new_tokens} or a stop string: {len(cut)} of {len(golds)} rows",
-            "raise max_new_tokens, or take out the stop string",
-        )
+def check_scorers(subject: Subject) -> None:
+    """Have right answers scored, which must be worth it, and wrong ones, which must not raise."""
+    for use in _rehearsals(subject):
+        if use.scorer is not None and not use.score(use.scorer):
+            del subject.workflows[use.workflow]  # it would fail the same way
 
 
-def _length_faults(stage: _Stage, data: SeenData) -> Iterator[Finding]:
-    """Find by bisection how many rows leave no room, and how many too little."""
-    use, recipe = stage.use, stage.recipe
-    policy = recipe.policies_of(use.workflow)[0]
-    limit = stage.models[policy].max_context
-    if limit is None or recipe.raas.engine.kind == "none":
-        return
+def check_rehearsals(subject: Subject) -> None:
+    """Run workflows on rows of every kind, and on long ones for their length."""
+    for use in _rehearsals(subject):
+        if all(each in subject.models for each in use.policies) and not use.rehearse():
+            del subject.workflows[use.workflow]  # told once
 
-    @cache
-    def length(rank: int) -> int:
-        """Return the tokens of the first prompt that a row becomes."""
-        prompt = data.reader.prompt(data.longest[rank])
-        try:
-            asked = stage.loop.run(lambda: stage.play(prompt, "")).asked
-        except AstraflowError as refused:
-            return _UNBOUNDED if refused.reason is Reason.CONTEXT_TOO_LONG else 0
-        except Exception:  # noqa: BLE001 - was told on another row, or is of this one alone
-            return 0
-        return asked[0] if asked else 0
 
-    count, answer = len(data.longest), recipe.policies[policy].sampling.max_new_tokens
-    # By bisection: longer texts have more tokens.
-    too_long = bisect_left(range(count), 1, key=lambda rank: length(rank) < limit)
-    tight = bisect_left(range(count), 1, key=lambda rank: length(rank) + answer <= limit)
-    place = f"data.{use.data_set}"
-    cure = "leave long rows out with max_prompt_chars, or raise raas.engine.max_context"
-    if too_long == count:
-        yield error(place, f"every prompt has more tokens than the context of {limit}", cure)
-    elif too_long:
-        what = f"about {too_long} of {count} prompts have more tokens than the context of {limit}"
-        yield warning(place, what, cure)
-    elif tight:
-        yield warning(
-            place,
-            f"about {tight} of {count} prompts leave less than the {answer} tokens of "
-            f"max_new_tokens in a context of {limit}; the longest has {length(0)}",
-            f"{cure}, or lower policies.{policy}.sampling.max_new_tokens",
-        )
+def _rehearsals(subject: Subject) -> Iterator[_Rehearsal]:
+    """Yield what there is to rehearse, as far as its code and its data are sound."""
+    recipe = subject.recipe
+    uses = [
+        (recipe.rollouts.workflow, each, 1.0, "rollouts.data_set", False)
+        for each in recipe.rollouts.data_sets
+    ]
+    for suite, settings in recipe.evals.items():
+        for index, part in enumerate(settings.data_sets):
+            place = f"evals.{suite}.data_sets.{index}"
+            uses.append((part.workflow, part.data_set, part.correct_reward, place, True))
+    for workflow, data_set, right, place, is_measured in uses:
+        if workflow in subject.workflows and data_set in subject.data:
+            yield _Rehearsal(
+                subject=subject,
+                workflow=workflow,
+                data_set=data_set,
+                right=right,
+                place=place,
+                is_measured=is_measured,
+            )

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltWorkflow:
-    """A workflow that was made from a recipe.
-
-    Attributes:
-        workflow: Its scorer runs in this process.
-        scorer: The same; None: the workflow scores.
-    """
-
-    workflow: Workflow
-    scorer: Scorer | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowKind:
     """Rows with the same fields of the same types.
 
@@ -86,29 +73,6 @@ class SeenModel:
     parameter_count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A recipe under check.
-
-    Attributes:
-        recipe: Resolved.
-        source: Its file.
-        runs: Folder that is to keep the run.
-        loop: On which code of the user runs.
-        workflows: Those that could be made, by name.
-        data: Data sets that could be read, by name.
-        models: Of the policies whose model is here.
-    """
-
-    recipe: Recipe
-    source: Path
-    runs: Path
-    loop: UserLoop
-    workflows: dict[str, BuiltWorkflow] = field(default_factory=dict[str, BuiltWorkflow])
-    data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
-    models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
-
-
 class Severity(StrEnum):
     """What a finding means for a run."""
 
@@ -145,42 +109,72 @@ class Finding:
         return replace(self, severity=Severity.NOTE) if self.is_local else self
 
 
-def error(place: str, what: str, cure: str = "", *, detail: str = "") -> Finding:
-    """Return a fault that stops a run on any machine."""
-    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, detail=detail)
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """Takes what is found, in the order in which it is."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def error(
+        self, place: str, what: str, cure: str = "", *, detail: str = "", is_local: bool = False
+    ) -> None:
+        """Note what stops a run on any machine, or on this one alone."""
+        self._find(Severity.ERROR, place, what, cure, detail=detail, is_local=is_local)
+
+    def error_here(self, place: str, what: str, cure: str = "") -> None:
+        """Note what stops a run on this machine."""
+        self._find(Severity.ERROR, place, what, cure, is_local=True)
+
+    def warning(self, place: str, what: str, cure: str = "", *, detail: str = "") -> None:
+        """Note what is likely not meant."""
+        self._find(Severity.WARNING, place, what, cure, detail=detail)
+
+    def warning_here(self, place: str, what: str, cure: str = "") -> None:
+        """Note what is likely not meant, on this machine."""
+        self._find(Severity.WARNING, place, what, cure, is_local=True)
+
+    def note(self, place: str, what: str, cure: str = "") -> None:
+        """Note what was not looked at."""
+        self._find(Severity.NOTE, place, what, cure)
+
+    def refused(self, place: str, raised: AstraflowError, *, is_local: bool = False) -> None:
+        """Note an error that has a name; what follows its first semicolon is the cure.
+
+        Args:
+            place: Key of the recipe; taken off the message where it begins with it.
+            raised: What a part of astraflow raised.
+            is_local: Whether another machine may find it otherwise.
+        """
+        said = raised.message.removeprefix(place).removeprefix(":").strip()
+        what, _, cure = said.partition("; ")
+        self.error(place, what, cure, is_local=is_local)
+
+    def _find(self, severity: Severity, place: str, what: str, cure: str, **others: Any) -> None:
+        found = Finding(severity=severity, place=place, what=what, cure=cure, **others)
+        self.findings.append(found)
 
 
-def error_here(place: str, what: str, cure: str = "") -> Finding:
-    """Return a fault that stops a run on this machine."""
-    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, is_local=True)
+@dataclass(slots=True, kw_only=True)
+class Subject(Findings):
+    """A recipe under check.
 
-
-def warning(place: str, what: str, cure: str = "", *, detail: str = "") -> Finding:
-    """Return what is likely not meant."""
-    return Finding(severity=Severity.WARNING, place=place, what=what, cure=cure, detail=detail)
-
-
-def warning_here(place: str, what: str, cure: str = "") -> Finding:
-    """Return what is likely not meant, on this machine."""
-    return Finding(severity=Severity.WARNING, place=place, what=what, cure=cure, is_local=True)
-
-
-def note(place: str, what: str, cure: str = "") -> Finding:
-    """Return what was not looked at."""
-    return Finding(severity=Severity.NOTE, place=place, what=what, cure=cure)
-
-
-def of_error(place: str, raised: AstraflowError, *, is_local: bool = False) -> Finding:
-    """Return an error that has a name as a finding; what follows its first semicolon is the cure.
-
-    Args:
-        place: Key of the recipe; taken off the message where it begins with it.
-        raised: What a part of astraflow raised.
-        is_local: Whether another machine may find it otherwise.
+    Attributes:
+        recipe: Resolved.
+        source: Its file.
+        runs: Folder that is to keep the run.
+        loop: On which code of the user runs.
+        workflows: Those that could be made, by name, with their scorers; None: it scores itself.
+        data: Data sets that could be read, by name.
+        models: Of the policies whose model is here.
     """
-    said = raised.message.removeprefix(place).removeprefix(":").strip()
-    what, _, cure = said.partition("; ")
-    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, is_local=is_local)
+
+    recipe: Recipe
+    source: Path
+    runs: Path
+    loop: UserLoop
+    workflows: dict[str, tuple[Workflow, Scorer | None]] = field(default_factory=dict[str, Any])
+    data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
+    models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

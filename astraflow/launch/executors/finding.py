@@ -15,9 +15,8 @@ from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import Machine
 from astraflow.launch.executors.base import RemoteExecutor, RunPlace, WatchedProcess
-from astraflow.launch.executors.local import LocalExecutor
 from astraflow.launch.gpus import GpuPlan, machines_of, plan_recipe
-from astraflow.launch.processes import RoleProcess, Roles
+from astraflow.launch.processes import LocalExecutor, RoleProcess, Roles
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import is_loopback, split_address
 

@@ -8,7 +8,6 @@ import json
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
@@ -48,49 +47,32 @@ class SlurmOptions(ExecutorOptions):
     """Further arguments of sbatch, such as --account=lab or --time=8:00:00."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJob:
-    """What squeue says of a job.
+def state_of(job: Mapping[str, Any]) -> str:
+    """Return the state of a job as squeue has it; releases from 23.11 on tell several in a list."""
+    states = job["job_state"]
+    return states if isinstance(states, str) else cast("list[str]", states)[0]
 
-    Attributes:
-        job_id: Its number.
-        state: Such as RUNNING.
-        reason: Why it waits.
-        code: How it ended: a wait status in numbers, or an object of later releases.
+
+def exit_code_of(job: Mapping[str, Any]) -> int | None:
+    """Return how a job ended; None while it is not over.
+
+    Its code is a wait status in numbers, or an object of later releases. Where Slurm took its
+    place from it, it is that of a process that a signal ended.
     """
-
-    job_id: int
-    state: str
-    reason: str
-    code: Any
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "SlurmJob":
-        """Return a job; releases from 23.11 on tell several states in a list."""
-        states = said["job_state"]
-        state = states if isinstance(states, str) else cast("list[str]", states)[0]
-        reason = str(said.get("state_reason", ""))
-        return cls(job_id=said["job_id"], state=state, reason=reason, code=said["exit_code"])
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it is not over.
-
-        Where Slurm took its place from it, it is that of a process that a signal ended.
-        """
-        if self.state in _WAITING or self.state in _RUNNING:
-            return None
-        if self.state not in ("COMPLETED", "FAILED"):
-            return -signal.SIGTERM if self.state == "CANCELLED" else LOST
-        if isinstance(self.code, int):
-            number, status = self.code & 0x7F, self.code >> 8
-        else:
-            code = cast("Mapping[str, Any]", self.code)
-            number, status = _number(code.get("signal", {}).get("id")), _number(code["return_code"])
-        if number:
-            return CONFIGURATION_EXIT if number == _NO_OUTPUT else -number
-        # srun tells of a signal as a shell does.
-        return code_of_shell(status)
+    state, said = state_of(job), job["exit_code"]
+    if state in _WAITING or state in _RUNNING:
+        return None
+    if state not in ("COMPLETED", "FAILED"):
+        return -signal.SIGTERM if state == "CANCELLED" else LOST
+    if isinstance(said, int):
+        number, status = said & 0x7F, said >> 8
+    else:
+        code = cast("Mapping[str, Any]", said)
+        number, status = _number(code.get("signal", {}).get("id")), _number(code["return_code"])
+    if number:
+        return CONFIGURATION_EXIT if number == _NO_OUTPUT else -number
+    # srun tells of a signal as a shell does.
+    return code_of_shell(status)
 
 
 def _number(said: Any) -> int:
@@ -123,7 +105,7 @@ class SlurmProcess(WatchedProcess):
     async def kill(self) -> None:
         await attempt("scancel", str(self.job_id))
 
-    def update(self, job: SlurmJob | None) -> str | None:
+    def update(self, job: Mapping[str, Any] | None) -> str | None:
         """Take what squeue says; return what people should know of it.
 
         Args:
@@ -136,14 +118,14 @@ class SlurmProcess(WatchedProcess):
                 return f"{self.command.name}: Slurm does not know job {self.job_id} any more"
             return None
         self.missing_count = 0
-        code, is_new = job.exit_code, job.state != self.state
-        self.state = job.state
+        code, state, reason = exit_code_of(job), state_of(job), str(job.get("state_reason", ""))
+        is_new, self.state = state != self.state, state
         if code is not None:
             self.has_ended(code)
-        if job.state == "PENDING" and is_new and job.reason not in ("None", "Priority", ""):
-            return f"{self.command.name}: job {self.job_id} waits ({job.reason})"
+        if state == "PENDING" and is_new and reason not in ("None", "Priority", ""):
+            return f"{self.command.name}: job {self.job_id} waits ({reason})"
         if code == LOST:
-            return f"{self.command.name}: job {self.job_id} ended as {job.state}"
+            return f"{self.command.name}: job {self.job_id} ended as {state}"
         return None
 
 
@@ -204,12 +186,12 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         return process
 
     async def poll(self) -> None:
-        known = {job.job_id: job for job in await self._jobs()}
+        known = {job["job_id"]: job for job in await self._jobs()}
         for process in list(self.live.values()):
             if note := process.update(known.get(process.job_id)):
                 self.place.note(note)
 
-    async def _jobs(self) -> Sequence[SlurmJob]:
+    async def _jobs(self) -> Sequence[Mapping[str, Any]]:
         """Return the jobs of this run.
 
         Raises:
@@ -217,12 +199,14 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         """
         said = await call("squeue", "--me", "--json", "--states=all")
         try:
-            jobs = json.loads(said)["jobs"]
-            return [SlurmJob.of(job) for job in jobs if self._is_mine(job)]
+            jobs = [job for job in json.loads(said)["jobs"] if self._is_mine(job)]
+            # A release that calls them otherwise is told of here.
+            _ = [(job["job_id"], job["job_state"], job["exit_code"]) for job in jobs]
         except (ValueError, KeyError) as error:
             raise AstraflowError(
                 Reason.NOT_READY, f"squeue --json said what cannot be read: {error!r}"
             ) from error
+        return jobs
 
     def _is_mine(self, job: Mapping[str, Any]) -> bool:
         comment = job.get("comment")
@@ -231,9 +215,9 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         return comment == self._mark
 
     async def sweep(self) -> None:
-        left = [job for job in await self._jobs() if job.exit_code is None]
-        if left:
-            await attempt("scancel", *(str(job.job_id) for job in left))
-        numbers = [str(job.job_id) for job in left]
+        left = [job for job in await self._jobs() if exit_code_of(job) is None]
+        numbers = [str(job["job_id"]) for job in left]
+        if numbers:
+            await attempt("scancel", *numbers)
         if set(numbers) - self.live.keys():
             self.place.note(f"jobs that were left of this run are cancelled: {', '.join(numbers)}")

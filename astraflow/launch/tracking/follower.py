@@ -12,13 +12,13 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import structlog
 import yaml
 
-from astraflow.config.run_dir import RunDir
+from astraflow.config.model_dirs import read_json
+from astraflow.config.run_dir import GrowingLines, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.tracking.trackers import (
     Tracked,
@@ -26,19 +26,6 @@ from astraflow.launch.tracking.trackers import (
     make_tracker,
     must_be_tracker,
 )
-
-
-def new_rows(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the objects of whole JSON lines from an offset in bytes on, each with where it ends."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            yield json.loads(line), offset
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
@@ -78,9 +65,11 @@ class RunFollower:
         self._name = name
         self._folder = run_dir.root / name.replace(":", ".")
         self._place = self._folder / "followed.json"
-        self._offsets: dict[str, int] = {"metrics": 0, "evals": 0}
-        if self._place.exists():
-            self._offsets |= json.loads(self._place.read_text())
+        offsets = read_json(self._place)
+        self._lines = {
+            path.stem: GrowingLines(path, offsets.get(path.stem, 0))
+            for path in (run_dir.metrics, run_dir.evals)
+        }
         self._trackers: dict[str, Tracker] = {}
 
     def follow(self) -> int:
@@ -89,14 +78,14 @@ class RunFollower:
         Raises:
             AstraflowError: What `make_tracker` raises.
         """
-        count, offsets = 0, self._offsets
-        for row, offset in new_rows(self._run_dir.metrics, offsets["metrics"]):
-            offsets["metrics"] = offset
+        count = 0
+        for _, line in self._lines["metrics"].new():
+            row = json.loads(line)
             values = finite({name: value for name, value in row.items() if "/" in name})
             self._log(row["policy"], "step", row["step"], row["time"], values)
             count += 1
-        for row, offset in new_rows(self._run_dir.evals, offsets["evals"]):
-            offsets["evals"] = offset
+        for _, line in self._lines["evals"].new():
+            row = json.loads(line)
             if row["overall"] is None:
                 continue
             for policy, version in row["versions"].items():
@@ -106,6 +95,7 @@ class RunFollower:
             for tracker in self._trackers.values():
                 tracker.flush()
             draft = self._place.with_suffix(".draft")
+            offsets = {name: lines.offset for name, lines in self._lines.items()}
             draft.write_text(json.dumps(offsets))
             draft.replace(self._place)
         return count

@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.launch.bench.link import LinkSource, measure_link, serve_link
+from astraflow.launch.bench.link import measure_link, serve_link
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def source():
 
 
 def measured(source, *lanes):
-    return asyncio.run(measure_link(source, lanes, rounds=2))
+    return asyncio.run(measure_link(*source, lanes, rounds=2))
 
 
 def test_each_lane_carries_the_version(source):
@@ -41,7 +41,7 @@ def test_a_lane_that_is_not_there_is_left_out_and_not_measured_as_grpc(source):
 
 def test_who_has_another_token_is_not_let_in(source):
     with pytest.raises(AstraflowError) as caught:
-        measured(LinkSource(endpoint=source.endpoint, token="guess"), LaneKind.GRPC)
+        measured((source[0], "guess"), LaneKind.GRPC)
     assert caught.value.reason is Reason.TOKEN_INVALID
 
 

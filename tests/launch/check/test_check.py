@@ -804,7 +804,6 @@ def test_a_recipe_that_is_no_file_or_no_yaml_is_refused(folder, tmp_path):
 def test_a_check_that_fails_is_told_and_the_others_go_on(folder, monkeypatch):
     def failing(subject):
         raise RuntimeError("oh")
-        yield
 
     monkeypatch.setattr("astraflow.launch.check.recipe._CHECKS", (failing, *_CHECKS))
     report = checked(folder, "track=[tensorbord]")
