@@ -102,11 +102,17 @@ notebooks: $(VENV)/.dev
 	$(INSTALL) --editable '.[notebooks]'
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/run_notebooks.py --write docs/tutorials/*.ipynb
 
+# The newest releases, but torch's as constraints-cpu.txt has it; then constraints-cpu.txt without
+# hashes, so that README's commands install what the tests have passed with.
 lock: $(BIN)/python
 	$(PIP) install uv
-	$(BIN)/uv pip compile pyproject.toml --extra dev --extra docs --extra notebooks --universal \
-		--python-version 3.11 --generate-hashes --constraint constraints-cpu.txt \
+	mkdir -p build
+	grep '^torch==' constraints-cpu.txt > build/torch.txt
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra docs --extra notebooks --universal --upgrade \
+		--python-version 3.11 --generate-hashes --constraint build/torch.txt \
 		--no-header --no-annotate --no-emit-index-url --quiet --output-file requirements/lock.txt
+	(sed -n '/^#/p' constraints-cpu.txt; sed -n 's/ *\\$$//; /^[a-z]/p' requirements/lock.txt) > build/constraints.txt
+	mv build/constraints.txt constraints-cpu.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -251,6 +251,8 @@ class Trajectory:
         payload: Where its arrays lie; what they are given as is then left out, and to read one of
             them is an AttributeError. None: they are here.
         sampled_count: Sampled tokens.
+        received: The message that it came in, which is passed on as it is; None: it came in none
+            that can be. A copy with other values has none.
 
     Raises:
         AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities, spans or columns
@@ -274,6 +276,7 @@ class Trajectory:
     engine: str = ""
     payload: Payload | None = None
     sampled_count: int = field(init=False)
+    received: memoryview | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         spans, tokens, mask, logprobs = (

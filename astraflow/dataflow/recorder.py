@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from zlib import crc32
 
+import numpy as np
+
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import TrainedRow
 from astraflow.core.effects import (
@@ -266,9 +268,10 @@ def _trajectory_row(trajectory: Trajectory, payload_url: str) -> dict[str, Any]:
             "tokens": trajectory.tokens.tolist(),
             "sampled_mask": trajectory.sampled_mask.astype(int).tolist(),
             # Of the sampled tokens alone: those of the others are 0.
-            "logprobs": [
-                round(each, 4) for each in trajectory.logprobs[trajectory.sampled_mask].tolist()
-            ],
+            "logprobs": trajectory.logprobs[trajectory.sampled_mask]
+            .astype(np.float64)
+            .round(4)
+            .tolist(),
         }
     else:
         where = {"url": payload_url, "name": payload.name, "digest": payload.digest.hex()}

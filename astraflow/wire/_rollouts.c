@@ -139,10 +139,11 @@ static PyObject *read_payload(Span s) {
     return Py_BuildValue("NNLL", name, digest, (long long)nbytes, (long long)count);
 }
 
-enum { T_ID, T_POLICY, T_AGENT, T_COUNT, T_TOKENS, T_MASK, T_LOGPROBS, T_SPANS, T_SAMPLING, T_FINISH, T_PARENT, T_BRANCH, T_SEGMENT, T_REWARD, T_ENGINE, T_SIZE };
+enum { T_ID, T_POLICY, T_AGENT, T_COUNT, T_TOKENS, T_MASK, T_LOGPROBS, T_SPANS, T_SAMPLING, T_FINISH, T_PARENT, T_BRANCH, T_SEGMENT, T_REWARD, T_ENGINE, T_AT, T_END, T_SIZE };
 
 static PyObject *read_trajectory(const uint8_t *start, Span s) {
     PyObject *parts[T_SIZE] = {NULL}, *result = NULL, *spans = PyList_New(0);
+    const uint8_t *at = s.at;
     Span tokens = {NULL, NULL}, mask = {NULL, NULL}, logprobs = {NULL, NULL};
     Field f = {0};
     int got, ok = spans != NULL;
@@ -185,6 +186,7 @@ static PyObject *read_trajectory(const uint8_t *start, Span s) {
         ok = ok && seen <= 1;
         ok = ok && fill(&parts[T_COUNT], PyLong_FromSsize_t(count)) && fill(&parts[T_TOKENS], PyLong_FromSsize_t(tokens.at - start)) && fill(&parts[T_MASK], PyLong_FromSsize_t(mask.at - start)) && fill(&parts[T_LOGPROBS], PyLong_FromSsize_t(logprobs.at - start));
     }
+    ok = ok && fill(&parts[T_AT], PyLong_FromSsize_t(at - start)) && fill(&parts[T_END], PyLong_FromSsize_t(s.end - start));
     if (ok && (result = PyTuple_New(T_SIZE)))
         for (int i = 0; i < T_SIZE; i++) {
             PyTuple_SetItem(result, i, parts[i] ? parts[i] : Py_NewRef(Py_None));

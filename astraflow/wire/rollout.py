@@ -251,9 +251,9 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
 
 def _trajectory(data: bytes, parts: Any) -> Trajectory:
     name, policy, agent, count, tokens, mask, logprobs, spans, sampling = parts[:9]
-    finish, parent, branch, segment, reward, engine = parts[9:]
+    finish, parent, branch, segment, reward, engine, at, end = parts[9:]
     is_here = tokens is not None
-    return Trajectory(
+    trajectory = Trajectory(
         trajectory_id=TrajectoryId(name or required(name, "trajectory_id")),
         policy_id=PolicyId(policy or required(policy, "policy_id")),
         agent=agent or "",
@@ -281,6 +281,8 @@ def _trajectory(data: bytes, parts: Any) -> Trajectory:
         engine=engine or "",
         payload=None if is_here else _payload(*count),
     )
+    object.__setattr__(trajectory, "received", memoryview(data)[at:end])
+    return trajectory
 
 
 def _payload(name: str, digest: bytes, nbytes: int, token_count: int) -> Payload:
@@ -316,7 +318,11 @@ encode_batch_header, decode_batch_header = converter(
 
 
 def _fill_source(message: batch_pb2.RowSource, source: RowSource) -> None:
-    _fill_trajectory(message.trajectory, source.trajectory)
+    received = source.trajectory.received
+    if received is None:
+        _fill_trajectory(message.trajectory, source.trajectory)
+    else:
+        message.trajectory.MergeFromString(received)
     message.advantage = source.advantage
     message.masked = source.is_masked
     if source.loss_weight is not None:

@@ -210,6 +210,8 @@ _PLAIN: Mapping[type[Any], Callable[[Any], pb.Value]] = {
     int: lambda value: pb.Value(whole=value),
     float: lambda value: pb.Value(real=value),
     bytes: lambda value: pb.Value(data=value),
+    # Of the message that values came in, which they stand for.
+    memoryview: lambda _: _NONE,
 }
 _CONTAINERS: Mapping[type[Any], str] = {list: "list", tuple: "tuple"}
 

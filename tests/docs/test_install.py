@@ -38,6 +38,18 @@ def test_the_lock_has_every_requirement_with_hashes():
         assert each.specifier.contains(locked[canonicalize_name(each.name)]), f"make lock: {each}"
 
 
+def test_what_readme_installs_is_what_was_locked():
+    locked, constraints = (
+        {
+            line.removesuffix("\\").strip()
+            for line in (ROOT / name).read_text().splitlines()
+            if re.match(r"[a-z]", line)
+        }
+        for name in ("requirements/lock.txt", "constraints-cpu.txt")
+    )
+    assert constraints == locked, "make lock"
+
+
 def test_every_extra_is_told(page):
     told = page("install.md")
     own = {"dev", "docs", "notebooks"}
