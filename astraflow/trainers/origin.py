@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol, Self, cast
 
 import structlog
 
@@ -229,70 +229,54 @@ class WeightOrigin:
             each.wake()
 
 
-class Publishing(Publisher, Protocol):
-    """Encodes versions, here and on the other ranks of a trainer."""
+class Publishing:
+    """Encodes versions and serves them, all in this process; a `Publisher`.
 
-    @property
-    def own(self) -> WeightPublisher:
-        """Of what this process serves."""
-        ...
+    Attributes:
+        own: Of what this process serves.
+        rank_count: Ranks that share every batch.
+    """
 
-    @property
-    def rank_count(self) -> int:
-        """Ranks that share every batch."""
-        ...
+    rank_count = 1
 
-    def order(self, version: int, step: int, restored_from: int | None) -> None:
-        """Have all ranks encode a version of their present weights; `publish` does so here."""
-        ...
+    def __init__(self, policy_id: PolicyId, layout: Layout) -> None:
+        """Publish nothing yet.
 
-    def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
-        """Return where versions are served, this process's endpoint first."""
-        ...
-
-    def entered(self, client: TrainerClient) -> None:
-        """Note that the trainer has its place in the run."""
-        ...
-
-
-@runtime_checkable
-class SharesOut(Protocol):
-    """An engine whose weights lie on several ranks, and are published from there."""
-
-    def publishing(self, policy_id: PolicyId, layout: Layout) -> Publishing:
-        """Return what publishes them."""
-        ...
-
-
-def publishing_of(engine: TrainEngine, policy_id: PolicyId, layout: Layout) -> Publishing:
-    """Return what publishes an engine's weights."""
-    if isinstance(engine, SharesOut):
-        return engine.publishing(policy_id, layout)
-    return _HerePublishing(WeightPublisher(policy_id, layout))
-
-
-class _HerePublishing:
-    """All is encoded and served by this process."""
-
-    def __init__(self, own: WeightPublisher) -> None:
-        self.own = own
-        self.publish = own.publish
-
-    @property
-    def rank_count(self) -> int:
-        return 1
+        Args:
+            policy_id: Whose weights.
+            layout: What they are published as.
+        """
+        self.own = WeightPublisher(policy_id, layout)
 
     @property
     def is_damaged(self) -> bool:
+        """Whether what this process serves is not what it should be."""
         return self.own.is_damaged
 
     def order(self, version: int, step: int, restored_from: int | None) -> None:
-        del version, step, restored_from
+        """Have other ranks encode a version of their present weights; `publish` does so here."""
+
+    def publish(
+        self,
+        version: int,
+        tensors: Mapping[str, Any],
+        *,
+        step: int,
+        restored_from: int | None = None,
+    ) -> VersionInfo:
+        """Make a version ready to be pulled."""
+        return self.own.publish(version, tensors, step=step, restored_from=restored_from)
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
+        """Return where versions are served.
+
+        Args:
+            own: Where this process does.
+        """
         return (WeightEndpoint(rank=0, endpoint=own),)
 
     def entered(self, client: TrainerClient) -> None:
+        """Note that the trainer has its place in the run."""
         self.own.sign_with(client.registration.signing_seed)
 
 

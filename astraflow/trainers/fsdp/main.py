@@ -46,14 +46,13 @@ def train_rank(
     settings = policy.trainer
     with joined_ranks(device=settings.device, fsdp=settings.fsdp) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
-        lora = policy.model.lora
-        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
+        make = LeadEngine if ranks.rank == 0 else ShardedEngine
+        engine = make(settings, model_dir=model_dir, ranks=ranks, lora=policy.model.lora)
         here = _place_here(place)
         with _ending_together():
-            if ranks.rank == 0:
-                lead = LeadEngine(engine, ranks)
-                train(lead, policy_id, settings, here, loop=loop)
-                lead.leave()
+            if isinstance(engine, LeadEngine):
+                train(engine, policy_id, settings, here, loop=loop, publishing=engine.publishing)
+                engine.leave()
                 return
             _leave_signals_to_rank_0()
             with shared_interpreter():
