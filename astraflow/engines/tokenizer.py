@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
@@ -25,22 +24,21 @@ class SpecialIds:
 
 
 class FastTokenizer:
-    """The tokenizer of a Hugging Face directory, read from `tokenizer.json`."""
+    """The tokenizer of a Hugging Face directory, read from `tokenizer.json`.
+
+    Attributes:
+        special_ids: Ids that end, begin or pad a text.
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = special_ids
+        self.special_ids = special_ids
         self._silent = special_ids.eos | special_ids.never_sampled
 
     @property
     def vocab_size(self) -> int:
         """Number of ids that have a text."""
         return self._tokenizer.get_vocab_size()
-
-    @property
-    def special_ids(self) -> SpecialIds:
-        """Ids that end, begin or pad a text."""
-        return self._special_ids
 
     def to_json(self) -> str:
         """Return it as `tokenizer.json` has it."""
@@ -105,23 +103,16 @@ def read_special_ids(model_dir: Path, tokenizer: tokenizers.Tokenizer | None = N
     texts = read_json(model_dir / "tokenizer_config.json")
 
     def collect(kind: str) -> frozenset[int]:
-        ids = {token for file in files for token in _as_ids(file.get(f"{kind}_token_id"))}
-        text = _as_text(texts.get(f"{kind}_token"))
+        given = [file.get(f"{kind}_token_id") for file in files]
+        listed = [each if isinstance(each, list) else [each] for each in given]
+        ids = {token for each in listed for token in each if token is not None and token >= 0}
+        text = texts.get(f"{kind}_token")
+        text = text["content"] if isinstance(text, dict) else text
         known = tokenizer.token_to_id(text) if tokenizer is not None and text else None
         return frozenset(ids if known is None else ids | {known})
 
     eos = collect("eos")
     return SpecialIds(eos=eos, never_sampled=(collect("pad") | collect("bos")) - eos)
-
-
-def _as_ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [token for token in (value if isinstance(value, list) else [value]) if token >= 0]
-
-
-def _as_text(value: str | dict[str, Any] | None) -> str | None:
-    return value["content"] if isinstance(value, dict) else value
 
 
 # A multi-byte character may be spread over so many tokens beside those of the stop string.

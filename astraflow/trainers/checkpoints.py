@@ -20,10 +20,8 @@ from astraflow.trainers.engine import TrainEngine
 
 STATE_FILE = "trainer_state.json"
 
-OPTIMIZER_FILE = "optimizer.pt"
-
 # What of a checkpoint a resume alone needs: one of these.
-OPTIMIZER_FILES = (OPTIMIZER_FILE, "optimizer")
+OPTIMIZER_FILE, OPTIMIZER_DIR = "optimizer.pt", "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +254,8 @@ class Checkpoints:
         for each in _found(self._run_dir, self._policy_id)[:-_RESUMABLE_COUNT]:
             if each.is_resumable and not each.is_named:
                 _amend(each.directory, is_resumable=False)
-                for name in OPTIMIZER_FILES:
-                    _remove(each.directory / name)
+                (each.directory / OPTIMIZER_FILE).unlink(missing_ok=True)
+                shutil.rmtree(each.directory / OPTIMIZER_DIR, ignore_errors=True)
 
 
 def _state_of(directory: Path) -> dict[str, Any]:
@@ -276,13 +274,6 @@ def _amend(directory: Path, **fields: object) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(_state_of(directory) | fields) + "\n")
     draft.replace(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 # What a trainer that is killed loses at most, where the recipe does not say.

@@ -180,18 +180,15 @@ class CriticLearner:
         self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray, count: float
     ) -> float:
         """Add one pass to the gradient and return its share of the loss, a mean over `count`."""
-        share = self._loss(tokens, values, returns) / count
-        backward(share)
-        return float(share.detach())
-
-    def _loss(self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray) -> Tensor:
         found, at = self._values(tokens), tokens.loss_indices
         old = to_tensor(values[at], self._model.device)
         wanted = to_tensor(returns[at].astype(np.float32), self._model.device)
         clip = self._settings.clip
         clipped = old + (found - old).clamp(-clip, clip)
         errors = torch.maximum((found - wanted).square(), (clipped - wanted).square())
-        return errors.sum() / 2
+        share = errors.sum() / 2 / count
+        backward(share)
+        return float(share.detach())
 
     def _values(self, tokens: PassTokens) -> Tensor:
         device = self._model.device

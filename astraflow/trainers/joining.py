@@ -112,34 +112,29 @@ def joined(
             weight_endpoints=publishing.endpoints(server.endpoint),
             resources=Resources(core_count=os.cpu_count() or 0, metrics_address=metrics_address),
         )
-        client = _take_place(stack, place, register, loop)
+        # One that resumes waits until the session of its predecessor has ended.
+        deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
+        while True:
+            client = TrainerClient(
+                hub=place.hub,
+                token=place.token,
+                tls=place.tls,
+                patience_s=place.patience_s,
+                loop=loop,
+                register=register,
+            )
+            try:
+                stack.enter_context(client)
+                break
+            except AstraflowError as error:
+                if error.reason is not Reason.POLICY_TAKEN or monotonic() > deadline:
+                    raise
+            sleep(_TAKEN_RETRY_S)
         client.on_transfer_token(server.set_transfer_token)
         publishing.entered(client)
         session = client.registration.session
         bind_contextvars(run=client.registration.run_id, member=session.member_id)
         yield client
-
-
-def _take_place(
-    stack: ExitStack, place: TrainerPlace, register: RegisterTrainer, loop: LoopThread
-) -> TrainerClient:
-    """Register; one that resumes waits until the session of its predecessor has ended."""
-    deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
-    while True:
-        client = TrainerClient(
-            hub=place.hub,
-            token=place.token,
-            tls=place.tls,
-            patience_s=place.patience_s,
-            loop=loop,
-            register=register,
-        )
-        try:
-            return stack.enter_context(client)
-        except AstraflowError as error:
-            if error.reason is not Reason.POLICY_TAKEN or monotonic() > deadline:
-                raise
-        sleep(_TAKEN_RETRY_S)
 
 
 def served_lanes(settings: TrainerConfig) -> tuple[LaneKind, ...] | None:

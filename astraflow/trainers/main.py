@@ -306,7 +306,13 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
         checked_model_dir(policy_id, model_dir)
         policy = recipe.policies[policy_id]
         with LoopThread() as loop:
-            _train(PolicyId(policy_id), policy, place, model_dir=model_dir, loop=loop)
+            if is_rank():
+                from astraflow.trainers.fsdp.main import train_rank  # noqa: PLC0415 - loads torch
+
+                train_rank(PolicyId(policy_id), policy, place, model_dir=model_dir, loop=loop)
+            else:
+                engine = _engine_of(policy, model_dir)
+                train(engine, PolicyId(policy_id), policy.trainer, place, loop=loop)
     except AstraflowError as error:
         log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
         return error.exit_code
@@ -316,27 +322,6 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
     return 0
 
 
-def is_rank() -> bool:
-    """Whether torchrun started this process, as one rank of a trainer."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _train(
-    policy_id: PolicyId,
-    policy: PolicyConfig,
-    place: TrainerPlace,
-    *,
-    model_dir: Path,
-    loop: LoopThread,
-) -> None:
-    if is_rank():
-        from astraflow.trainers.fsdp.main import train_rank  # noqa: PLC0415 - loads torch
-
-        train_rank(policy_id, policy, place, model_dir=model_dir, loop=loop)
-        return
-    train(_engine_of(policy, model_dir), policy_id, policy.trainer, place, loop=loop)
-
-
 def _engine_of(policy: PolicyConfig, model_dir: Path) -> TrainEngine:
     """Return what steps the model, not prepared yet."""
     if policy.trainer.engine is not None:
@@ -344,6 +329,11 @@ def _engine_of(policy: PolicyConfig, model_dir: Path) -> TrainEngine:
     from astraflow.trainers.torch_engine import TorchEngine  # noqa: PLC0415 - loads torch
 
     return TorchEngine(policy.trainer, model_dir=model_dir, lora=policy.model.lora)
+
+
+def is_rank() -> bool:
+    """Whether torchrun started this process, as one rank of a trainer."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def rank_mark() -> str:

@@ -14,7 +14,7 @@ from astraflow.config.recipe import Optimizer
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers import tensors
-from astraflow.trainers.checkpoints import OPTIMIZER_FILE
+from astraflow.trainers.checkpoints import OPTIMIZER_DIR, OPTIMIZER_FILE
 from astraflow.trainers.engine import guarded
 
 # Of the learning rate, after a decay; `config.recipe.Optimizer.decay` says so to the user.
@@ -235,8 +235,6 @@ def try_own_optimizer(settings: Optimizer) -> None:
         each.grad = torch.ones_like(each)
     guarded(lambda: optimizer.step(1), f"optimizer.kind {settings.kind}")
 
-
-OPTIMIZER_DIR: Final = "optimizer"
 
 _STEP_COUNT: Final = "step_count"
 

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, cast
 
 import structlog
 
@@ -94,20 +94,6 @@ class Publication:
     whole_nbytes: int
     encode_s: float = 0.0
     held_s: float = 0.0
-
-    @classmethod
-    def begin(cls, version: int, made: Future[VersionInfo], *, whole_nbytes: int) -> Self:
-        """Begin to measure."""
-        publication, started = (
-            cls(version=version, made=made, whole_nbytes=whole_nbytes),
-            monotonic(),
-        )
-
-        def note(_: Future[VersionInfo]) -> None:
-            publication.encode_s = monotonic() - started
-
-        made.add_done_callback(note)
-        return publication
 
     def hold(self) -> float:
         """Wait until it is encoded, or could not be; return for how many seconds."""
@@ -212,12 +198,18 @@ class WeightOrigin:
             step=step,
             restored_from=restored_from,
         )
-        self._last = Publication.begin(version, made, whole_nbytes=self._whole_nbytes)
+        last = Publication(version=version, made=made, whole_nbytes=self._whole_nbytes)
+        self._last, started = last, monotonic()
+
+        def note(_: Future[VersionInfo]) -> None:
+            last.encode_s = monotonic() - started
+
+        made.add_done_callback(note)
         self._herald.announce(made, then=self._wake)
         if not self._goes_on:
             self.hold()
             made.result()
-        return self._last
+        return last
 
     def hold(self) -> None:
         """Wait until the weights of the last version were read: they may change then."""

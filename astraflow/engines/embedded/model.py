@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,10 +20,11 @@ import structlog
 import torch
 from torch.nn.functional import pad
 from transformers import AutoConfig, PretrainedConfig, masking_utils
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.adapters import shares_in
+from astraflow.engines.embedded.cache import PassLayer
 from astraflow.engines.embedded.shapes import row_step
 from astraflow.engines.modules import make_causal_model, use_onednn
 
@@ -303,52 +305,23 @@ def logits_of(module: torch.nn.Module, cache: Cache, **inputs: Any) -> torch.Ten
 def _cache_over(
     states: Sequence[torch.Tensor], rows: torch.Tensor, positions: torch.Tensor
 ) -> Cache:
-    return Cache(
-        layers=[
-            _StepLayer(keys, values, rows[:, None], positions)
-            for keys, values in zip(states[::2], states[1::2], strict=True)
-        ]
-    )
+    pairs = zip(states[::2], states[1::2], strict=True)
+    layers = [
+        PassLayer(partial(_write_at, each, rows[:, None], positions), each[0]) for each in pairs
+    ]
+    return Cache(layers=layers)
 
 
-class _StepLayer(CacheLayerMixin):
-    """Keys and values of one layer, written in place where the newest tokens stand."""
-
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
-    ) -> None:
-        cast("Any", super()).__init__()
-        self._states = keys, values
-        self._where = rows, positions
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """There is nothing left to do."""
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *_args: object,
-        **_kwargs: object,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states; return all that is attended to."""
-        rows, positions = self._where
-        for kept, new in zip(self._states, (key_states, value_states), strict=True):
-            kept[rows, :, positions] = new.transpose(1, 2)
-        return self._states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        """Return key length and offset."""
-        return self._states[0].shape[2], 0
-
-    def get_seq_length(self) -> int:
-        """Return nothing that is read: positions and masks are given."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return that there is no limit of its own."""
-        return -1
+def _write_at(
+    states: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    *given: torch.Tensor,
+) -> Sequence[torch.Tensor]:
+    """Write new states in place where the newest tokens stand; return all."""
+    for kept, new in zip(states, given, strict=True):
+        kept[rows, :, positions] = new.transpose(1, 2)
+    return states
 
 
 def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> torch.Tensor:

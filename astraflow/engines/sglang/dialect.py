@@ -267,7 +267,9 @@ class SglangDialect:
         if is_paused:
             _ok(await http.post("/pause_generation", json={"mode": _MODES[kv]}))
         if self._is_quick:
-            await self._announce_version(http, version)
+            # The plugin writes what is staged for the version that it hears of.
+            body = {"new_version": str(version), "abort_all_requests": False}
+            _answer_json(await http.post("/update_weight_version", json=body))
         else:
             await self._load(http, file, version)
         self.report = max(_answers_beside(file), key=lambda each: each["apply_s"])
@@ -285,11 +287,6 @@ class SglangDialect:
     async def wake(self, http: httpx.AsyncClient) -> None:
         """Go on decoding."""
         _ok(await http.post("/continue_generation", json={"torch_empty_cache": False}))
-
-    async def _announce_version(self, http: httpx.AsyncClient, version: int) -> None:
-        """Have the plugin write what is staged for a version, by telling that version."""
-        body = {"new_version": str(version), "abort_all_requests": False}
-        _answer_json(await http.post("/update_weight_version", json=body))
 
     async def _load(self, http: httpx.AsyncClient, file: Path, version: int) -> None:
         """Have the server call the loader: of all servers, and for what they convert."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from astraflow.config.model_dirs import read_config
@@ -53,7 +52,21 @@ _NO_END = json.dumps({"eos_token_id": None})
 
 def launch(python: Path, place: ServerSetup) -> ServerCommand:
     """Return how to start a server; idle ones sleep."""
-    settings = place.settings
+    settings, is_cpu = place.settings, is_on_cpu(place.settings)
+    folders = [str(place.folder / "python"), str(_PLUGIN)]
+    env = {"HF_HUB_OFFLINE": "1", **_NO_DUMPS}
+    device = ()
+    if is_cpu:
+        folders.append(str(_STUBS))
+        env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(settings.thread_count)}
+        # It is kept to torch's own kernels.
+        device = (
+            *("--device", "cpu", "--attention-backend", "torch_native"),
+            *("--sampling-backend", "pytorch", "--disable-cuda-graph"),
+            *("--max-total-tokens", str(_cache_token_count(place)), "--mem-fraction-static", "0.3"),
+        )
+    elif settings.memory is not None:
+        device = ("--mem-fraction-static", str(settings.memory))
     argv = (
         *(str(python), "-m", "sglang.launch_server"),
         *("--model-path", str(place.model_dir), "--json-model-override-args", _NO_END),
@@ -63,25 +76,11 @@ def launch(python: Path, place: ServerSetup) -> ServerCommand:
         *("--tensor-parallel-size", str(settings.tensor_parallel)),
         *("--custom-weight-loader", LOADER, "--sleep-on-idle", "--incremental-streaming-output"),
         *(("--enable-return-routed-experts",) if settings.routed_experts else ()),
-        *(_for_cpu(place) if is_on_cpu(place.settings) else _for_gpu(place)),
-        *adapter_options(place.adapters, is_on_cpu=is_on_cpu(place.settings)),
+        *device,
+        *adapter_options(place.adapters, is_on_cpu=is_cpu),
         *settings.args,
     )
-    return ServerCommand(argv=argv, env=_environment(place))
-
-
-def _for_cpu(place: ServerSetup) -> tuple[str, ...]:
-    """Return what keeps it to torch's own kernels."""
-    return (
-        *("--device", "cpu", "--attention-backend", "torch_native"),
-        *("--sampling-backend", "pytorch", "--disable-cuda-graph"),
-        *("--max-total-tokens", str(_cache_token_count(place)), "--mem-fraction-static", "0.3"),
-    )
-
-
-def _for_gpu(place: ServerSetup) -> tuple[str, ...]:
-    memory = place.settings.memory
-    return () if memory is None else ("--mem-fraction-static", str(memory))
+    return ServerCommand(argv=argv, env={**env, "PYTHONPATH": os.pathsep.join(folders)})
 
 
 def _cache_token_count(place: ServerSetup) -> int:
@@ -93,13 +92,3 @@ def _cache_token_count(place: ServerSetup) -> int:
     nbytes = place.settings.cache_gib * 2**30
     wanted = 2 * place.settings.max_batch * place.max_context
     return min(wanted, int(nbytes / (kept * _ITEMSIZES[place.dtype])))
-
-
-def _environment(place: ServerSetup) -> Mapping[str, str]:
-    folders = [str(place.folder / "python"), str(_PLUGIN)]
-    env = {"HF_HUB_OFFLINE": "1", **_NO_DUMPS}
-    if is_on_cpu(place.settings):
-        folders.append(str(_STUBS))
-        env["SGLANG_USE_CPU_ENGINE"] = "1"
-        env["OMP_NUM_THREADS"] = str(place.settings.thread_count)
-    return {**env, "PYTHONPATH": os.pathsep.join(folders)}

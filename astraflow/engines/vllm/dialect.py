@@ -71,17 +71,17 @@ def piece_of(choice: Mapping[str, Any], *, top_count: int = 0) -> CompletionPiec
     return CompletionPiece(
         tokens=choice["token_ids"] or (),
         logprobs=[_logprob(said["logprob"]) for said in content],
-        versions=[_span(said) for said in spans if said["version"].isdecimal()],
+        versions=[
+            (int(said["version"]), said["end"] - said["start"])
+            for said in spans
+            if said["version"].isdecimal()
+        ],
         finish_reason=None if reason is None else ENDS[reason],
         likeliest=[_likeliest(said["top_logprobs"], top_count) for said in content]
         if top_count
         else (),
         experts=from_npy(choice.get("routed_experts")),
     )
-
-
-def _span(said: Mapping[str, Any]) -> tuple[int, int]:
-    return int(said["version"]), said["end"] - said["start"]
 
 
 def _logprob(said: float | None) -> float:

@@ -240,13 +240,14 @@ class FollowerRank:
             step=step,
             restored_from=restored_from,
         )
-        self._made.add_done_callback(lambda _: self._wake_listeners())
+
+        def wake(_: Future[VersionInfo]) -> None:
+            for each in self._followers:
+                each.wake()
+
+        self._made.add_done_callback(wake)
 
     def _hold(self) -> None:
         """Wait until the rows of the last version were read; of what failed rank 0 hears, too."""
         if self._made is not None:
             wait([self._made])
-
-    def _wake_listeners(self) -> None:
-        for each in self._followers:
-            each.wake()

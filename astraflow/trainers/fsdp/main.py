@@ -54,7 +54,9 @@ def train_rank(
                 train(engine, policy_id, settings, here, loop=loop, publishing=engine.publishing)
                 engine.leave()
                 return
-            _leave_signals_to_rank_0()
+            # Rank 0 says when the step in progress is the last.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             with shared_interpreter():
                 FollowerRank(
                     engine, ranks, policy_id, settings=settings, place=here, loop=loop
@@ -69,12 +71,6 @@ def _ending_together() -> Generator[None]:
             yield
     except RanksApartError as apart:
         raise apart.error from apart
-
-
-def _leave_signals_to_rank_0() -> None:
-    """Leave it to say when the step in progress is the last."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _place_here(place: TrainerPlace) -> TrainerPlace:

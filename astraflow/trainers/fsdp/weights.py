@@ -62,25 +62,22 @@ def publish_shard(
     except Exception as error:  # noqa: BLE001 - the other ranks wait to hear of it
         problem = error
     ranks.agree(problem)
-    infos = _infos(info, ranks)
-    if not all(map(_has_patch, infos)):
-        infos = _infos(None if info is None else _with_whole(publisher, info), ranks)
+
+    def told(own: VersionInfo | None) -> list[VersionInfo]:
+        """Return what the ranks whose rows are published have, by rank."""
+        found = ranks.all_gather_object(own if ranks.publishes else None)
+        return [each for each in found if each is not None]
+
+    infos = told(info)
+    bases = [[patch.base_version for patch in each.patches] for each in infos]
+    if not all(any(base is not None for base in each) for each in bases):
+        # From the version before it cannot be had everywhere.
+        infos = told(None if info is None else _with_whole(publisher, info))
     return combined(infos)
 
 
-def _infos(info: VersionInfo | None, ranks: Ranks) -> list[VersionInfo]:
-    """Return what the ranks whose rows are published have, by rank."""
-    found = ranks.all_gather_object(info if ranks.publishes else None)
-    return [each for each in found if each is not None]
-
-
-def _has_patch(info: VersionInfo) -> bool:
-    """Whether a version can be had from the one before."""
-    return any(patch.base_version is not None for patch in info.patches)
-
-
 def _with_whole(publisher: WeightPublisher, info: VersionInfo) -> VersionInfo:
-    """Return a version that can be had from nothing too: from the one before it cannot everywhere.
+    """Return a version that can be had from nothing too.
 
     Shards belong together when all come from one base.
     """
