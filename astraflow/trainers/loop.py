@@ -227,13 +227,9 @@ class Pace:
             None: these weights are no version, or not yet.
         """
         self._step = step
-        return self.publish() if self.need_sync() else None
-
-    def need_sync(self) -> bool:
-        """Whether the present weights are due as a version."""
         every = self._steps_per_version
-        is_due = every is not None and self._step - self._published_step >= every
-        return is_due or self._step == self.last_step
+        is_due = every is not None and step - self._published_step >= every
+        return self.publish() if is_due or step == self.last_step else None
 
     def publish(self) -> Publication | None:
         """Publish the present weights; None: they are the last version."""

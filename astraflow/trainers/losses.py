@@ -514,9 +514,12 @@ def loss_metrics(
     gap = before - loss.sampler_logprobs
     old = before if settings.old == "recomputed" else loss.sampler_logprobs
     ratio, weight = _raised(trained - old), _raised(gap)
+    # Out of the range on the side of the advantage.
+    is_high = (loss.advantages > 0) & (ratio > limits.high)
+    is_low = (loss.advantages < 0) & (ratio < limits.low)
     found = {
         "train/entropy": float(entropies.mean(dtype=np.float64)),
-        "train/clip_frac": _clipped_share(ratio, loss.advantages, limits),
+        "train/clip_frac": float((is_high | is_low).mean()),
         "train/ratio_mean": float(ratio.mean()),
         "train/ratio_max": float(ratio.max()),
         "mismatch/logp_abs_mean": float(np.abs(gap).mean()),
@@ -531,10 +534,3 @@ def loss_metrics(
 
 def _raised(log_ratios: np.ndarray) -> np.ndarray:
     return np.exp(np.clip(log_ratios, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
-
-
-def _clipped_share(ratio: np.ndarray, advantages: np.ndarray, limits: ClipRange) -> float:
-    """Return the share of tokens whose ratio has left the range on the side of their advantage."""
-    is_high = (advantages > 0) & (ratio > limits.high)
-    is_low = (advantages < 0) & (ratio < limits.low)
-    return float((is_high | is_low).mean())

@@ -79,7 +79,13 @@ class WeightOptimizer:
         Raises:
             AstraflowError: INTERNAL when one is not finite; they are forgotten.
         """
-        norm = self._clip()
+        # However they are cut.
+        groups = [[each.grad for each in some if each.grad is not None] for some in self._alike]
+        norms = [tensors.whole(nn.utils.get_total_norm(some)) for some in groups if some]
+        total = torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(())
+        for some in self._alike:
+            nn.utils.clip_grads_with_norm_(some, self._settings.max_grad_norm, total)
+        norm = float(total)
         if not isfinite(norm):
             self.forget()
             raise AstraflowError(
@@ -90,15 +96,6 @@ class WeightOptimizer:
                 "before",
             )
         return norm
-
-    def _clip(self) -> float:
-        """Clip the gradients, however they are cut; return the norm of all before."""
-        groups = [[each.grad for each in some if each.grad is not None] for some in self._alike]
-        norms = [tensors.whole(nn.utils.get_total_norm(some)) for some in groups if some]
-        norm = torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(())
-        for some in self._alike:
-            nn.utils.clip_grads_with_norm_(some, self._settings.max_grad_norm, norm)
-        return float(norm)
 
     def apply(self, step: int) -> None:
         """Change the weights by the gradients, and forget these."""

@@ -33,20 +33,20 @@ def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Lay
     Raises:
         AstraflowError: LAYOUT_MISMATCH for an array of a type that cannot be published.
     """
-    return Layout.of(
-        (name, dtype if can_round(array, dtype) else _own(name, array), tuple(array.shape))
-        for name, array in parameters
-    )
 
+    def published(name: str, array: Any) -> Dtype:
+        if can_round(array, dtype):
+            return dtype
+        own = dtype_of(array)
+        if own is None:
+            raise AstraflowError(
+                Reason.LAYOUT_MISMATCH,
+                f"tensor {name} is {array.dtype}, which cannot be published; give float32 or "
+                "bfloat16",
+            )
+        return own
 
-def _own(name: str, array: Any) -> Dtype:
-    dtype = dtype_of(array)
-    if dtype is None:
-        raise AstraflowError(
-            Reason.LAYOUT_MISMATCH,
-            f"tensor {name} is {array.dtype}, which cannot be published; give float32 or bfloat16",
-        )
-    return dtype
+    return Layout.of((name, published(name, each), tuple(each.shape)) for name, each in parameters)
 
 
 class VersionListener(Protocol):

@@ -13,7 +13,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.engines.checks import max_context_of
 from astraflow.engines.devices import computed_dtype
-from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
+from astraflow.engines.embedded.adapters import AdapterPlace, row_scales, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
 from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, logits_of, read_on
@@ -92,7 +92,7 @@ class Decoder:
         self.module = module
         self._parameters = tuple(module.parameters())
         self._slots = slots_of(module, settings.adapters)
-        self._adapters = RowAdapters(module, settings.adapters)
+        self._scales = row_scales(module, settings.adapters)
         self._taps = RouteTaps(module)
         self._settings = settings
         self._masks = StepMasks(settings.architecture, dtype=settings.dtype)
@@ -236,7 +236,7 @@ class Decoder:
             positions=places,
             masks=self._masks.of(places[:, None], length),
             states=self._cache.states(computed, length=length),
-            shares=self._adapters.shares(self._rows.column("adapter", computed)),
+            shares=self._shares(self._rows.column("adapter", computed)),
         )
         experts = self._taps.last(computed.stop, 1)
         if experts is not None:
@@ -305,7 +305,6 @@ class Decoder:
         places = self._tensor(positions)
         ends = self._rows.column("length", rows) - 1 - known
         kept, indexes = kept_positions(ends, row_count=len(pairs), length=length)
-        self._adapters.expect(self._rows.column("adapter", rows))
         logits = read_on(
             self.module,
             ids=self._tensor(np.take_along_axis(self._ids(rows, columns), positions, 1)),
@@ -313,6 +312,7 @@ class Decoder:
             masks=self._masks.of(places, columns),
             states=states,
             kept=self._tensor(kept),
+            shares=self._shares(self._rows.column("adapter", rows)),
         )
         return self._sample(logits[np.arange(len(pairs)), indexes], rows)
 
@@ -351,10 +351,10 @@ class Decoder:
         count: int = ids.shape[0]
         length: int = ids.shape[1]
         _, firsts = np.unique(prompts, return_index=True)
-        self._adapters.expect(self._rows.column("adapter", rows)[firsts])
         return logits_of(
             self.module,
             self._cache.for_prompts(self._tensor(prompts), first_row=rows.start, length=length),
+            shares=self._shares(self._rows.column("adapter", rows)[firsts]),
             input_ids=self._tensor(ids),
             position_ids=self._tensor(np.arange(length))[None].expand(count, length),
             attention_mask=None,
@@ -404,6 +404,10 @@ class Decoder:
     def _counted(self, rows: slice) -> np.ndarray:
         """Return how many rows are of each policy."""
         return np.bincount(self._rows.column("adapter", rows), minlength=len(self._slots))
+
+    def _shares(self, policies: np.ndarray) -> torch.Tensor | None:
+        """Return [n, ranks], what rows of these policies, i64[n], take of each rank."""
+        return None if self._scales is None else self._scales[self._tensor(policies)]
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self._settings.device)

@@ -23,7 +23,7 @@ from transformers import AutoConfig, PretrainedConfig, masking_utils
 from transformers.cache_utils import Cache
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.embedded.adapters import shares_in
+from astraflow.engines.embedded.adapters import expect_rows
 from astraflow.engines.embedded.cache import PassLayer
 from astraflow.engines.embedded.shapes import row_step
 from astraflow.engines.modules import make_causal_model, use_onednn
@@ -272,16 +272,18 @@ def read_on(
     masks: Masks,
     states: Sequence[torch.Tensor],
     kept: torch.Tensor,
+    shares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Read what follows in rows whose beginnings are in the cache.
 
     Args:
-        module: A causal model of transformers, which was told of the rows' adapters.
+        module: A causal model of transformers.
         ids: i64[rows, n].
         positions: i64[rows, n], where they stand; their keys and values are written there.
         masks: [rows, 1, n, length] each: what they may attend to.
         states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
         kept: i64[k], which of the n tokens have their logits returned.
+        shares: [rows, ranks]: which adapters each row takes; None: there are none.
 
     Returns:
         Logits, [rows, k, vocabulary].
@@ -290,6 +292,7 @@ def read_on(
     return logits_of(
         module,
         _cache_over(states, rows, positions),
+        shares=shares,
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks,
@@ -297,8 +300,11 @@ def read_on(
     )
 
 
-def logits_of(module: torch.nn.Module, cache: Cache, **inputs: Any) -> torch.Tensor:
+def logits_of(
+    module: torch.nn.Module, cache: Cache, *, shares: torch.Tensor | None, **inputs: Any
+) -> torch.Tensor:
     """Run a causal model of transformers over a cache; return its logits, [rows, k, vocabulary]."""
+    expect_rows(module, shares)
     return module(**{_CACHE: cache}, **inputs, use_cache=True).logits
 
 
@@ -326,14 +332,12 @@ def _write_at(
 
 def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> torch.Tensor:
     ids, positions, rows, taken, *others = inputs
-    shares = shares_in(module)
-    if shares is not None:
-        shares.of_rows = taken
     mask_count = max(1, len(kinds))
     masks, states = others[:mask_count], others[mask_count:]
     logits = logits_of(
         module,
         _cache_over(states, rows, positions[:, None]),
+        shares=taken if hasattr(module, "adapter_shares") else None,
         input_ids=ids[:, None],
         position_ids=positions[:, None],
         attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],
