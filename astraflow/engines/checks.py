@@ -121,6 +121,11 @@ def apply_failed(message: str) -> AstraflowError:
     return AstraflowError(Reason.APPLY_FAILED, f"{message}; the old version serves on")
 
 
+def engine_failed(message: str) -> AstraflowError:
+    """Return the error of a server that broke; the next one may do better."""
+    return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
+
+
 def engine_closed() -> AstraflowError:
     """Return the error of work after `Engine.close`."""
     return AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")

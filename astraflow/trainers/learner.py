@@ -13,7 +13,7 @@ import torch
 from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.critic import CriticLearner, Estimates
+from astraflow.trainers.critic import CriticLearner
 from astraflow.trainers.likelihood import Likelihoods, PassTokens, log_softmax_of
 from astraflow.trainers.losses import (
     ClipRange,
@@ -182,10 +182,9 @@ class PolicyLearner:
             rows = scored_at_the_end(rows)
         if self._critic is None or not self._peers.all_reduce_max(len(rows.loss)):
             return self._step(rows, divisor, None)
-        values, found = self._critic.estimate(rows)
-        advantages = found.advantages.astype(np.float32)
-        valued = replace(rows, loss=replace(rows.loss, advantages=advantages))
-        return self._step(valued, divisor, (values, found))
+        values, advantages, returns = self._critic.estimate(rows)
+        loss = replace(rows.loss, advantages=advantages.astype(np.float32))
+        return self._step(replace(rows, loss=loss), divisor, (values, returns))
 
     @torch.no_grad()
     def likelihoods(
@@ -205,7 +204,7 @@ class PolicyLearner:
         return seen
 
     def _step(
-        self, rows: TrainRows, divisor: float, valued: tuple[np.ndarray, Estimates] | None
+        self, rows: TrainRows, divisor: float, valued: tuple[np.ndarray, np.ndarray] | None
     ) -> Mapping[str, float]:
         """Change the weights by the advantages of the rows, and the critic's by what it said."""
         settings = self._settings
@@ -325,15 +324,15 @@ class PolicyLearner:
 
     @contextmanager
     def _critic_update(
-        self, rows: TrainRows, part: np.ndarray, valued: tuple[np.ndarray, Estimates] | None
+        self, rows: TrainRows, part: np.ndarray, valued: tuple[np.ndarray, np.ndarray] | None
     ) -> Generator[Mapping[str, float]]:
         """Change the critic's weights, too, at the end of a block, by some rows."""
         if self._critic is None or valued is None:
             yield {}
             return
-        values, found = valued
+        values, returns = valued
         step = self.step_count + 1
-        with self._critic.stepping(rows, values, found.returns, step, part=part) as metrics:
+        with self._critic.stepping(rows, values, returns, step, part=part) as metrics:
             yield metrics
 
     def _divisor(self, rows: TrainRows, part: np.ndarray) -> float:

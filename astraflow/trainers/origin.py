@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import structlog
 
 from astraflow.client.trainer import TrainerClient
-from astraflow.config.recipe import Broadcast, TrainerConfig
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
@@ -49,12 +49,8 @@ def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Lay
     return Layout.of((name, published(name, each), tuple(each.shape)) for name, each in parameters)
 
 
-class VersionListener(Protocol):
-    """What goes on beside training once a version was announced."""
-
-    def wake(self) -> None:
-        """Say that there is a newer version; return at once, on any thread."""
-        ...
+Wake = Callable[[], None]
+"""Told that a newer version was announced; returns at once, on any thread."""
 
 
 class Publisher(Protocol):
@@ -141,7 +137,7 @@ class WeightOrigin:
         herald: TrainerClient,
         first_version: int,
         order: Callable[[int, int, int | None], None] | None = None,
-        followers: Sequence[VersionListener] = (),
+        followers: Sequence[Wake] = (),
         restored_from: int | None = None,
     ) -> None:
         """Publish nothing yet.
@@ -217,8 +213,8 @@ class WeightOrigin:
             self.held_s += self._last.hold()
 
     def _wake(self) -> None:
-        for each in self._followers:
-            each.wake()
+        for wake in self._followers:
+            wake()
 
 
 class Publishing:
@@ -283,34 +279,29 @@ def version_listeners(
     *,
     scrub: Scrub,
     listen: str,
-) -> Generator[tuple[VersionListener, ...]]:
+) -> Generator[tuple[Wake, ...]]:
     """Let versions gain patches beside training, and go other ways too."""
     with ExitStack() as followers:
-        others: tuple[VersionListener, ...] = (scrub,)
-        if settings.broadcast is not None:
-            others = (followers.enter_context(_broadcaster(publisher, settings, listen)), *others)
+        others: tuple[Wake, ...] = (scrub.wake,)
+        group = settings.broadcast
+        if group is not None:
+            from astraflow.weights.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
+
+            broadcaster = Broadcaster(publisher, group, host=split_address(listen)[0])
+            others = (followers.enter_context(broadcaster).wake, *others)
         look = None
         url = store_url(settings, client.registration.run_id)
         if url is not None:
             writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
             log.info("versions also go to an object store", url=url)
-            others, look = (*others, writer), writer.note_patches
+            others, look = (*others, writer.wake), writer.note_patches
         if publisher.history.shard_layout.shard.count == 1:
             # Of shards a patch is of use once all ranks have it: none speaks for the others.
             gains = ExtraPatches(publisher, client.publish_version, then=look)
-            others = (*others, followers.enter_context(gains))
+            others = (*others, followers.enter_context(gains).wake)
         yield others
 
 
 def store_url(settings: TrainerConfig, run_id: str) -> str | None:
     """Return the folder of a run in the object store of a trainer; None: it has none."""
     return None if settings.store is None else f"{settings.store.rstrip('/')}/{run_id}"
-
-
-def _broadcaster(
-    publisher: WeightPublisher, settings: TrainerConfig, listen: str
-) -> AbstractContextManager[VersionListener]:
-    from astraflow.weights.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
-
-    group = cast("Broadcast", settings.broadcast)
-    return Broadcaster(publisher, group, host=split_address(listen)[0])

@@ -12,7 +12,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy, VersionSpan
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.checks import check_prompt, check_sampling
+from astraflow.engines.checks import check_prompt, check_sampling, engine_failed
 from astraflow.engines.protocol import Generation, Likeliest, Watch
 from astraflow.engines.served.dialect import CompletionPiece, ServerRequest
 from astraflow.engines.served.host import ServerHost
@@ -86,9 +86,9 @@ class CompletionBuilder:
         logprobs = np.asarray(self._logprobs, np.float32)
         reason = self.finish_reason
         if reason is None or reason not in _ENDS or len(logprobs) != len(self._tokens):
-            raise _completion_failed("the server broke off a completion")
+            raise engine_failed("the server broke off a completion")
         if not np.isfinite(logprobs).all():
-            raise _completion_failed(
+            raise engine_failed(
                 "the server's log-probabilities are not finite: its weights are spoilt"
             )
         if self.is_greedy:
@@ -124,7 +124,7 @@ class CompletionBuilder:
                 kv = self.kv if spans else KvPolicy.UNKNOWN
                 spans.append(VersionSpan(version=version, length=kept, kv=kv))
         if left:
-            raise _completion_failed(f"the server tells no version of {left} tokens")
+            raise engine_failed(f"the server tells no version of {left} tokens")
         return tuple(spans)
 
 
@@ -136,10 +136,6 @@ def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((version, length))
     return merged
-
-
-def _completion_failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
 
 
 class CompletionClient:
@@ -215,11 +211,7 @@ class CompletionClient:
                 await self._gather(request, gathering, watch)
         except httpx.HTTPError as error:
             self._background.start(self._server.check_alive())
-            raise AstraflowError(
-                Reason.ENGINE_FAILED,
-                f"the server broke off a completion: {error!r}",
-                retryable=True,
-            ) from error
+            raise engine_failed(f"the server broke off a completion: {error!r}") from error
         except AstraflowError as error:
             if error.reason is Reason.ENGINE_FAILED:
                 self._background.start(self._server.check_alive())

@@ -18,7 +18,7 @@ from astraflow.config.model_dirs import read_config
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.checks import apply_failed
+from astraflow.engines.checks import apply_failed, engine_failed
 from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served.dialect import (
@@ -283,7 +283,9 @@ class SglangDialect:
         routes = _answer_json(await http.get("/openapi.json"))["paths"]
         missing = {"/begin_weight_update", "/pause_generation", "/v1/loads"} - routes.keys()
         if missing:
-            raise _failed(f"{told.get('version')} has no {min(missing)}: take {TRIED['sglang']}")
+            raise engine_failed(
+                f"SGLang {told.get('version')} has no {min(missing)}: take {TRIED['sglang']}"
+            )
         self._rank_count = int(told.get("tp_size", 1))
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
@@ -484,7 +486,7 @@ def _answers_beside(file: Path) -> Sequence[Mapping[str, Any]]:
 def _ok(answer: httpx.Response) -> None:
     if answer.is_error:
         path, said = answer.request.url.path, answer.text[:_ERROR_LENGTH]
-        raise _failed(f"answered {answer.status_code} to {path}: {said}")
+        raise engine_failed(f"SGLang answered {answer.status_code} to {path}: {said}")
 
 
 def _answer_json(answer: httpx.Response) -> Any:
@@ -493,9 +495,5 @@ def _answer_json(answer: httpx.Response) -> Any:
     told: dict[str, Any] = answer.json()
     if told.get("success") is False:
         why = told.get("message") or told.get("error_message")
-        raise _failed(f"refused {answer.request.url.path}: {why}")
+        raise engine_failed(f"SGLang refused {answer.request.url.path}: {why}")
     return told
-
-
-def _failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, f"SGLang {message}", retryable=True)

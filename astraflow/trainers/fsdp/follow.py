@@ -21,7 +21,7 @@ from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.ranks import Ranks, together
 from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
 from astraflow.trainers.joining import TrainerPlace, served_lanes
-from astraflow.trainers.origin import VersionListener, published_layout, store_url
+from astraflow.trainers.origin import Wake, published_layout, store_url
 from astraflow.trainers.peers import agreeing
 from astraflow.weights.publish.background import Scrub
 from astraflow.weights.publish.object_store import ObjectWriter
@@ -118,7 +118,7 @@ class FollowerRank:
         engine.before_change(self._hold)
         self._publisher: WeightPublisher | None = None
         self._server: WeightServer | None = None
-        self._followers: list[VersionListener] = []
+        self._followers: list[Wake] = []
         self._batches: RankClient | None = None
         self._calls: Mapping[str, Callable[..., Any]] = {
             "prepare": engine.prepare,
@@ -166,7 +166,7 @@ class FollowerRank:
         )
         # What it finds is told when the next version is published.
         scrub = self._parts.enter_context(Scrub(self._publisher, damaged=lambda: None))
-        self._followers = [scrub]
+        self._followers = [scrub.wake]
         self._ranks.all_gather_object(
             (self._ranks.publishes, self._ranks.shard_rank, self._server.endpoint)
         )
@@ -185,7 +185,7 @@ class FollowerRank:
         if url is not None and self._ranks.publishes:
             # Rank 0 tells the run of what all have written.
             writer = self._parts.enter_context(ObjectWriter(publisher, url, None))
-            self._followers.append(writer)
+            self._followers.append(writer.wake)
         self._parts.enter_context(TokenReader(*place, changed=self._set_tokens))
 
     def _set_tokens(self, tokens: Mapping[str, bytes]) -> None:
@@ -242,8 +242,8 @@ class FollowerRank:
         )
 
         def wake(_: Future[VersionInfo]) -> None:
-            for each in self._followers:
-                each.wake()
+            for follower in self._followers:
+                follower()
 
         self._made.add_done_callback(wake)
 
