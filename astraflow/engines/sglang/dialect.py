@@ -244,12 +244,8 @@ class SglangDialect:
             device = (
                 *("--device", "cpu", "--attention-backend", "torch_native"),
                 *("--sampling-backend", "pytorch", "--disable-cuda-graph"),
-                *(
-                    "--max-total-tokens",
-                    str(_cache_token_count(place)),
-                    "--mem-fraction-static",
-                    "0.3",
-                ),
+                *("--max-total-tokens", str(_cache_token_count(place))),
+                *("--mem-fraction-static", "0.3"),
             )
         elif settings.memory is not None:
             device = ("--mem-fraction-static", str(settings.memory))
@@ -260,12 +256,8 @@ class SglangDialect:
             *("--dtype", place.dtype_name, "--context-length", str(place.max_context)),
             *("--max-running-requests", str(settings.max_batch), "--skip-tokenizer-init"),
             *("--tensor-parallel-size", str(settings.tensor_parallel)),
-            *(
-                "--custom-weight-loader",
-                _LOADER,
-                "--sleep-on-idle",
-                "--incremental-streaming-output",
-            ),
+            *("--custom-weight-loader", _LOADER),
+            *("--sleep-on-idle", "--incremental-streaming-output"),
             *(("--enable-return-routed-experts",) if settings.routed_experts else ()),
             *device,
             *adapter_options(place.adapters, is_on_cpu=is_cpu),
