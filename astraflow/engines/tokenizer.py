@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -103,16 +104,23 @@ def read_special_ids(model_dir: Path, tokenizer: tokenizers.Tokenizer | None = N
     texts = read_json(model_dir / "tokenizer_config.json")
 
     def collect(kind: str) -> frozenset[int]:
-        given = [file.get(f"{kind}_token_id") for file in files]
-        listed = [each if isinstance(each, list) else [each] for each in given]
-        ids = {token for each in listed for token in each if token is not None and token >= 0}
-        text = texts.get(f"{kind}_token")
-        text = text["content"] if isinstance(text, dict) else text
+        ids = {token for file in files for token in _as_ids(file.get(f"{kind}_token_id"))}
+        text = _as_text(texts.get(f"{kind}_token"))
         known = tokenizer.token_to_id(text) if tokenizer is not None and text else None
         return frozenset(ids if known is None else ids | {known})
 
     eos = collect("eos")
     return SpecialIds(eos=eos, never_sampled=(collect("pad") | collect("bos")) - eos)
+
+
+def _as_ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [token for token in (value if isinstance(value, list) else [value]) if token >= 0]
+
+
+def _as_text(value: str | dict[str, Any] | None) -> str | None:
+    return value["content"] if isinstance(value, dict) else value
 
 
 # A multi-byte character may be spread over so many tokens beside those of the stop string.

@@ -312,10 +312,11 @@ def _cache_over(
     states: Sequence[torch.Tensor], rows: torch.Tensor, positions: torch.Tensor
 ) -> Cache:
     pairs = zip(states[::2], states[1::2], strict=True)
-    layers = [
-        PassLayer(partial(_write_at, each, rows[:, None], positions), each[0]) for each in pairs
-    ]
-    return Cache(layers=layers)
+    return Cache(
+        layers=[
+            PassLayer(partial(_write_at, each, rows[:, None], positions), each[0]) for each in pairs
+        ]
+    )
 
 
 def _write_at(
