@@ -21,7 +21,6 @@ from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.fsdp.engine import ShardedEngine
-from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
 from astraflow.trainers.main import shared_interpreter
@@ -61,8 +60,8 @@ class ShardPublishing:
         restored_from: int | None = None,
     ) -> VersionInfo:
         """Publish what all ranks publish at once."""
-        order = PublishVersion(version, step, restored_from)
-        return publish_shard(self._own, tensors, order, self._beside)
+        how = {"version": version, "step": step, "restored_from": restored_from}
+        return publish_shard(self._own, tensors, self._beside, **how)
 
 
 class Silent:

@@ -95,16 +95,12 @@ def check_part(part: TensorUpdate, shape: tuple[int, ...]) -> None:
     wanted = spec.element_count if part.indices is None else len(part.indices)
     if part.values.size != wanted:
         raise apply_failed(f"{spec.name} has {part.values.size} values, not {wanted}")
-    if part.indices is not None and len(part.indices):
-        _check_indices(part.indices, part)
-
-
-def _check_indices(indices: np.ndarray, part: TensorUpdate) -> None:
-    name, count = part.spec.name, part.spec.element_count
-    if indices.dtype.kind not in "iu" or not bool((indices[1:] > indices[:-1]).all()):
-        raise apply_failed(f"{name} has indices that are not rising integers")
-    if indices[0] < 0 or indices[-1] >= count:
-        raise apply_failed(f"{name} has elements {indices[0]} to {indices[-1]} of {count}")
+    indices, count = part.indices, spec.element_count
+    if indices is not None and len(indices):
+        if indices.dtype.kind not in "iu" or not bool((indices[1:] > indices[:-1]).all()):
+            raise apply_failed(f"{spec.name} has indices that are not rising integers")
+        if indices[0] < 0 or indices[-1] >= count:
+            raise apply_failed(f"{spec.name} has elements {indices[0]} to {indices[-1]} of {count}")
 
 
 def require_policy(update: WeightUpdate, policy_id: PolicyId) -> None:
@@ -123,6 +119,11 @@ def require_policy(update: WeightUpdate, policy_id: PolicyId) -> None:
 def apply_failed(message: str) -> AstraflowError:
     """Return the error of an update that changed nothing."""
     return AstraflowError(Reason.APPLY_FAILED, f"{message}; the old version serves on")
+
+
+def engine_failed(message: str) -> AstraflowError:
+    """Return the error of a server that broke; the next one may do better."""
+    return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
 
 
 def engine_closed() -> AstraflowError:

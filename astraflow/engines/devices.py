@@ -97,7 +97,12 @@ def place_engines(
     if not settings.is_server:
         return [settings] * count
     if settings.url is not None:
-        _require_one(settings.url, count)
+        if count > 1:
+            raise _invalid_setting(
+                f"url {settings.url} is one server, and the policies need {count}, as each has"
+                " weights of its own: leave it out, run one policy per node, or adapt one model"
+                " (model.lora)"
+            )
         return [settings]
     if settings.device == "cpu" or not machine.has_gpus:
         _require_memory(settings, directories, machine)
@@ -141,14 +146,6 @@ def _share(settings: EngineSettings, index: int, count: int, place_count: int) -
             f" is: at most {1 / here:.2f}, or leave it out"
         )
     return settings.memory if settings.memory is not None or here == 1 else _SHARE / here
-
-
-def _require_one(url: str, count: int) -> None:
-    if count > 1:
-        raise _invalid_setting(
-            f"url {url} is one server, and the policies need {count}, as each has weights of its"
-            " own: leave it out, run one policy per node, or adapt one model (model.lora)"
-        )
 
 
 def _require_memory(

@@ -96,7 +96,8 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
         raise OSError(str(error)) from error
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", None)
     tokenizer.save_pretrained(target)
-    _correct_tokenizer(target, _text_field(fields, "tokenizer.ggml.pre"), report)
+    kind = fields.get("tokenizer.ggml.pre")
+    _correct_tokenizer(target, str(kind.contents()) if kind else "", report)
 
 
 def _correct_tokenizer(directory: Path, cut: str, report: Callable[[str], None]) -> None:
@@ -117,10 +118,6 @@ def _correct_tokenizer(directory: Path, cut: str, report: Callable[[str], None])
     for name in ("backend", "is_local", "local_files_only"):
         settings.pop(name, None)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _text_field(fields: Any, name: str) -> str:
-    return str(fields[name].contents()) if name in fields else ""
 
 
 Report = Callable[[str], None]

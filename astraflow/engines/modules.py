@@ -240,7 +240,9 @@ def target_layers(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
     Raises:
         AstraflowError: INVALID_FIELD for targets that name no linear layer of the model.
     """
-    layers = dict(_linear_layers(module))
+    # The output layer is tied to the embeddings often.
+    head = cast("Any", module).get_output_embeddings()
+    layers = {path: each for path, each in layers_of(module, nn.Linear) if each is not head}
     require_targets(settings, layers, of="the model")
     return {path: layer for path, layer in layers.items() if is_target(path, settings)}
 
@@ -250,9 +252,3 @@ def layers_of(module: nn.Module, kind: type[LayerT]) -> Iterator[tuple[str, Laye
     for path, layer in cast("Any", module).named_modules():
         if isinstance(layer, kind):
             yield path, layer
-
-
-def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield all but the output layer, which is tied to the embeddings often."""
-    head = cast("Any", module).get_output_embeddings()
-    return ((path, layer) for path, layer in layers_of(module, nn.Linear) if layer is not head)

@@ -25,22 +25,21 @@ class SpecialIds:
 
 
 class FastTokenizer:
-    """The tokenizer of a Hugging Face directory, read from `tokenizer.json`."""
+    """The tokenizer of a Hugging Face directory, read from `tokenizer.json`.
+
+    Attributes:
+        special_ids: Ids that end, begin or pad a text.
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = special_ids
+        self.special_ids = special_ids
         self._silent = special_ids.eos | special_ids.never_sampled
 
     @property
     def vocab_size(self) -> int:
         """Number of ids that have a text."""
         return self._tokenizer.get_vocab_size()
-
-    @property
-    def special_ids(self) -> SpecialIds:
-        """Ids that end, begin or pad a text."""
-        return self._special_ids
 
     def to_json(self) -> str:
         """Return it as `tokenizer.json` has it."""

@@ -1,6 +1,6 @@
 """Transformer blocks: in which type they compute, and what of them waits for the gradient."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
@@ -46,6 +46,25 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
             "f32 and fsdp.checkpointing: false",
         )
     return list(max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters())))
+
+
+def require_shareable(module: nn.Module, key: str, count: int, why: Iterable[str]) -> None:
+    """Refuse to share a model out over ranks in a way that it does not take.
+
+    Args:
+        module: A causal model of transformers.
+        key: Of the recipe, in `fsdp`.
+        count: What it says.
+        why: Each reason against it, once or more often.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING when there is a reason.
+    """
+    if reasons := ", ".join(dict.fromkeys(why)):
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            f"fsdp.{key}: {count} does not go with {type(module).__name__}: {reasons}; take 1",
+        )
 
 
 def prepare_blocks(module: nn.Module, settings: Fsdp) -> None:

@@ -378,19 +378,15 @@ def load_module(
         raise AstraflowError(
             Reason.INVALID_FIELD, f"{directory} cannot be loaded as a {what}: {error}"
         ) from error
-    return use_onednn(_aligned(module)).to(resolve_device(device))
+    for parameter in module.parameters():
+        # Of a mapped file it lies where it happens to; products round by that.
+        if parameter.data_ptr() % _LINE:
+            parameter.data = parameter.data.clone()
+    return use_onednn(module).to(resolve_device(device))
 
 
 _LINE: Final = 64
 """Bytes of a cache line, to which torch aligns what it allocates."""
-
-
-def _aligned(module: nn.Module) -> nn.Module:
-    """Move weights that lie in a mapped file where they happen to; products round by that."""
-    for parameter in module.parameters():
-        if parameter.data_ptr() % _LINE:
-            parameter.data = parameter.data.clone()
-    return module
 
 
 def never_sampled(directory: Path) -> frozenset[int]:
@@ -451,16 +447,11 @@ def naming_exhaustion(*, max_tokens: int) -> Generator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_exhausted(error):
+        is_named = any(sign in str(error) for sign in _SIGNS)
+        if not (is_named or isinstance(error, MemoryError | torch.OutOfMemoryError)):
             raise
         raise AstraflowError(
             Reason.MEMORY_EXCEEDED,
             f"a step ran out of memory: {error}; lower trainer.max_tokens_per_pass, now "
             f"{max_tokens}",
         ) from error
-
-
-def _is_exhausted(error: Exception) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(sign in str(error) for sign in _SIGNS)

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import Keep, TrainerConfig
@@ -20,56 +20,68 @@ from astraflow.trainers.engine import TrainEngine
 
 STATE_FILE = "trainer_state.json"
 
-OPTIMIZER_FILE = "optimizer.pt"
-
 # What of a checkpoint a resume alone needs: one of these.
-OPTIMIZER_FILES = (OPTIMIZER_FILE, "optimizer")
+OPTIMIZER_FILE, OPTIMIZER_DIR = "optimizer.pt", "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartPoint:
-    """The state that a trainer begins with.
+class Checkpoint:
+    """A checkpoint that there is, or the very beginning.
 
     Attributes:
-        directory: Of the checkpoint; None: it begins with the first weights.
-        checkpoint_id: What the run knows it by; empty: it starts from nothing.
-        step: Optimizer steps in it.
-        version: What these weights were published as; None: they were not.
+        directory: Where.
+        checkpoint_id: What the run knows it by; empty: a trainer begins with the first weights.
+        step: Optimizer steps behind it.
+        version: What its weights were published as; None: they were not.
+        is_resumable: Whether the state of its optimizer is still there.
     """
 
-    directory: Path | None = None
+    directory: Path = Path()
     checkpoint_id: str = ""
     step: int = 0
     version: int | None = None
+    is_resumable: bool = True
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read what a checkpoint says of itself."""
+        state = _state_of(directory)
+        return cls(
+            directory=directory,
+            checkpoint_id=state.get("checkpoint_id", directory.name),
+            step=state["step"],
+            version=state["version"],
+            is_resumable=state.get("is_resumable", True),
+        )
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the run asked for it under a name of its own."""
+        return self.checkpoint_id != self.directory.name
 
 
-FIRST_WEIGHTS: Final = StartPoint()
-
-"""The very beginning."""
+FIRST_WEIGHTS: Final = Checkpoint()
 
 
-def start_points(run_dir: RunDir, policy_id: str) -> Sequence[StartPoint]:
+def start_points(run_dir: RunDir, policy_id: str) -> Sequence[Checkpoint]:
     """Return where a policy can be resumed, newest first; the last one is the very beginning.
 
     A checkpoint that was written and not acknowledged is among them: the run refuses it, and
     its predecessor is the one. One that was named anew comes under its first name, too.
     """
-    folder = run_dir.checkpoints(policy_id)
-    found = [point for path in sorted(folder.glob("step_*"), reverse=True) for point in _read(path)]
-    return (*(point for point in found if point.step), FIRST_WEIGHTS)
-
-
-def _read(directory: Path) -> list[StartPoint]:
-    state = json.loads((directory / STATE_FILE).read_text())
-    if not state.get("is_resumable", True):
-        return []
-    names = dict.fromkeys((state.get("checkpoint_id", directory.name), directory.name))
-    return [
-        StartPoint(
-            directory=directory, checkpoint_id=name, step=state["step"], version=state["version"]
-        )
-        for name in names
+    starts = [
+        replace(each, checkpoint_id=name)
+        for each in reversed(_found(run_dir, policy_id))
+        if each.step and each.is_resumable
+        for name in dict.fromkeys((each.checkpoint_id, each.directory.name))
     ]
+    return (*starts, FIRST_WEIGHTS)
+
+
+def _found(run_dir: RunDir, policy_id: str) -> list[Checkpoint]:
+    """Return the checkpoints of a policy, by rising step."""
+    folder = run_dir.checkpoints(policy_id)
+    return [Checkpoint.read(path) for path in sorted(folder.glob("step_*"))]
 
 
 @contextmanager
@@ -117,85 +129,31 @@ _EVAL = "eval/"
 _GOING = ".going"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A checkpoint that there is.
-
-    Attributes:
-        directory: Where.
-        step: Optimizer steps behind it.
-        version: What its weights are published as; None: they are not.
-        is_named: Whether the run asked for it under a name of its own.
-    """
-
-    directory: Path
-    step: int
-    version: int | None = None
-    is_named: bool = False
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Read what a checkpoint says of itself."""
-        state = json.loads((directory / STATE_FILE).read_text())
-        is_named = state.get("checkpoint_id", directory.name) != directory.name
-        return cls(
-            directory=directory, step=state["step"], version=state["version"], is_named=is_named
-        )
-
-
 def thin_out(run_dir: RunDir, policy_id: str, keep: Keep) -> None:
-    """Let go of the checkpoints that need not stay; what is half gone already goes, too."""
-    folder = run_dir.checkpoints(policy_id)
-    for path in folder.glob(f".*{_GOING}"):
+    """Let go of the checkpoints that need not stay; what is half gone already goes, too.
+
+    The first, the newest and the named ones stay, what `keep` says, and the best of those whose
+    scores are known; of equals the latest.
+    """
+    for path in run_dir.checkpoints(policy_id).glob(f".*{_GOING}"):
         shutil.rmtree(path)
-    found = [Written.read(path) for path in sorted(folder.glob("step_*"))]
-    scores = scores_of(run_dir, policy_id, keep.best, found)
-    staying = steps_to_keep(found, keep, scores)
+    found = _found(run_dir, policy_id)
+    scores = _scores(run_dir, policy_id, keep.best, found)
+    known = [each.step for each in reversed(found) if each.step in scores]
+    staying = {each.step for each in (*found[:1], *found[-keep.last :])}
+    staying |= {max(known, key=lambda step: scores[step])} if known else set()
     for each in found:
-        if each.step not in staying:
-            _drop(each.directory)
+        is_regular = keep.every is not None and each.step % keep.every == 0
+        if not (each.step in staying or each.is_named or is_regular):
+            # A reader sees all of it or nothing.
+            going = each.directory.with_name(f".{each.directory.name}{_GOING}")
+            shutil.rmtree(each.directory.rename(going))
 
 
-def _drop(directory: Path) -> None:
-    """Let go of a checkpoint; a reader sees all of it or nothing."""
-    shutil.rmtree(directory.rename(directory.with_name(f".{directory.name}{_GOING}")))
-
-
-def steps_to_keep(
-    found: Sequence[Written], keep: Keep, scores: Mapping[int, float]
-) -> frozenset[int]:
-    """Return the steps whose checkpoints stay.
-
-    Args:
-        found: All there are, by rising step.
-        keep: What the recipe says.
-        scores: Of steps, as far as they are known; the highest is best, of equals the latest.
-
-    Example:
-        >>> found = [Written(directory=Path(), step=step) for step in range(9)]
-        >>> sorted(steps_to_keep(found, Keep(last=2, every=3), {4: 0.5, 5: 0.2}))
-        [0, 3, 4, 6, 7, 8]
-    """
-    every = keep.every
-    steps = [each.step for each in found]
-    regular = [step for step in steps if every is not None and step % every == 0]
-    named = [each.step for each in found if each.is_named]
-    known = sorted(step for step in steps if step in scores)
-    best = [max(reversed(known), key=lambda step: scores[step])] if known else []
-    return frozenset([*steps[:1], *steps[-keep.last :], *regular, *named, *best])
-
-
-def scores_of(
-    run_dir: RunDir, policy_id: str, name: str | None, found: Sequence[Written]
+def _scores(
+    run_dir: RunDir, policy_id: str, name: str | None, found: Sequence[Checkpoint]
 ) -> Mapping[int, float]:
-    """Return what the run's folder says of checkpoints, by step.
-
-    Args:
-        run_dir: Of the run.
-        policy_id: Whose checkpoints.
-        name: See `Keep.best`; None: of none.
-        found: The checkpoints.
-    """
+    """Return what the run's folder says of checkpoints by `Keep.best`, by step."""
     if name is None:
         return {}
     if not name.startswith(_EVAL):
@@ -268,7 +226,9 @@ class Checkpoints:
             finish = partial(_rename, target, checkpoint_id)
         else:
             state = {"step": step, "version": version, "checkpoint_id": name}
-            finish = partial(self._finish, self._begun(target), target, state)
+            draft = drafted(target)
+            self._engine.save(draft)
+            finish = partial(self._finish, draft, target, state)
             self._saved_step = step
 
         def written() -> str:
@@ -283,11 +243,6 @@ class Checkpoints:
         """Let go of what need not stay; without settings of all but the newest two."""
         thin_out(self._run_dir, self._policy_id, keep or Keep())
 
-    def _begun(self, target: Path) -> Path:
-        draft = drafted(target)
-        self._engine.save(draft)
-        return draft
-
     def _finish(self, draft: Path, target: Path, state: Mapping[str, object]) -> None:
         self._engine.wait_for_save()
         (draft / STATE_FILE).write_text(json.dumps(state) + "\n")
@@ -296,25 +251,20 @@ class Checkpoints:
 
     def _drop_optimizers(self) -> None:
         """Keep the optimizer's state, twice the weights, of the newest and the named ones alone."""
-        folder = self._run_dir.checkpoints(self._policy_id)
-        for path in sorted(folder.glob("step_*"))[:-_RESUMABLE_COUNT]:
-            if _name_of(path) == path.name and _state_of(path).get("is_resumable", True):
-                _amend(path, is_resumable=False)
-                for name in OPTIMIZER_FILES:
-                    _remove(path / name)
+        for each in _found(self._run_dir, self._policy_id)[:-_RESUMABLE_COUNT]:
+            if each.is_resumable and not each.is_named:
+                _amend(each.directory, is_resumable=False)
+                (each.directory / OPTIMIZER_FILE).unlink(missing_ok=True)
+                shutil.rmtree(each.directory / OPTIMIZER_DIR, ignore_errors=True)
 
 
-def _state_of(directory: Path) -> dict[str, object]:
+def _state_of(directory: Path) -> dict[str, Any]:
     return json.loads((directory / STATE_FILE).read_text())
-
-
-def _name_of(directory: Path) -> object:
-    return _state_of(directory)["checkpoint_id"]
 
 
 def _rename(directory: Path, checkpoint_id: str) -> None:
     """Call a checkpoint what the run does; empty: it has no name for it."""
-    if checkpoint_id and _name_of(directory) != checkpoint_id:
+    if checkpoint_id and Checkpoint.read(directory).checkpoint_id != checkpoint_id:
         _amend(directory, checkpoint_id=checkpoint_id)
 
 
@@ -324,13 +274,6 @@ def _amend(directory: Path, **fields: object) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(_state_of(directory) | fields) + "\n")
     draft.replace(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 # What a trainer that is killed loses at most, where the recipe does not say.

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError
+from astraflow.trainers.blocks import require_shareable
 from astraflow.trainers.likelihood import PassTokens
 from astraflow.trainers.tensors import to_tensor
 
@@ -90,12 +91,7 @@ class ContextParallel(RowGroup):
         heads = config.num_attention_heads // part_count
         if heads % self.count:
             why = f"{heads} heads"
-        if why:
-            raise AstraflowError(
-                Reason.CAPABILITY_MISSING,
-                f"fsdp.context_parallel: {self.count} does not go with {type(module).__name__}: "
-                f"{why}; take 1",
-            )
+        require_shareable(module, "context_parallel", self.count, [why] if why else [])
         cast("Any", AttentionInterface).register(_NAME, self.attend)
         model.set_attn_implementation(_NAME)
 

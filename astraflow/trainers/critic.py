@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -20,19 +19,6 @@ from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimates:
-    """What a critic's values say of a batch.
-
-    Attributes:
-        advantages: f64[K].
-        returns: f64[K], what the values should have been.
-    """
-
-    advantages: np.ndarray
-    returns: np.ndarray
-
-
 def estimate(
     values: np.ndarray,
     rows: np.ndarray,
@@ -41,7 +27,7 @@ def estimate(
     gamma: float,
     lam: float,
     token_rewards: np.ndarray | None = None,
-) -> Estimates:
+) -> tuple[np.ndarray, np.ndarray]:
     """Return advantages and returns; a row is rewarded at its last token, and ends there.
 
     d_t = r_t + gamma V_(t+1) - V_t, A_t = d_t + gamma lam A_(t+1): GAE (arXiv 1506.02438, eq. 16).
@@ -55,11 +41,14 @@ def estimate(
         lam: 1: returns less values; 0: one step of temporal differences.
         token_rewards: f[K], what is given at each token beside that; None: nothing.
 
+    Returns:
+        f64[K], advantages; f64[K], returns: what the values should have been.
+
     Example:
-        >>> found = estimate(
+        >>> advantages, returns = estimate(
         ...     np.array([0.5, 0.25]), np.array([0, 0]), np.array([1.0]), gamma=1.0, lam=1.0
         ... )
-        >>> found.advantages.tolist(), found.returns.tolist()
+        >>> advantages.tolist(), returns.tolist()
         ([0.5, 0.75], [1.0, 1.0])
     """
     counts = np.bincount(rows, minlength=len(rewards))
@@ -75,7 +64,7 @@ def estimate(
         surprise = reward + gamma * following[some] - exact[at]
         coming[some] = surprise + gamma * lam * coming[some]
         advantages[at], following[some] = coming[some], exact[at]
-    return Estimates(advantages=advantages, returns=advantages + exact)
+    return advantages, advantages + exact
 
 
 class CriticLearner:
@@ -115,12 +104,15 @@ class CriticLearner:
         return dict(self._model.module.named_parameters())
 
     @torch.no_grad()
-    def estimate(self, rows: TrainRows) -> tuple[np.ndarray, Estimates]:
-        """Return the values of the states in which the loss tokens were drawn, f32[K], and GAE."""
+    def estimate(self, rows: TrainRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the values of the states in which the loss tokens were drawn, f32[K], and GAE.
+
+        That is advantages and returns, see `estimate`.
+        """
         values = np.zeros(len(rows.loss), np.float32)
         for tokens in self._passes(rows):
             values[tokens.loss_indices] = self._values(tokens).cpu().numpy()
-        found = estimate(
+        advantages, returns = estimate(
             values,
             rows.loss.rows,
             rows.rewards,
@@ -128,7 +120,7 @@ class CriticLearner:
             lam=self._settings.lam,
             token_rewards=rows.loss.rewards,
         )
-        return values, found
+        return values, advantages, returns
 
     @contextmanager
     def stepping(
@@ -180,18 +172,15 @@ class CriticLearner:
         self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray, count: float
     ) -> float:
         """Add one pass to the gradient and return its share of the loss, a mean over `count`."""
-        share = self._loss(tokens, values, returns) / count
-        backward(share)
-        return float(share.detach())
-
-    def _loss(self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray) -> Tensor:
         found, at = self._values(tokens), tokens.loss_indices
         old = to_tensor(values[at], self._model.device)
         wanted = to_tensor(returns[at].astype(np.float32), self._model.device)
         clip = self._settings.clip
         clipped = old + (found - old).clamp(-clip, clip)
         errors = torch.maximum((found - wanted).square(), (clipped - wanted).square())
-        return errors.sum() / 2
+        share = errors.sum() / 2 / count
+        backward(share)
+        return float(share.detach())
 
     def _values(self, tokens: PassTokens) -> Tensor:
         device = self._model.device

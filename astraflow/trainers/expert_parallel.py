@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.trainers.blocks import require_shareable
 
 # As transformers calls them in its plans: weights cut by experts, and the module that has them.
 _WEIGHTS: Final = "grouped_gemm"
@@ -50,12 +51,7 @@ class ExpertParallel:
         why = [each for block in blocks for each in self._unfit(block)]
         if not any(self._experts(block) for block in blocks):
             why = ["it has no experts with a plan in transformers"]
-        if why:
-            raise AstraflowError(
-                Reason.CAPABILITY_MISSING,
-                f"fsdp.expert_parallel: {self._mesh.size()} does not go with "
-                f"{type(module).__name__}: {', '.join(dict.fromkeys(why))}; take 1",
-            )
+        require_shareable(module, "expert_parallel", self._mesh.size(), why)
 
     def _unfit(self, block: nn.Module) -> Iterator[str]:
         """Yield what of a block's experts cannot be cut."""

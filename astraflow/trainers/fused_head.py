@@ -77,65 +77,43 @@ class Head:
         return self.weight.grad if self.adds_up and self.weight.is_leaf else None
 
 
-class KeptLogits:
-    """Logits of the first tokens, which wait where the weight's gradient will be.
-
-    The H numbers of each word have room for the logits of H tokens at that word.
-
-    Attributes:
-        room: f[V, H].
-        token_count: How many tokens that is.
-    """
-
-    def __init__(self, head: Head) -> None:
-        """Make room.
-
-        Args:
-            head: Whose logits.
-        """
-        self.buffer = torch.empty_like(head.weight)
-        self.token_count = min(len(head.targets), head.weight.shape[1])
-
-    def at(self, tokens: slice, words: slice) -> Tensor | None:
-        """Return where the logits of a tile wait, f[t, v], if they do."""
-        if tokens.stop > self.token_count:
-            return None
-        shape = (self.token_count, words.stop - words.start)
-        return self.buffer[words].view(-1)[: shape[0] * shape[1]].view(shape)
-
-
 class Tiles:
     """Makes one tile after the other, words first.
+
+    Logits of the first tokens may wait where the weight's gradient will be: the H numbers of each
+    word have room for the logits of H tokens at that word.
 
     Attributes:
         hidden: f[k, H], what the output layer reads.
         head: The output layer.
+        kept: f[V, H], in which logits wait; None: all are made again.
         dtype: Of logits, and of all that is summed up: f32 where the rest is bf16.
-        tokens: How they are cut up.
+        tokens: How they are cut up; those whose logits wait are the first tile.
         words: How the vocabulary is cut up.
+        strip_rows: Of a tile, so that a strip stays near a core while it is worked on.
     """
 
-    def __init__(self, hidden: Tensor, head: Head, *, first_count: int = 0) -> None:
+    def __init__(self, hidden: Tensor, head: Head) -> None:
         """Make room for a tile and a strip of one.
 
         Args:
             hidden: f[k, H], what the output layer reads.
             head: The output layer.
-            first_count: Tokens that are the first tile; 0: no more than are in others.
         """
         self.hidden = hidden
         self.head = head
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
-        size = head.tiling.token_count
-        first = first_count or min(size, len(hidden))
-        self.tokens = (slice(0, first), *cuts(len(hidden), size, start=first))
+        self.kept = torch.empty_like(head.weight) if _fits_logits(head) else None
+        size, count = head.tiling.token_count, len(hidden)
+        self._first = min(count, size if self.kept is None else head.weight.shape[1])
+        self.tokens = (slice(0, self._first), *cuts(count, size, start=self._first))
         self.words = cuts(len(head.weight), head.tiling.word_count)
         columns = _size(self.words[0])
         rows = max(map(_size, self.tokens))
         self._tile = hidden.new_empty(rows * columns, dtype=self.dtype)
         most = _STRIP_ELEMENTS.get(hidden.device.type, rows * columns)
-        self._strip_rows = min(rows, max(1, most // columns))
-        self._strip = hidden.new_empty(self._strip_rows * columns, dtype=self.dtype)
+        self.strip_rows = min(rows, max(1, most // columns))
+        self._strip = hidden.new_empty(self.strip_rows * columns, dtype=self.dtype)
         self._banned = head.banned.to(hidden.device)
         self._banned_ids: list[int] = cast("Any", head.banned).tolist()
 
@@ -144,13 +122,16 @@ class Tiles:
         rows, columns = _size(tokens), _size(words)
         return self._tile[: rows * columns].view(rows, columns)
 
-    def strips(self, tokens: slice) -> tuple[slice, ...]:
-        """Cut the rows of a tile up, so that a strip stays near a core while it is worked on."""
-        return cuts(_size(tokens), self._strip_rows)
-
     def strip_buffer(self, strip: Tensor) -> Tensor:
         """Return room for as much as a strip."""
         return self._strip[: strip.numel()].view(strip.shape)
+
+    def waiting(self, kept: Tensor | None, tokens: slice, words: slice) -> Tensor | None:
+        """Return where the logits of a tile wait, f[t, v], if they do."""
+        if kept is None or tokens.start:
+            return None
+        shape = (self._first, _size(words))
+        return kept[words].view(-1)[: shape[0] * shape[1]].view(shape)
 
     def make(self, tokens: slice, words: slice, into: Tensor) -> Tensor:
         """Make logits, f[t, v]."""
@@ -212,10 +193,7 @@ def fused_logprobs(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         f[k] with a gradient where that is enabled, and f[k] without; entropies in nats. At least
         f32, as are all sums.
     """
-    kept = KeptLogits(head) if _fits_logits(head) else None
-    tiles = Tiles(hidden, head, first_count=kept.token_count if kept else 0)
-    apply = cast("Any", _Fused).apply
-    return apply(hidden, head.weight, head.bias, _Way(tiles=tiles, kept=kept))
+    return cast("Any", _Fused).apply(hidden, head.weight, head.bias, Tiles(hidden, head))
 
 
 def _fits_logits(head: Head) -> bool:
@@ -230,144 +208,89 @@ def _fits_logits(head: Head) -> bool:
     return is_wanted and is_wide and is_worth_it and head.sum_of_gradients is None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Way:
-    """What the way there leaves to the way back.
-
-    Attributes:
-        tiles: Makes logits.
-        kept: Those that need not be made again; None: all.
-    """
-
-    tiles: Tiles
-    kept: KeptLogits | None
-
-
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, way: _Way
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles
     ) -> tuple[Tensor, Tensor]:
-        sums = _Sums(way.tiles)
-        sums.add_all(way.tiles, way.kept)
-        norms, entropies = sums.norms, sums.entropies
+        chosen, norms, entropies = _softmax_sums(tiles)
         # Saved so that a change in place of weights that are still needed is noticed.
         ctx.save_for_backward(hidden, weight, bias, norms)
-        ctx.way = way
+        ctx.tiles = tiles
         ctx.mark_non_differentiable(entropies)
-        return sums.chosen - norms, entropies
+        return chosen - norms, entropies
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        norms = ctx.saved_tensors[-1]
-        tiles, kept = ctx.way.tiles, ctx.way.kept
+        norms, tiles = ctx.saved_tensors[-1], ctx.tiles
         # A second way back would find gradients where logits were.
-        ctx.way.kept = None
+        kept, tiles.kept = tiles.kept, None
         scale = upstream[0][:, None]
         if tiles.head.temperatures is not None:
             scale = scale / tiles.head.temperatures
-        pulls = _Pulls(tiles=tiles, norms=norms, scale=scale)
-        return (*_gradients(pulls, kept, ctx.needs_input_grad), None)
+        return (*_gradients(tiles, kept, norms, scale, ctx.needs_input_grad), None)
 
 
-class _Sums:
-    """What is known of the softmax of each token, tile by tile.
+def _softmax_sums(tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
+    """Look at every tile once.
 
     The running form with a rising maximum is that of arXiv 1805.02867, algorithm 3.
+
+    Returns:
+        f[k] each: the logits of targets, logs of the denominators, and entropies in nats.
     """
-
-    def __init__(self, tiles: Tiles) -> None:
-        self._most = tiles.hidden.new_full((len(tiles.hidden),), BANNED, dtype=tiles.dtype)
-        # Sums of exp(l - most), and of (l - most) exp(l - most).
-        self._mass, self._mean = torch.zeros_like(self._most), torch.zeros_like(self._most)
-        self.chosen = torch.zeros_like(self._most)
-
-    @property
-    def norms(self) -> Tensor:
-        """f[k], logs of the denominators."""
-        return self._most + self._mass.log()
-
-    @property
-    def entropies(self) -> Tensor:
-        """f[k], nats."""
-        return self._mass.log() - self._mean / self._mass
-
-    def add_all(self, tiles: Tiles, kept: KeptLogits | None) -> None:
-        """Look at every tile once."""
-        for words, tokens in itertools.product(tiles.words, tiles.tokens):
-            room = tiles.tile_buffer(tokens, words)
-            place = None if kept is None else kept.at(tokens, words)
-            logits = tiles.make(tokens, words, room if place is None else place)
-            is_here, columns = tiles.targets(tokens, words)
-            found = torch.where(is_here, logits.gather(1, columns), self.chosen[tokens, None])
-            self.chosen[tokens] = found[:, 0]
-            for rows in tiles.strips(tokens):
-                shares = tiles.strip_buffer(room[rows])
-                self._add(_within(tokens, rows), logits[rows], room[rows], shares)
-
-    def _add(self, tokens: slice, logits: Tensor, less: Tensor, shares: Tensor) -> None:
-        """Add a strip; `less` may be the logits themselves."""
-        most, mass = self._most[tokens], self._mass[tokens]
-        top = torch.maximum(most, logits.amax(1))
-        torch.sub(logits, top[:, None], out=less)
-        torch.exp(less, out=shares)
-        step = most - top
-        fade = step.exp()
-        self._mean[tokens] = fade * (self._mean[tokens] + step * mass)
-        self._mass[tokens] = fade * mass + shares.sum(1)
-        self._mean[tokens] += shares.mul_(less).sum(1)
-        self._most[tokens] = top
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pulls:
-    """The gradients of logits.
-
-    d logprob / d logits = onehot(target) - softmax, over the temperature.
-
-    Attributes:
-        tiles: Makes the logits.
-        norms: f[k], of the softmax.
-        scale: f[k, 1], gradient of the log-probability over the temperature.
-    """
-
-    tiles: Tiles
-    norms: Tensor
-    scale: Tensor
-
-    def make(self, tokens: slice, words: slice, kept: KeptLogits | None) -> Tensor:
-        """Return those of a tile, f[t, v], of which nothing waits among the kept any more."""
-        pulls, norms, scale = (
-            self.tiles.tile_buffer(tokens, words),
-            self.norms[tokens],
-            self.scale[tokens],
-        )
-        waiting = None if kept is None else kept.at(tokens, words)
-        logits = self.tiles.make(tokens, words, pulls) if waiting is None else waiting
-        torch.sub(logits, norms[:, None], out=pulls).exp_().mul_(-scale)
-        is_here, columns = self.tiles.targets(tokens, words)
-        pulls.scatter_(1, columns, pulls.gather(1, columns) + is_here * scale)
-        return pulls
+    most = tiles.hidden.new_full((len(tiles.hidden),), BANNED, dtype=tiles.dtype)
+    # Sums of exp(l - most), and of (l - most) exp(l - most).
+    mass, mean, chosen = (torch.zeros_like(most) for _ in range(3))
+    for words, tokens in itertools.product(tiles.words, tiles.tokens):
+        room = tiles.tile_buffer(tokens, words)
+        place = tiles.waiting(tiles.kept, tokens, words)
+        logits = tiles.make(tokens, words, room if place is None else place)
+        is_here, columns = tiles.targets(tokens, words)
+        found = torch.where(is_here, logits.gather(1, columns), chosen[tokens, None])
+        chosen[tokens] = found[:, 0]
+        for rows in cuts(_size(tokens), tiles.strip_rows):
+            some = slice(tokens.start + rows.start, tokens.start + rows.stop)
+            # They may be the logits themselves.
+            less, shares = room[rows], tiles.strip_buffer(room[rows])
+            top = torch.maximum(most[some], logits[rows].amax(1))
+            torch.sub(logits[rows], top[:, None], out=less)
+            torch.exp(less, out=shares)
+            step = most[some] - top
+            fade = step.exp()
+            mean[some] = fade * (mean[some] + step * mass[some])
+            mass[some] = fade * mass[some] + shares.sum(1)
+            mean[some] += shares.mul_(less).sum(1)
+            most[some] = top
+    return chosen, most + mass.log(), mass.log() - mean / mass
 
 
 def _gradients(
-    pulls: _Pulls, kept: KeptLogits | None, wanted: Sequence[bool]
+    tiles: Tiles, kept: Tensor | None, norms: Tensor, scale: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of hidden states, weight and bias; None: not wanted, or added already.
 
+    Of logits they are d logprob / d logits = onehot(target) - softmax, over the temperature.
+
     Args:
-        pulls: Those of the logits.
-        kept: Logits that are not made again.
+        tiles: Makes the logits.
+        kept: Those that are not made again.
+        norms: f[k], of the softmax.
+        scale: f[k, 1], gradient of the log-probability over the temperature.
         wanted: Which of the three.
     """
-    hidden, head = pulls.tiles.hidden, pulls.tiles.head
-    by_hidden = torch.zeros_like(hidden, dtype=pulls.tiles.dtype) if wanted[0] else None
+    hidden, head = tiles.hidden, tiles.head
+    by_hidden = torch.zeros_like(hidden, dtype=tiles.dtype) if wanted[0] else None
     by_weight, is_new = _by_weight(head, kept) if wanted[1] else (None, False)
     by_bias = None if head.bias is None else torch.zeros_like(head.bias)
-    for words in pulls.tiles.words:
-        sums = None if by_weight is None else by_weight[words].to(pulls.tiles.dtype)
-        for tokens in pulls.tiles.tokens:
-            tile = pulls.make(tokens, words, kept)
+    for words in tiles.words:
+        sums = None if by_weight is None else by_weight[words].to(tiles.dtype)
+        for tokens in tiles.tokens:
+            tile, waiting = tiles.tile_buffer(tokens, words), tiles.waiting(kept, tokens, words)
+            logits = tiles.make(tokens, words, tile) if waiting is None else waiting
+            torch.sub(logits, norms[tokens, None], out=tile).exp_().mul_(-scale[tokens])
+            is_here, columns = tiles.targets(tokens, words)
+            tile.scatter_(1, columns, tile.gather(1, columns) + is_here * scale[tokens])
             if by_hidden is not None:
                 _add_product(by_hidden[tokens], tile, head.weight[words])
             if sums is not None:
@@ -394,14 +317,9 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
         into += left.to(right.dtype) @ right
 
 
-def _by_weight(head: Head, kept: KeptLogits | None) -> tuple[Tensor, bool]:
+def _by_weight(head: Head, kept: Tensor | None) -> tuple[Tensor, bool]:
     """Return where the weight's gradient adds up, and whether nothing is there yet."""
-    if kept is not None:
-        return kept.buffer, True
-    there = head.sum_of_gradients
-    return (torch.empty_like(head.weight), True) if there is None else (there, False)
-
-
-def _within(outer: slice, inner: slice) -> slice:
-    """Return what a part of a slice is in the whole."""
-    return slice(outer.start + inner.start, outer.start + inner.stop)
+    there = head.sum_of_gradients if kept is None else None
+    if there is not None:
+        return there, False
+    return torch.empty_like(head.weight) if kept is None else kept, True

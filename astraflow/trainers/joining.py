@@ -16,10 +16,10 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Capability, Contract, ModelIdentity, RegisterTrainer, Resources
-from astraflow.core.versions import LaneKind, WeightEndpoint
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.metrics import OFF
-from astraflow.trainers.checkpoints import FIRST_WEIGHTS, StartPoint
+from astraflow.trainers.checkpoints import FIRST_WEIGHTS, Checkpoint
 from astraflow.trainers.origin import Publishing
 from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.serve.server import WeightServer
@@ -55,7 +55,7 @@ class TrainerPlace:
     advertise: str | None = None
     tls: Tls | None = None
     identity: ModelIdentity = field(default_factory=ModelIdentity)
-    start: StartPoint = FIRST_WEIGHTS
+    start: Checkpoint = FIRST_WEIGHTS
     is_resuming: bool = False
     checkpoint_id: str = ""
     metrics: str = OFF
@@ -99,66 +99,42 @@ def joined(
                 encrypts=settings.encrypt_lanes,
             )
         )
-        register = _registration(
-            policy_id,
-            settings,
-            place,
-            endpoints=publishing.endpoints(server.endpoint),
+        start = place.start
+        register = RegisterTrainer(
+            policy_id=policy_id,
+            name=f"trainer-{policy_id}",
             contract=Contract(capabilities=capabilities, software=f"astraflow/{__version__}"),
-            metrics_address=metrics_address,
+            identity=place.identity,
+            groups_per_batch=settings.groups_per_batch,
+            checkpoint_id=start.checkpoint_id,
+            last_step=start.step,
+            version=start.version,
+            weight_endpoints=publishing.endpoints(server.endpoint),
+            resources=Resources(core_count=os.cpu_count() or 0, metrics_address=metrics_address),
         )
-        client = _take_place(stack, place, register, loop)
+        # One that resumes waits until the session of its predecessor has ended.
+        deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
+        while True:
+            client = TrainerClient(
+                hub=place.hub,
+                token=place.token,
+                tls=place.tls,
+                patience_s=place.patience_s,
+                loop=loop,
+                register=register,
+            )
+            try:
+                stack.enter_context(client)
+                break
+            except AstraflowError as error:
+                if error.reason is not Reason.POLICY_TAKEN or monotonic() > deadline:
+                    raise
+            sleep(_TAKEN_RETRY_S)
         client.on_transfer_token(server.set_transfer_token)
         publishing.entered(client)
         session = client.registration.session
         bind_contextvars(run=client.registration.run_id, member=session.member_id)
         yield client
-
-
-def _registration(
-    policy_id: PolicyId,
-    settings: TrainerConfig,
-    place: TrainerPlace,
-    *,
-    endpoints: tuple[WeightEndpoint, ...],
-    contract: Contract,
-    metrics_address: str,
-) -> RegisterTrainer:
-    start = place.start
-    return RegisterTrainer(
-        policy_id=policy_id,
-        name=f"trainer-{policy_id}",
-        contract=contract,
-        identity=place.identity,
-        groups_per_batch=settings.groups_per_batch,
-        checkpoint_id=start.checkpoint_id,
-        last_step=start.step,
-        version=start.version,
-        weight_endpoints=endpoints,
-        resources=Resources(core_count=os.cpu_count() or 0, metrics_address=metrics_address),
-    )
-
-
-def _take_place(
-    stack: ExitStack, place: TrainerPlace, register: RegisterTrainer, loop: LoopThread
-) -> TrainerClient:
-    """Register; one that resumes waits until the session of its predecessor has ended."""
-    deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
-    while True:
-        client = TrainerClient(
-            hub=place.hub,
-            token=place.token,
-            tls=place.tls,
-            patience_s=place.patience_s,
-            loop=loop,
-            register=register,
-        )
-        try:
-            return stack.enter_context(client)
-        except AstraflowError as error:
-            if error.reason is not Reason.POLICY_TAKEN or monotonic() > deadline:
-                raise
-        sleep(_TAKEN_RETRY_S)
 
 
 def served_lanes(settings: TrainerConfig) -> tuple[LaneKind, ...] | None:

@@ -13,7 +13,7 @@ import torch
 from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.critic import CriticLearner, Estimates
+from astraflow.trainers.critic import CriticLearner
 from astraflow.trainers.likelihood import Likelihoods, PassTokens, log_softmax_of
 from astraflow.trainers.losses import (
     ClipRange,
@@ -66,26 +66,12 @@ class MinibatchStep:
     Attributes:
         metrics: Of it alone.
         indices: i64[k], the loss tokens that it trained on.
-        logprobs: f32[k], theirs before it.
-        entropies: f32[k].
+        seen: Of all loss tokens, theirs before it.
     """
 
     metrics: Mapping[str, float]
     indices: np.ndarray
-    logprobs: np.ndarray
-    entropies: np.ndarray
-
-    @classmethod
-    def of(
-        cls, seen: Likelihoods, indices: np.ndarray, metrics: Mapping[str, float]
-    ) -> "MinibatchStep":
-        """Take what was seen of some loss tokens."""
-        return cls(
-            metrics=metrics,
-            indices=indices,
-            logprobs=seen.logprobs[indices],
-            entropies=seen.entropies[indices],
-        )
+    seen: Likelihoods
 
 
 class PolicyLearner:
@@ -93,6 +79,9 @@ class PolicyLearner:
 
     The same weights and the same rows, in whatever order they come, give the same step bit
     for bit on one machine with one number of threads.
+
+    Attributes:
+        step_count: Optimizer steps done.
     """
 
     def __init__(
@@ -129,7 +118,7 @@ class PolicyLearner:
         self._optimizer = WeightOptimizer(model.module, settings.optimizer)
         coefficient = settings.loss.router_balance_coefficient
         self._balance = RouterBalance(model.module, coefficient)
-        self._step_count = 0
+        self.step_count = 0
         self._planner = PassPlanner(
             [model] if reference is None else [model, reference],
             max_tokens=settings.max_tokens_per_pass,
@@ -138,15 +127,10 @@ class PolicyLearner:
             peers=peers,
         )
 
-    @property
-    def step_count(self) -> int:
-        """Optimizer steps done."""
-        return self._step_count
-
     def state(self) -> Mapping[str, Any]:
         """Return what a resumed trainer needs beside the weights."""
         critic = {} if self._critic is None else {"critic": self._critic.state()}
-        return {"step_count": self._step_count, **self._optimizer.state(), **critic}
+        return {"step_count": self.step_count, **self._optimizer.state(), **critic}
 
     def flat_state(self) -> Mapping[str, torch.Tensor]:
         """Return it by the names of parameters, as torch.distributed.checkpoint takes it."""
@@ -162,7 +146,7 @@ class PolicyLearner:
         self._optimizer.load(state)
         if self._critic is not None:
             self._critic.load(state["critic"])
-        self._step_count = state["step_count"]
+        self.step_count = state["step_count"]
 
     @property
     def trained_parameters(self) -> Mapping[str, torch.Tensor]:
@@ -198,32 +182,29 @@ class PolicyLearner:
             rows = scored_at_the_end(rows)
         if self._critic is None or not self._peers.all_reduce_max(len(rows.loss)):
             return self._step(rows, divisor, None)
-        values, found = self._critic.estimate(rows)
-        advantages = found.advantages.astype(np.float32)
-        valued = replace(rows, loss=replace(rows.loss, advantages=advantages))
-        return self._step(valued, divisor, (values, found))
+        values, advantages, returns = self._critic.estimate(rows)
+        loss = replace(rows.loss, advantages=advantages.astype(np.float32))
+        return self._step(replace(rows, loss=loss), divisor, (values, returns))
 
-    def likelihoods(self, rows: TrainRows, chosen_rows: np.ndarray) -> Likelihoods:
+    @torch.no_grad()
+    def likelihoods(
+        self, rows: TrainRows, chosen_rows: np.ndarray, *, model: CausalModel | None = None
+    ) -> Likelihoods:
         """Return what the present weights say of some rows; 0 for the tokens of the others.
 
         Args:
             rows: Of a batch.
             chosen_rows: bool[N].
+            model: Another one that is asked.
         """
-        return self._evaluated(self._model, rows, chosen_rows)
-
-    @torch.no_grad()
-    def _evaluated(
-        self, model: CausalModel, rows: TrainRows, chosen_rows: np.ndarray
-    ) -> Likelihoods:
         seen = Likelihoods.empty(len(rows.loss))
         for one in self._planner.plan(rows, chosen_rows):
             tokens = PassTokens.of(rows, one)
-            seen.put(tokens.loss_indices, *log_softmax_of(model, tokens))
+            seen.put(tokens.loss_indices, *log_softmax_of(model or self._model, tokens))
         return seen
 
     def _step(
-        self, rows: TrainRows, divisor: float, valued: tuple[np.ndarray, Estimates] | None
+        self, rows: TrainRows, divisor: float, valued: tuple[np.ndarray, np.ndarray] | None
     ) -> Mapping[str, float]:
         """Change the weights by the advantages of the rows, and the critic's by what it said."""
         settings = self._settings
@@ -253,14 +234,19 @@ class PolicyLearner:
                 break
             updates += [] if made is None else [made]
             learned += [seen] if seen else []
-        self._step_count += 1
+        self.step_count += 1
         found = self._log(batch, updates) if updates else self._stand_still(batch)
         return {**found, **_means(learned)}
 
     def _prepare(self, rows: TrainRows) -> PreparedBatch:
         """Look at a batch before anything changes."""
         settings = self._settings
-        reference = self._reference_likelihoods(rows)
+        reference = None
+        if self._reference is not None:
+            # It has ways of its own through its experts.
+            own = replace(rows, routed_experts=None)
+            chosen = self._trained_rows(own)
+            reference = self.likelihoods(own, chosen, model=self._reference).logprobs
         loss = self._with_turns(rows)
         loss = prepared(loss, settings.loss, self._peers, reference_logprobs=reference)
         rows = replace(rows, loss=loss)
@@ -310,11 +296,11 @@ class PolicyLearner:
             loss = sum((self._learn(batch, one, seen, divisor, count) for one in plan), 0.0)
         if is_first:
             self._before_change()
-        norm = self._optimizer.step(self._step_count + 1)
+        norm = self._optimizer.step(self.step_count + 1)
         metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
         if self._balance.is_on:
             metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
-        return MinibatchStep.of(seen, indices, {**metrics, **compared})
+        return MinibatchStep(metrics={**metrics, **compared}, indices=indices, seen=seen)
 
     def _compared(self, batch: PreparedBatch) -> tuple[PreparedBatch, Mapping[str, float]] | None:
         """Return a batch whose advantages are what pairs make of the present weights.
@@ -331,21 +317,22 @@ class PolicyLearner:
         found = compare(values, rows, settings.pairs, self._peers)
         if found is None:
             return None
-        advantages = (-beta * found.slopes)[loss.rows].astype(np.float32)
+        slopes, metrics = found
+        advantages = (-beta * slopes)[loss.rows].astype(np.float32)
         moved = replace(rows, loss=replace(loss, advantages=advantages))
-        return replace(batch, rows=moved), found.metrics
+        return replace(batch, rows=moved), metrics
 
     @contextmanager
     def _critic_update(
-        self, rows: TrainRows, part: np.ndarray, valued: tuple[np.ndarray, Estimates] | None
+        self, rows: TrainRows, part: np.ndarray, valued: tuple[np.ndarray, np.ndarray] | None
     ) -> Generator[Mapping[str, float]]:
         """Change the critic's weights, too, at the end of a block, by some rows."""
         if self._critic is None or valued is None:
             yield {}
             return
-        values, found = valued
-        step = self._step_count + 1
-        with self._critic.stepping(rows, values, found.returns, step, part=part) as metrics:
+        values, returns = valued
+        step = self.step_count + 1
+        with self._critic.stepping(rows, values, returns, step, part=part) as metrics:
             yield metrics
 
     def _divisor(self, rows: TrainRows, part: np.ndarray) -> float:
@@ -362,7 +349,7 @@ class PolicyLearner:
         is_one = self._settings.minibatches * self._settings.epochs == 1
         return {
             **_means([each.metrics for each in updates]),
-            "train/lr": self._optimizer.rate(self._step_count),
+            "train/lr": self._optimizer.rate(self.step_count),
             "train/trained_rows_frac": self._share(batch.is_trained),
             **({} if is_one else {"train/updates": float(len(updates))}),
             **self._metrics(batch, updates),
@@ -391,11 +378,11 @@ class PolicyLearner:
         chosen = np.arange(batch.rows.row_count) < _LOOKED_AT_ROWS
         seen = self.likelihoods(batch.rows, chosen)
         indices = np.flatnonzero(chosen[batch.rows.loss.rows])
-        shown = MinibatchStep.of(seen, indices, {})
+        shown = MinibatchStep(metrics={}, indices=indices, seen=seen)
         return {
             "train/loss": 0.0,
             "train/grad_norm": 0.0,
-            "train/lr": self._optimizer.rate(self._step_count),
+            "train/lr": self._optimizer.rate(self.step_count),
             "train/trained_rows_frac": 0.0,
             **self._metrics(replace(batch, old_logprobs=None), [shown]),
         }
@@ -409,8 +396,8 @@ class PolicyLearner:
         old = batch.old_logprobs
         found = loss_metrics(
             batch.rows.loss.where(indices),
-            logprobs=np.concatenate([each.logprobs for each in updates]),
-            entropies=np.concatenate([each.entropies for each in updates]),
+            logprobs=np.concatenate([each.seen.logprobs[each.indices] for each in updates]),
+            entropies=np.concatenate([each.seen.entropies[each.indices] for each in updates]),
             settings=self._settings.loss,
             limits=batch.limits,
             old_logprobs=None if old is None else old[indices],
@@ -467,13 +454,6 @@ class PolicyLearner:
             old_logprobs=None if old is None else self._tensor(old[indices]),
             reference_logprobs=None if reference is None else self._tensor(reference[indices]),
         )
-
-    def _reference_likelihoods(self, rows: TrainRows) -> np.ndarray | None:
-        """Return f32[K], by another model, which has ways of its own through its experts."""
-        if self._reference is None:
-            return None
-        own = replace(rows, routed_experts=None)
-        return self._evaluated(self._reference, own, self._trained_rows(own)).logprobs
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return to_tensor(values, self._model.device)

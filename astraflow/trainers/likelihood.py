@@ -62,28 +62,28 @@ class PassTokens:
         """Gather the rows of a pass; one without rows has a token to compute, and no loss."""
         if not len(one.rows):
             return cls.nothing()
-        slots = _Slots.of(rows, one)
+        sources, positions, ends, paths = _laid_out(rows, one)
         bounds = np.searchsorted(rows.loss.positions, rows.offsets)
         spans = [slice(bounds[row], bounds[row + 1]) for row in one.rows]
         loss_indices = np.concatenate([np.arange(len(rows.loss))[span] for span in spans])
         chosen = [
             path[rows.loss.positions[span] - rows.offsets[row] - 1]
-            for row, path, span in zip(one.rows, slots.paths, spans, strict=True)
+            for row, path, span in zip(one.rows, paths, spans, strict=True)
         ]
         temperatures = rows.loss.temperatures[loss_indices]
         return cls(
             # The first token of a row stands in for padding: valid for every model.
-            tokens=rows.tokens[slots.sources].astype(np.int64),
+            tokens=rows.tokens[sources].astype(np.int64),
             chosen=np.concatenate(chosen),
             targets=rows.tokens[rows.loss.positions[loss_indices]].astype(np.int64),
             loss_indices=loss_indices,
             temperatures=temperatures[:, None] if (temperatures != 1).any() else None,
             routed_experts=None
             if rows.routed_experts is None
-            else rows.routed_experts[slots.sources.ravel()],
-            positions=slots.positions if one.has_branches else None,
-            ends=slots.ends if one.has_branches else None,
-            slots=np.unique(np.concatenate(slots.paths)),
+            else rows.routed_experts[sources.ravel()],
+            positions=positions if one.has_branches else None,
+            ends=ends if one.has_branches else None,
+            slots=np.unique(np.concatenate(paths)),
             row_lengths=rows.lengths[one.rows] if one.is_packed else None,
         )
 
@@ -117,54 +117,40 @@ class PassTokens:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Slots:
-    """Which token of a batch each slot of a pass holds.
+def _laid_out(
+    rows: TrainRows, one: ModelPass
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Lay the rows of a pass out, each from where it leaves the one before it.
 
-    Attributes:
-        sources: i64[n, L], in the tokens of the batch; of padding, the first one of its tree.
-        positions: i64[n, L], in its row; of padding 0.
-        ends: i64[n, L], as in `Branches`.
-        paths: Of each row of the pass i64[tokens], flat indices of the slots of its tokens.
+    Returns:
+        Of each slot i64[n, L]: which token of the batch it holds, of padding the first one of its
+        tree; where that stands in its row, of padding 0; and the end, as in `Branches`. Of each
+        row of the pass i64[tokens], flat indices of the slots of its tokens.
     """
-
-    sources: np.ndarray
-    positions: np.ndarray
-    ends: np.ndarray
-    paths: list[np.ndarray]
-
-    @classmethod
-    def of(cls, rows: TrainRows, one: ModelPass) -> "_Slots":
-        """Lay the rows of a pass out, each from where it leaves the one before it."""
-        shape = (one.sequence_count, one.length)
-        positions = np.zeros(shape, np.int64)
-        # What is packed has no padding to stand in for.
-        first_rows = one.rows[one.shared_counts == 0][: shape[0]]
-        sources = np.repeat(rows.offsets[first_rows][:, None], one.length, axis=1)
-        flat_ends = np.arange(1, positions.size + 1)
-        paths: list[np.ndarray] = []
-        tree, slot = -1, 0
-        path: np.ndarray = np.zeros(0, np.int64)
-        for row, shared in zip(map(int, one.rows), map(int, one.shared_counts), strict=True):
-            flat_ends[path[shared:]] = slot
-            if not (shared or one.is_packed):
-                tree += 1
-                slot = tree * one.length
-            count = int(rows.offsets[row + 1] - rows.offsets[row]) - shared
-            new = slot + np.arange(count)
-            sources.reshape(-1)[new] = np.arange(count) + rows.offsets[row] + shared
-            positions.reshape(-1)[new] = np.arange(count) + shared
-            path = np.concatenate([path[:shared], new])
-            paths.append(path)
-            slot += count
-        flat_ends[path] = slot
-        starts = np.arange(shape[0])[:, None] * one.length
-        return cls(
-            sources=sources,
-            positions=positions,
-            ends=flat_ends.reshape(shape) - starts,
-            paths=paths,
-        )
+    shape = (one.sequence_count, one.length)
+    positions = np.zeros(shape, np.int64)
+    # What is packed has no padding to stand in for.
+    first_rows = one.rows[one.shared_counts == 0][: shape[0]]
+    sources = np.repeat(rows.offsets[first_rows][:, None], one.length, axis=1)
+    flat_ends = np.arange(1, positions.size + 1)
+    paths: list[np.ndarray] = []
+    tree, slot = -1, 0
+    path: np.ndarray = np.zeros(0, np.int64)
+    for row, shared in zip(map(int, one.rows), map(int, one.shared_counts), strict=True):
+        flat_ends[path[shared:]] = slot
+        if not (shared or one.is_packed):
+            tree += 1
+            slot = tree * one.length
+        count = int(rows.offsets[row + 1] - rows.offsets[row]) - shared
+        new = slot + np.arange(count)
+        sources.reshape(-1)[new] = np.arange(count) + rows.offsets[row] + shared
+        positions.reshape(-1)[new] = np.arange(count) + shared
+        path = np.concatenate([path[:shared], new])
+        paths.append(path)
+        slot += count
+    flat_ends[path] = slot
+    starts = np.arange(shape[0])[:, None] * one.length
+    return sources, positions, flat_ends.reshape(shape) - starts, paths
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

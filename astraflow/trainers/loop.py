@@ -1,10 +1,7 @@
 """The training loop: a batch, a step, a version, an ack; and what is counted of it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from time import perf_counter, time_ns
-from typing import Self
 
 import structlog
 
@@ -19,6 +16,7 @@ from astraflow.client.trainer import (
     TrainerItem,
 )
 from astraflow.config.recipe import Sync, TrainerConfig
+from astraflow.config.run_dir import RunDir
 from astraflow.core.batches import AckBatch, BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
@@ -32,57 +30,6 @@ from astraflow.weights.publish.background import Scrub
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _SHOWN = ("train/loss", "train/grad_norm", "train/entropy", "mismatch/logp_abs_max")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instant:
-    """A point in time, on the clock that measures and on the one that traces name."""
-
-    monotonic_s: float
-    unix_ns: int
-
-    @classmethod
-    def now(cls) -> Self:
-        """Return the present one."""
-        return cls(monotonic_s=perf_counter(), unix_ns=time_ns())
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since then."""
-        return perf_counter() - self.monotonic_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """An optimizer step.
-
-    Attributes:
-        number: Steps done, this one included.
-        token_count: Trained on.
-        metrics: Of the engine.
-        began: When the batch was there.
-        ended: When the weights were new.
-    """
-
-    number: int
-    token_count: int
-    metrics: Mapping[str, float]
-    began: Instant
-    ended: Instant
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.ended.monotonic_s - self.began.monotonic_s
-
-    def pace(self, wait_s: float) -> Mapping[str, float]:
-        """Return how fast it was, after so long a wait."""
-        return {
-            "time/step_s": self.seconds,
-            "time/wait_s": wait_s,
-            "batch/tokens": float(self.token_count),
-            "perf/trainer_tokens_per_s": self.token_count / self.seconds,
-        }
 
 
 def log_step(
@@ -280,13 +227,9 @@ class Pace:
             None: these weights are no version, or not yet.
         """
         self._step = step
-        return self.publish() if self.need_sync() else None
-
-    def need_sync(self) -> bool:
-        """Whether the present weights are due as a version."""
         every = self._steps_per_version
-        is_due = every is not None and self._step - self._published_step >= every
-        return is_due or self._step == self.last_step
+        is_due = every is not None and step - self._published_step >= every
+        return self.publish() if is_due or step == self.last_step else None
 
     def publish(self) -> Publication | None:
         """Publish the present weights; None: they are the last version."""
@@ -297,7 +240,6 @@ class Pace:
         return self.last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLoop:
     """What a trainer does with its batches.
 
@@ -305,26 +247,40 @@ class TrainingLoop:
     is ever lost with the process. Both go on while the next batch is trained on, and end before
     the version that comes of it; so does the encoding, where the engine can wait for it. A batch
     whose step is saved is acknowledged once the checkpoint is whole.
-
-    Attributes:
-        client: Of the run.
-        engine: Steps the model; prepared.
-        pace: Publishes versions; the first one is published already.
-        checkpoints: Where they are written.
-        saves: Writes them in time.
-        scrub: Looks at the published weights.
-        failures: What becomes of steps that fail.
-        tallies: What it counts.
     """
 
-    client: TrainerClient
-    engine: TrainEngine
-    pace: Pace
-    checkpoints: Checkpoints
-    saves: Saves
-    scrub: Scrub
-    failures: FailedSteps
-    tallies: TrainerMetrics
+    def __init__(
+        self,
+        client: TrainerClient,
+        engine: TrainEngine,
+        origin: WeightOrigin,
+        settings: TrainerConfig,
+        *,
+        run_dir: RunDir,
+        scrub: Scrub,
+        tallies: TrainerMetrics,
+    ) -> None:
+        """Publish the first weights.
+
+        Args:
+            client: Of the run.
+            engine: Steps the model; prepared.
+            origin: Of the versions.
+            settings: Of the trainer.
+            run_dir: Where checkpoints go.
+            scrub: Looks at the published weights.
+            tallies: What it counts.
+        """
+        self._client = client
+        self._engine = engine
+        self._scrub = scrub
+        self._tallies = tallies
+        self._failures = FailedSteps(settings)
+        self._checkpoints = Checkpoints(engine, run_dir=run_dir, policy_id=tallies.policy_id)
+        self._pace = Pace(
+            origin, settings.sync, step=engine.step_count, last_step=settings.step_count
+        )
+        self._saves = Saves(client, self._checkpoints, settings)
 
     def run(self, items: Iterable[TrainerItem]) -> None:
         """Train, publish and save until the items end.
@@ -333,93 +289,74 @@ class TrainingLoop:
             AstraflowError: What the engine raises and the run answers. The batch in hand returns
                 to the run with the session.
         """
-        if not self.engine.step_count:
-            self.checkpoints.save(step=0, version=self.pace.version)
+        pace, saves = self._pace, self._saves
+        if not self._engine.step_count:
+            self._checkpoints.save(step=0, version=pace.version)
         for item in items:
             match item:
                 case TrainerBatch():
                     self._train(item)
                 case PublishOrder():
-                    self.pace.publish()
+                    pace.publish()
                 case SaveOrder():
-                    step = self.engine.step_count
-                    self.saves.save(item.checkpoint_id, step=step, version=self.pace.version)
+                    step = self._engine.step_count
+                    saves.save(item.checkpoint_id, step=step, version=pace.version)
                 case DamageReport():
-                    self.scrub.check_now(item.version)
-        last = self.pace.publish() or self.pace.last
-        self.client.flush()
-        self.saves.finish(step=self.engine.step_count, version=last.version)
+                    self._scrub.check_now(item.version)
+        last = pace.publish() or pace.last
+        self._client.flush()
+        saves.finish(step=self._engine.step_count, version=last.version)
 
     def _train(self, batch: TrainerBatch) -> None:
+        """Make a step of a batch, publish what is due, and say what came of it."""
+        began, began_ns = perf_counter(), time_ns()
         try:
-            step = self._step(batch)
+            if self._pace.is_fresh and isinstance(self._engine, FollowsVersions):
+                self._engine.at_version(self._pace.last.version)
+            found = self._engine.train_step(batch)
         except AstraflowError as error:
-            done = self.engine.step_count
-            self.client.ack_later(self.failures.let_go(batch, error, step=done))
+            done = self._engine.step_count
+            self._client.ack_later(self._failures.let_go(batch, error, step=done))
             return
-        self.failures.succeeded()
-        published = self._publish(batch, step)
-        checkpoint = self.saves.after_step(step.number, self.pace.version)
-        self._acknowledge(batch, step, published=published, checkpoint=checkpoint)
-
-    def _step(self, batch: TrainerBatch) -> StepRecord:
-        began = Instant.now()
-        if self.pace.is_fresh and isinstance(self.engine, FollowsVersions):
-            self.engine.at_version(self.pace.last.version)
-        metrics = self.engine.train_step(batch)
-        return StepRecord(
-            number=self.engine.step_count,
-            token_count=sum(part.token_count for part in batch.parts),
-            metrics={**metrics, "time/publish_wait_s": self.pace.last.held_s},
-            began=began,
-            ended=Instant.now(),
+        self._failures.succeeded()
+        step_s, stepped_ns = perf_counter() - began, time_ns()
+        step, wait_s = self._engine.step_count, batch.wait_s
+        token_count = sum(part.token_count for part in batch.parts)
+        metrics = {
+            **found,
+            "time/publish_wait_s": self._pace.last.held_s,
+            "time/step_s": step_s,
+            "time/wait_s": wait_s,
+            "batch/tokens": float(token_count),
+            "perf/trainer_tokens_per_s": token_count / step_s,
+        }
+        self._client.flush()
+        published = self._pace.after_step(step)
+        trace_step(
+            batch.header,
+            step=step,
+            version=None if published is None else published.version,
+            times_ns=(began_ns, stepped_ns, time_ns()),
         )
-
-    def _publish(self, batch: TrainerBatch, step: StepRecord) -> Publication | None:
-        """Publish what is due after a step."""
-        self.client.flush()
-        published = self.pace.after_step(step.number)
-        version = None if published is None else published.version
-        times_ns = (step.began.unix_ns, step.ended.unix_ns, time_ns())
-        trace_step(batch.header, step=step.number, version=version, times_ns=times_ns)
-        return published
-
-    def _acknowledge(
-        self,
-        batch: TrainerBatch,
-        step: StepRecord,
-        *,
-        published: Publication | None,
-        checkpoint: Future[str] | None,
-    ) -> None:
-        """Say what came of a batch: to a scraper, to the run, to the log."""
-        metrics = {**step.metrics, **step.pace(batch.wait_s)}
-        train_s = step.began.elapsed_s
-        self.tallies.trained(
-            metrics, wait_s=batch.wait_s, step_s=step.seconds, token_count=step.token_count
-        )
-        self.saves.last = AckBatch(
+        checkpoint = self._saves.after_step(step, self._pace.version)
+        train_s = perf_counter() - began
+        self._tallies.trained(metrics, wait_s=wait_s, step_s=step_s, token_count=token_count)
+        self._saves.last = AckBatch(
             batch_id=batch.header.batch_id,
             outcome=BatchOutcome.CONSUMED,
-            step=step.number,
+            step=step,
             metrics=metrics,
-            wait_s=batch.wait_s,
+            wait_s=wait_s,
             train_s=train_s,
         )
-        self.client.ack_later(
-            self.saves.last, more=lambda: self._costs(published), checkpoint=checkpoint
+        self._client.ack_later(
+            self._saves.last, more=lambda: self._costs(published), checkpoint=checkpoint
         )
-        log_step(
-            step.number,
-            metrics,
-            last_step=self.pace.last_step,
-            wait_s=batch.wait_s,
-            train_s=train_s,
-        )
+        log_step(step, metrics, last_step=self._pace.last_step, wait_s=wait_s, train_s=train_s)
 
     def _costs(self, published: Publication | None) -> Mapping[str, float]:
         """Count a version that the run knows by now; return what it cost."""
         if published is None:
             return {}
-        self.tallies.published(published.version, published.encode_s)
+        self._tallies.published(published.version, published.encode_s)
         return published.metrics

@@ -5,7 +5,7 @@ adapters are the files of peft.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
@@ -79,7 +79,12 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     Adapters are called as peft calls them, all else as in the checkpoint. A tied tensor is there
     once, by its first name.
     """
-    return dict(_adapter_parameters(module)) or dict(module.named_parameters())
+    adapters = {
+        tensor_name(f"{name}.{factor}.weight"): cast("nn.Parameter", getattr(layer, factor).weight)
+        for name, layer in layers_of(module, AdaptedLinear)
+        for factor in ("lora_A", "lora_B")
+    }
+    return adapters or dict(module.named_parameters())
 
 
 def adapter_settings(module: nn.Module) -> Mapping[str, Any] | None:
@@ -97,12 +102,6 @@ def merge_adapters(module: nn.Module) -> None:
     for name, layer in list(layers_of(module, AdaptedLinear)):
         layer.weight = nn.Parameter(layer.merged())
         module.set_submodule(name, AdaptedLayer(layer))
-
-
-def _adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, layer in layers_of(module, AdaptedLinear):
-        yield tensor_name(f"{name}.lora_A.weight"), cast("nn.Parameter", layer.lora_A.weight)
-        yield tensor_name(f"{name}.lora_B.weight"), cast("nn.Parameter", layer.lora_B.weight)
 
 
 def write_adapters(
@@ -143,7 +142,16 @@ def read_adapters(module: nn.Module, directory: Path) -> None:
     Raises:
         AstraflowError: INVALID_FIELD when these are not adapters of this model.
     """
-    own, found = trained_parameters(module), _read_tensors(directory)
+    own = trained_parameters(module)
+    try:
+        found: Mapping[str, Tensor] = cast("Any", safetensors_torch).load_file(
+            directory / TENSOR_FILE
+        )
+    except (OSError, SafetensorError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"the adapters in {directory} cannot be read: {error}; give a checkpoint of adapters",
+        ) from error
     shapes = {name: tuple(each.shape) for name, each in found.items()}
     if shapes != {name: tuple(each.shape) for name, each in own.items()}:
         raise AstraflowError(
@@ -153,16 +161,6 @@ def read_adapters(module: nn.Module, directory: Path) -> None:
         )
     for name, parameter in own.items():
         parameter.copy_(found[name])
-
-
-def _read_tensors(directory: Path) -> Mapping[str, torch.Tensor]:
-    try:
-        return cast("Any", safetensors_torch).load_file(directory / TENSOR_FILE)
-    except (OSError, SafetensorError) as error:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"the adapters in {directory} cannot be read: {error}; give a checkpoint of adapters",
-        ) from error
 
 
 def load_adapted_model(

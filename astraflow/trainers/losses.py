@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, sqrt
-from typing import Any, Final, TypeVar
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -360,9 +360,6 @@ def divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> 
             return _one_per_token(found, logprobs, f"{what} returned", "estimate")
 
 
-_NO_REFERENCE: Final = "a KL term needs the log-probabilities of its reference"
-
-
 def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, divisor: float) -> Tensor:
     """Return one pass's share of the batch's loss; the shares of all passes add up.
 
@@ -384,7 +381,7 @@ def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, diviso
     if settings.correction is not None:
         costs = costs * correction_of(inputs, settings.correction)
     if settings.kl is not None and settings.kl.where == "loss":
-        reference = _known(inputs.reference_logprobs)
+        reference = cast("Tensor", inputs.reference_logprobs)
         estimate = divergence(inputs.logprobs, reference, settings.kl.estimator)
         costs = costs + settings.kl.coefficient * estimate
     if inputs.entropies is not None:
@@ -417,7 +414,8 @@ def _less_kl(
         earned = settings.advantage_scale * earned
     if kl is None or kl.where == "loss":
         return earned
-    sampler, reference = map(to_tensor, (tokens.sampler_logprobs, _known(reference_logprobs)))
+    reference = to_tensor(cast("np.ndarray", reference_logprobs))
+    sampler = to_tensor(tokens.sampler_logprobs)
     spent = divergence(sampler, reference, kl.estimator).double().numpy()
     owed = _rest_sums(spent, tokens.rows) if kl.where == "reward" else spent
     return (earned - kl.coefficient * owed).astype(earned.dtype)
@@ -427,15 +425,6 @@ def _rest_sums(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return f64[K], for each token the sum over itself and what follows it in its row, i64[K]."""
     ends = np.bincount(rows, weights=values).cumsum() if len(rows) else values
     return ends[rows] - values.cumsum() + values
-
-
-_Known = TypeVar("_Known")
-
-
-def _known(reference_logprobs: _Known | None) -> _Known:
-    if reference_logprobs is None:
-        raise AstraflowError(Reason.INTERNAL, _NO_REFERENCE)
-    return reference_logprobs
 
 
 _EPSILON: Final = 1e-6
@@ -525,9 +514,12 @@ def loss_metrics(
     gap = before - loss.sampler_logprobs
     old = before if settings.old == "recomputed" else loss.sampler_logprobs
     ratio, weight = _raised(trained - old), _raised(gap)
+    # Out of the range on the side of the advantage.
+    is_high = (loss.advantages > 0) & (ratio > limits.high)
+    is_low = (loss.advantages < 0) & (ratio < limits.low)
     found = {
         "train/entropy": float(entropies.mean(dtype=np.float64)),
-        "train/clip_frac": _clipped_share(ratio, loss.advantages, limits),
+        "train/clip_frac": float((is_high | is_low).mean()),
         "train/ratio_mean": float(ratio.mean()),
         "train/ratio_max": float(ratio.max()),
         "mismatch/logp_abs_mean": float(np.abs(gap).mean()),
@@ -542,10 +534,3 @@ def loss_metrics(
 
 def _raised(log_ratios: np.ndarray) -> np.ndarray:
     return np.exp(np.clip(log_ratios, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
-
-
-def _clipped_share(ratio: np.ndarray, advantages: np.ndarray, limits: ClipRange) -> float:
-    """Return the share of tokens whose ratio has left the range on the side of their advantage."""
-    is_high = (advantages > 0) & (ratio > limits.high)
-    is_low = (advantages < 0) & (ratio < limits.low)
-    return float((is_high | is_low).mean())

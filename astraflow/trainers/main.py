@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 import structlog
 
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.trainer import TrainerClient
 from astraflow.config.model_dirs import checked_model_dir
 from astraflow.config.recipe import PolicyConfig, Recipe, TrainerConfig
 from astraflow.config.run_dir import RunDir
@@ -26,16 +25,14 @@ from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.metrics import MetricsServer
-from astraflow.trainers.checkpoints import Checkpoints, Saves, StartPoint, start_points
+from astraflow.trainers.checkpoints import start_points
 from astraflow.trainers.engine import ReplaysExperts, TrainEngine, make_engine, prepare
 from astraflow.trainers.joining import TrainerPlace, joined
-from astraflow.trainers.loop import FailedSteps, Pace, TrainerMetrics, TrainingLoop
+from astraflow.trainers.loop import TrainerMetrics, TrainingLoop
 from astraflow.trainers.origin import (
     Publishing,
-    VersionListener,
     WeightOrigin,
     published_layout,
-    publishing_of,
     version_listeners,
 )
 from astraflow.weights.publish.background import Scrub
@@ -172,6 +169,7 @@ def train(
     place: TrainerPlace,
     *,
     loop: LoopThread,
+    publishing: Callable[[PolicyId, Layout], Publishing] = Publishing,
 ) -> None:
     """Train; who resumes goes on from the newest checkpoint that the run knows.
 
@@ -181,6 +179,7 @@ def train(
         settings: Of its trainer.
         place: Where the trainer stands.
         loop: Running; for all that is not training.
+        publishing: Makes what publishes the weights, of a layout.
 
     Raises:
         AstraflowError: CHECKPOINT_UNKNOWN when it was told which one, and that is not there or not
@@ -189,11 +188,15 @@ def train(
     """
     prepare(engine)
     if not place.is_resuming:
-        _train_from(engine, policy_id, settings, place, loop)
+        _train_from(engine, policy_id, settings, place, loop, make_publishing=publishing)
         return
-    for start in _starts(policy_id, place):
+    wanted = place.checkpoint_id
+    for start in start_points(place.run_dir, policy_id):
+        if wanted not in ("", start.checkpoint_id):
+            continue
+        here = replace(place, start=start)
         try:
-            _train_from(engine, policy_id, settings, replace(place, start=start), loop)
+            _train_from(engine, policy_id, settings, here, loop, make_publishing=publishing)
         except AstraflowError as error:
             if error.reason is not Reason.CHECKPOINT_UNKNOWN:
                 raise
@@ -207,24 +210,21 @@ def train(
     )
 
 
-def _starts(policy_id: PolicyId, place: TrainerPlace) -> list[StartPoint]:
-    found = start_points(place.run_dir, policy_id)
-    wanted = place.checkpoint_id
-    return [start for start in found if not wanted or start.checkpoint_id == wanted]
-
-
 def _train_from(
     engine: TrainEngine,
     policy_id: PolicyId,
     settings: TrainerConfig,
     place: TrainerPlace,
     loop: LoopThread,
+    *,
+    make_publishing: Callable[[PolicyId, Layout], Publishing],
 ) -> None:
     """Join the run and train from one point; signals end it when this is the main thread."""
     layout = published_layout(engine.named_parameters(), Dtype(settings.export_dtype))
-    publishing = publishing_of(engine, policy_id, layout)
+    publishing = make_publishing(policy_id, layout)
     publishing.own.copies_on_device = settings.copy_on_device
     departure, tallies = GracefulShutdown(), TrainerMetrics(policy_id)
+    replays = isinstance(engine, ReplaysExperts) and engine.replays_experts
     with (
         shared_interpreter(),
         departure.listening(),
@@ -235,7 +235,7 @@ def _train_from(
             place,
             publishing,
             loop,
-            capabilities=_capabilities(engine),
+            capabilities=frozenset({Capability.ROUTED_EXPERTS} if replays else ()),
             metrics_address=metrics.address,
         ) as client,
         Scrub(publishing.own, damaged=client.order_publish) as scrub,
@@ -243,23 +243,35 @@ def _train_from(
             publishing.own, client, settings, scrub=scrub, listen=place.listen
         ) as followers,
     ):
-        if place.start.directory is not None:
-            engine.restore(place.start.directory)
-        origin = _origin(
+        start, registration = place.start, client.registration
+        if start.checkpoint_id:
+            engine.restore(start.directory)
+        if start.step or registration.rolled_back_batch_count:
+            log.info(
+                "goes on from a checkpoint",
+                step=start.step,
+                restored_from=start.version,
+                rolled_back_batches=registration.rolled_back_batch_count,
+            )
+        first = registration.next_version
+        is_older = start.version is not None and start.version < first
+        origin = WeightOrigin(
             engine,
-            layout,
-            publishing,
-            client=client,
+            layout=layout,
+            publisher=publishing,
+            herald=client,
+            first_version=first,
+            order=publishing.order,
             followers=followers,
-            start=place.start,
+            # Of weights that were a version of this run.
+            restored_from=start.version if is_older else None,
         )
-        checkpoints = Checkpoints(engine, run_dir=place.run_dir, policy_id=policy_id)
-        training = _loop(
+        training = TrainingLoop(
+            client,
             engine,
             origin,
-            checkpoints,
-            settings=settings,
-            client=client,
+            settings,
+            run_dir=place.run_dir,
             scrub=scrub,
             tallies=tallies,
         )
@@ -272,70 +284,6 @@ def _train_from(
         training.run(departure.watch(items))
         end = client.end_of_data
         log.info("the trainer leaves", step=engine.step_count, cause=end and end.cause)
-
-
-def _capabilities(engine: TrainEngine) -> frozenset[Capability]:
-    replays = isinstance(engine, ReplaysExperts) and engine.replays_experts
-    return frozenset({Capability.ROUTED_EXPERTS} if replays else ())
-
-
-def _loop(
-    engine: TrainEngine,
-    origin: WeightOrigin,
-    checkpoints: Checkpoints,
-    *,
-    settings: TrainerConfig,
-    client: TrainerClient,
-    scrub: Scrub,
-    tallies: TrainerMetrics,
-) -> TrainingLoop:
-    """Publish the first weights; return what trains from there."""
-    pace = Pace(origin, settings.sync, step=engine.step_count, last_step=settings.step_count)
-    return TrainingLoop(
-        client=client,
-        engine=engine,
-        pace=pace,
-        checkpoints=checkpoints,
-        saves=Saves(client, checkpoints, settings),
-        scrub=scrub,
-        failures=FailedSteps(settings),
-        tallies=tallies,
-    )
-
-
-def _origin(
-    engine: TrainEngine,
-    layout: Layout,
-    publishing: Publishing,
-    *,
-    client: TrainerClient,
-    followers: tuple[VersionListener, ...],
-    start: StartPoint,
-) -> WeightOrigin:
-    registration = client.registration
-    if start.step or registration.rolled_back_batch_count:
-        log.info(
-            "goes on from a checkpoint",
-            step=start.step,
-            restored_from=start.version,
-            rolled_back_batches=registration.rolled_back_batch_count,
-        )
-    return WeightOrigin(
-        engine,
-        layout=layout,
-        publisher=publishing,
-        herald=client,
-        first_version=registration.next_version,
-        order=publishing.order,
-        followers=followers,
-        restored_from=_restored(start, registration.next_version),
-    )
-
-
-def _restored(start: StartPoint, next_version: int) -> int | None:
-    """Return what these weights were in this run; None: they come from elsewhere."""
-    is_older = start.version is not None and start.version < next_version
-    return start.version if is_older else None
 
 
 def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerPlace) -> int:
@@ -358,7 +306,13 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
         checked_model_dir(policy_id, model_dir)
         policy = recipe.policies[policy_id]
         with LoopThread() as loop:
-            _train(PolicyId(policy_id), policy, place, model_dir=model_dir, loop=loop)
+            if is_rank():
+                from astraflow.trainers.fsdp.main import train_rank  # noqa: PLC0415 - loads torch
+
+                train_rank(PolicyId(policy_id), policy, place, model_dir=model_dir, loop=loop)
+            else:
+                engine = _engine_of(policy, model_dir)
+                train(engine, PolicyId(policy_id), policy.trainer, place, loop=loop)
     except AstraflowError as error:
         log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
         return error.exit_code
@@ -368,27 +322,6 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
     return 0
 
 
-def is_rank() -> bool:
-    """Whether torchrun started this process, as one rank of a trainer."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _train(
-    policy_id: PolicyId,
-    policy: PolicyConfig,
-    place: TrainerPlace,
-    *,
-    model_dir: Path,
-    loop: LoopThread,
-) -> None:
-    if is_rank():
-        from astraflow.trainers.fsdp.main import train_rank  # noqa: PLC0415 - loads torch
-
-        train_rank(policy_id, policy, place, model_dir=model_dir, loop=loop)
-        return
-    train(_engine_of(policy, model_dir), policy_id, policy.trainer, place, loop=loop)
-
-
 def _engine_of(policy: PolicyConfig, model_dir: Path) -> TrainEngine:
     """Return what steps the model, not prepared yet."""
     if policy.trainer.engine is not None:
@@ -396,6 +329,11 @@ def _engine_of(policy: PolicyConfig, model_dir: Path) -> TrainEngine:
     from astraflow.trainers.torch_engine import TorchEngine  # noqa: PLC0415 - loads torch
 
     return TorchEngine(policy.trainer, model_dir=model_dir, lora=policy.model.lora)
+
+
+def is_rank() -> bool:
+    """Whether torchrun started this process, as one rank of a trainer."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def rank_mark() -> str:

@@ -109,7 +109,10 @@ class MismatchProbe:
         """
         if self._every is None:
             return {}
-        chosen = self._rows_of_kept(rows)
+        chosen = np.zeros(rows.row_count, np.bool_)
+        if self._version is not None:
+            is_kept = (rows.min_versions == self._version) & (rows.max_versions == self._version)
+            chosen[np.flatnonzero(is_kept)[:_MAX_ROWS]] = True
         if not self._peers.all_reduce_max(int(chosen.any())):
             return {}
         with self._kept_weights():
@@ -124,14 +127,6 @@ class MismatchProbe:
             "mismatch/same_weights_abs_mean": float(gap.mean()) if len(gap) else 0.0,
             "mismatch/same_weights_version": float(version or 0),
         }
-
-    def _rows_of_kept(self, rows: TrainRows) -> np.ndarray:
-        """Return bool[N]."""
-        chosen = np.zeros(rows.row_count, np.bool_)
-        if self._version is not None:
-            is_kept = (rows.min_versions == self._version) & (rows.max_versions == self._version)
-            chosen[np.flatnonzero(is_kept)[:_MAX_ROWS]] = True
-        return chosen
 
     @contextmanager
     def _kept_weights(self) -> Generator[None]:

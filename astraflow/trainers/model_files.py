@@ -47,23 +47,19 @@ def save_model(module: nn.Module, target: Path, *, companions_of: Path | None = 
         write_model(module, draft, companions_of=companions_of)
 
 
-class HostCopies:
-    """Copies tensors to the host, those that share their memory once."""
+def on_host(state: Made) -> Made:
+    """Return a state with its tensors copied to the host, those that share their memory once."""
+    copies: dict[tuple[object, ...], Tensor] = {}
 
-    def __init__(self) -> None:
-        self._copies: dict[tuple[object, ...], Tensor] = {}
-
-    def of(self, state: Made) -> Made:
-        """Return a state with its tensors copied; what is in it beside them is the same."""
-        return tree_map(self._copy, state)
-
-    def _copy(self, value: Any) -> Any:
+    def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())
-        if not value.numel() or key not in self._copies:
-            self._copies[key] = value.detach().to("cpu", copy=True)
-        return self._copies[key]
+        if not value.numel() or key not in copies:
+            copies[key] = value.detach().to("cpu", copy=True)
+        return copies[key]
+
+    return tree_map(copied, state)
 
 
 def write_model(

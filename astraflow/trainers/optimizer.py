@@ -14,7 +14,7 @@ from astraflow.config.recipe import Optimizer
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers import tensors
-from astraflow.trainers.checkpoints import OPTIMIZER_FILE
+from astraflow.trainers.checkpoints import OPTIMIZER_DIR, OPTIMIZER_FILE
 from astraflow.trainers.engine import guarded
 
 # Of the learning rate, after a decay; `config.recipe.Optimizer.decay` says so to the user.
@@ -79,7 +79,13 @@ class WeightOptimizer:
         Raises:
             AstraflowError: INTERNAL when one is not finite; they are forgotten.
         """
-        norm = self._clip()
+        # However they are cut.
+        groups = [[each.grad for each in some if each.grad is not None] for some in self._alike]
+        norms = [tensors.whole(nn.utils.get_total_norm(some)) for some in groups if some]
+        total = torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(())
+        for some in self._alike:
+            nn.utils.clip_grads_with_norm_(some, self._settings.max_grad_norm, total)
+        norm = float(total)
         if not isfinite(norm):
             self.forget()
             raise AstraflowError(
@@ -90,15 +96,6 @@ class WeightOptimizer:
                 "before",
             )
         return norm
-
-    def _clip(self) -> float:
-        """Clip the gradients, however they are cut; return the norm of all before."""
-        groups = [[each.grad for each in some if each.grad is not None] for some in self._alike]
-        norms = [tensors.whole(nn.utils.get_total_norm(some)) for some in groups if some]
-        norm = torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(())
-        for some in self._alike:
-            nn.utils.clip_grads_with_norm_(some, self._settings.max_grad_norm, norm)
-        return float(norm)
 
     def apply(self, step: int) -> None:
         """Change the weights by the gradients, and forget these."""
@@ -235,8 +232,6 @@ def try_own_optimizer(settings: Optimizer) -> None:
         each.grad = torch.ones_like(each)
     guarded(lambda: optimizer.step(1), f"optimizer.kind {settings.kind}")
 
-
-OPTIMIZER_DIR: Final = "optimizer"
 
 _STEP_COUNT: Final = "step_count"
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol
 
 import structlog
 
 from astraflow.client.trainer import TrainerClient
-from astraflow.config.recipe import Broadcast, TrainerConfig
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
@@ -33,28 +33,24 @@ def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Lay
     Raises:
         AstraflowError: LAYOUT_MISMATCH for an array of a type that cannot be published.
     """
-    return Layout.of(
-        (name, dtype if can_round(array, dtype) else _own(name, array), tuple(array.shape))
-        for name, array in parameters
-    )
+
+    def published(name: str, array: Any) -> Dtype:
+        if can_round(array, dtype):
+            return dtype
+        own = dtype_of(array)
+        if own is None:
+            raise AstraflowError(
+                Reason.LAYOUT_MISMATCH,
+                f"tensor {name} is {array.dtype}, which cannot be published; give float32 or "
+                "bfloat16",
+            )
+        return own
+
+    return Layout.of((name, published(name, each), tuple(each.shape)) for name, each in parameters)
 
 
-def _own(name: str, array: Any) -> Dtype:
-    dtype = dtype_of(array)
-    if dtype is None:
-        raise AstraflowError(
-            Reason.LAYOUT_MISMATCH,
-            f"tensor {name} is {array.dtype}, which cannot be published; give float32 or bfloat16",
-        )
-    return dtype
-
-
-class VersionListener(Protocol):
-    """What goes on beside training once a version was announced."""
-
-    def wake(self) -> None:
-        """Say that there is a newer version; return at once, on any thread."""
-        ...
+Wake = Callable[[], None]
+"""Told that a newer version was announced; returns at once, on any thread."""
 
 
 class Publisher(Protocol):
@@ -94,20 +90,6 @@ class Publication:
     whole_nbytes: int
     encode_s: float = 0.0
     held_s: float = 0.0
-
-    @classmethod
-    def begin(cls, version: int, made: Future[VersionInfo], *, whole_nbytes: int) -> Self:
-        """Begin to measure."""
-        publication, started = (
-            cls(version=version, made=made, whole_nbytes=whole_nbytes),
-            monotonic(),
-        )
-
-        def note(_: Future[VersionInfo]) -> None:
-            publication.encode_s = monotonic() - started
-
-        made.add_done_callback(note)
-        return publication
 
     def hold(self) -> float:
         """Wait until it is encoded, or could not be; return for how many seconds."""
@@ -155,7 +137,7 @@ class WeightOrigin:
         herald: TrainerClient,
         first_version: int,
         order: Callable[[int, int, int | None], None] | None = None,
-        followers: Sequence[VersionListener] = (),
+        followers: Sequence[Wake] = (),
         restored_from: int | None = None,
     ) -> None:
         """Publish nothing yet.
@@ -212,12 +194,18 @@ class WeightOrigin:
             step=step,
             restored_from=restored_from,
         )
-        self._last = Publication.begin(version, made, whole_nbytes=self._whole_nbytes)
+        last = Publication(version=version, made=made, whole_nbytes=self._whole_nbytes)
+        self._last, started = last, monotonic()
+
+        def note(_: Future[VersionInfo]) -> None:
+            last.encode_s = monotonic() - started
+
+        made.add_done_callback(note)
         self._herald.announce(made, then=self._wake)
         if not self._goes_on:
             self.hold()
             made.result()
-        return self._last
+        return last
 
     def hold(self) -> None:
         """Wait until the weights of the last version were read: they may change then."""
@@ -225,74 +213,58 @@ class WeightOrigin:
             self.held_s += self._last.hold()
 
     def _wake(self) -> None:
-        for each in self._followers:
-            each.wake()
+        for wake in self._followers:
+            wake()
 
 
-class Publishing(Publisher, Protocol):
-    """Encodes versions, here and on the other ranks of a trainer."""
+class Publishing:
+    """Encodes versions and serves them, all in this process; a `Publisher`.
 
-    @property
-    def own(self) -> WeightPublisher:
-        """Of what this process serves."""
-        ...
+    Attributes:
+        own: Of what this process serves.
+        rank_count: Ranks that share every batch.
+    """
 
-    @property
-    def rank_count(self) -> int:
-        """Ranks that share every batch."""
-        ...
+    rank_count = 1
 
-    def order(self, version: int, step: int, restored_from: int | None) -> None:
-        """Have all ranks encode a version of their present weights; `publish` does so here."""
-        ...
+    def __init__(self, policy_id: PolicyId, layout: Layout) -> None:
+        """Publish nothing yet.
 
-    def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
-        """Return where versions are served, this process's endpoint first."""
-        ...
-
-    def entered(self, client: TrainerClient) -> None:
-        """Note that the trainer has its place in the run."""
-        ...
-
-
-@runtime_checkable
-class SharesOut(Protocol):
-    """An engine whose weights lie on several ranks, and are published from there."""
-
-    def publishing(self, policy_id: PolicyId, layout: Layout) -> Publishing:
-        """Return what publishes them."""
-        ...
-
-
-def publishing_of(engine: TrainEngine, policy_id: PolicyId, layout: Layout) -> Publishing:
-    """Return what publishes an engine's weights."""
-    if isinstance(engine, SharesOut):
-        return engine.publishing(policy_id, layout)
-    return _HerePublishing(WeightPublisher(policy_id, layout))
-
-
-class _HerePublishing:
-    """All is encoded and served by this process."""
-
-    def __init__(self, own: WeightPublisher) -> None:
-        self.own = own
-        self.publish = own.publish
-
-    @property
-    def rank_count(self) -> int:
-        return 1
+        Args:
+            policy_id: Whose weights.
+            layout: What they are published as.
+        """
+        self.own = WeightPublisher(policy_id, layout)
 
     @property
     def is_damaged(self) -> bool:
+        """Whether what this process serves is not what it should be."""
         return self.own.is_damaged
 
     def order(self, version: int, step: int, restored_from: int | None) -> None:
-        del version, step, restored_from
+        """Have other ranks encode a version of their present weights; `publish` does so here."""
+
+    def publish(
+        self,
+        version: int,
+        tensors: Mapping[str, Any],
+        *,
+        step: int,
+        restored_from: int | None = None,
+    ) -> VersionInfo:
+        """Make a version ready to be pulled."""
+        return self.own.publish(version, tensors, step=step, restored_from=restored_from)
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
+        """Return where versions are served.
+
+        Args:
+            own: Where this process does.
+        """
         return (WeightEndpoint(rank=0, endpoint=own),)
 
     def entered(self, client: TrainerClient) -> None:
+        """Note that the trainer has its place in the run."""
         self.own.sign_with(client.registration.signing_seed)
 
 
@@ -307,34 +279,29 @@ def version_listeners(
     *,
     scrub: Scrub,
     listen: str,
-) -> Generator[tuple[VersionListener, ...]]:
+) -> Generator[tuple[Wake, ...]]:
     """Let versions gain patches beside training, and go other ways too."""
     with ExitStack() as followers:
-        others: tuple[VersionListener, ...] = (scrub,)
-        if settings.broadcast is not None:
-            others = (followers.enter_context(_broadcaster(publisher, settings, listen)), *others)
+        others: tuple[Wake, ...] = (scrub.wake,)
+        group = settings.broadcast
+        if group is not None:
+            from astraflow.weights.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
+
+            broadcaster = Broadcaster(publisher, group, host=split_address(listen)[0])
+            others = (followers.enter_context(broadcaster).wake, *others)
         look = None
         url = store_url(settings, client.registration.run_id)
         if url is not None:
             writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
             log.info("versions also go to an object store", url=url)
-            others, look = (*others, writer), writer.note_patches
+            others, look = (*others, writer.wake), writer.note_patches
         if publisher.history.shard_layout.shard.count == 1:
             # Of shards a patch is of use once all ranks have it: none speaks for the others.
             gains = ExtraPatches(publisher, client.publish_version, then=look)
-            others = (*others, followers.enter_context(gains))
+            others = (*others, followers.enter_context(gains).wake)
         yield others
 
 
 def store_url(settings: TrainerConfig, run_id: str) -> str | None:
     """Return the folder of a run in the object store of a trainer; None: it has none."""
     return None if settings.store is None else f"{settings.store.rstrip('/')}/{run_id}"
-
-
-def _broadcaster(
-    publisher: WeightPublisher, settings: TrainerConfig, listen: str
-) -> AbstractContextManager[VersionListener]:
-    from astraflow.weights.broadcast import Broadcaster  # noqa: PLC0415 - loads torch
-
-    group = cast("Broadcast", settings.broadcast)
-    return Broadcaster(publisher, group, host=split_address(listen)[0])

@@ -8,7 +8,7 @@ different passes, and on different ranks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,22 +20,9 @@ from astraflow.trainers.rows import LossTokens, TrainRows
 _NO_GROUP = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Compared:
-    """What pairs say of a rank's rows.
-
-    Attributes:
-        slopes: f64[N], of the loss, a mean over the pairs of all ranks, at each row's number.
-        metrics: Of all pairs.
-    """
-
-    slopes: np.ndarray
-    metrics: Mapping[str, float]
-
-
 def compare(
     values: np.ndarray, rows: TrainRows, settings: Pairs, peers: Peers = ALONE
-) -> Compared | None:
+) -> tuple[np.ndarray, Mapping[str, float]] | None:
     """Compare rows with those of other rewards of their groups; None: there are no two such.
 
     -log sigmoid(z) of each pair, z the lead of the preferred row less the margin; with label
@@ -46,6 +33,10 @@ def compare(
         rows: This rank's.
         settings: Of the recipe.
         peers: The ranks that have the others.
+
+    Returns:
+        f64[N], slopes of the loss, a mean over the pairs of all ranks, at each row's number; and
+        numbers for the log, of all pairs.
 
     Raises:
         AstraflowError: INVALID_FIELD when groups are not known.
@@ -77,16 +68,13 @@ def compare(
     def mean(each: np.ndarray) -> float:
         return peers.all_reduce_sum(float(each[mine].sum())) / count
 
-    return Compared(
-        slopes=slopes,
-        metrics={
-            "train/loss": mean(loss),
-            "pairs/accuracy": mean(lead > 0),
-            "pairs/lead": mean(lead),
-            "pairs/chosen": mean(np.broadcast_to(values[:, None], gap.shape)),
-            "pairs/rejected": mean(np.broadcast_to(others[0], gap.shape)),
-        },
-    )
+    return slopes, {
+        "train/loss": mean(loss),
+        "pairs/accuracy": mean(lead > 0),
+        "pairs/lead": mean(lead),
+        "pairs/chosen": mean(np.broadcast_to(values[:, None], gap.shape)),
+        "pairs/rejected": mean(np.broadcast_to(others[0], gap.shape)),
+    }
 
 
 def log_ratios(

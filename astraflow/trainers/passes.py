@@ -112,11 +112,12 @@ def plan_passes(
     cuts = _cheapest_cuts(
         ends, lengths[order][ends - 1], max_tokens=max_tokens, overhead_tokens=overhead_tokens
     )
-    return tuple(
-        ModelPass.of(rows, int(lengths[rows[-1]]))
-        for start, end in cuts
-        for rows in _split(order[start:end], int(lengths[order[end - 1]]), max_tokens)
-    )
+    plan: list[ModelPass] = []
+    for start, end in cuts:
+        fitting = max(1, max_tokens // int(lengths[order[end - 1]]))
+        parts = np.array_split(order[start:end], -(-(end - start) // fitting))
+        plan += [ModelPass.of(rows, int(lengths[rows[-1]])) for rows in parts]
+    return tuple(plan)
 
 
 def pack(lengths: np.ndarray, *, max_tokens: int) -> tuple[ModelPass, ...]:
@@ -177,11 +178,13 @@ def passes_of(
     if trees is None:
         plan = (pack if is_packed else plan_passes)(rows.lengths[indices], max_tokens=max_tokens)
         return tuple(replace(one, rows=indices[one.rows]) for one in plan)
-    sizes = np.array([tree.length for tree in trees])
-    return tuple(
-        _joined([trees[int(each)] for each in one.rows], one.length)
-        for one in plan_passes(sizes, max_tokens=max_tokens)
-    )
+    passes: list[ModelPass] = []
+    for one in plan_passes(np.array([tree.length for tree in trees]), max_tokens=max_tokens):
+        some = [trees[int(each)] for each in one.rows]
+        shared_counts = np.concatenate([tree.shared_counts for tree in some])
+        joined = np.concatenate([tree.rows for tree in some])
+        passes.append(ModelPass(rows=joined, length=one.length, shared_counts=shared_counts))
+    return tuple(passes)
 
 
 class PassPlanner:
@@ -214,8 +217,18 @@ class PassPlanner:
         shares = shares and all(each.takes_branches for each in models)
         self._max_tokens = max_tokens
         self._attention_tokens = models[0].attention_tokens if shares else None
-        is_wanted = packing == "always" or (packing == "auto" and device == "cuda")
-        self._is_packed = is_wanted and _are_packed(models, must=packing == "always")
+        self._is_packed = packing == "always" or (packing == "auto" and device == "cuda")
+        for each in models if self._is_packed else ():
+            if why := each.unpacked:
+                if packing == "always":
+                    raise AstraflowError(
+                        Reason.CAPABILITY_MISSING,
+                        "trainer.packing: always does not go with "
+                        f"{type(each.module).__name__}: {why}; take auto",
+                    )
+                log.info("rows are padded, not packed", why=why)
+                self._is_packed = False
+                break
         self._peers = peers
 
     def plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> tuple[ModelPass, ...]:
@@ -229,20 +242,6 @@ class PassPlanner:
             is_packed=self._is_packed,
         )
         return evened(plan, self._peers.all_reduce_max(len(plan)))
-
-
-def _are_packed(models: Sequence["CausalModel"], *, must: bool) -> bool:
-    for each in models:
-        if why := each.unpacked:
-            if must:
-                raise AstraflowError(
-                    Reason.CAPABILITY_MISSING,
-                    "trainer.packing: always does not go with "
-                    f"{type(each.module).__name__}: {why}; take auto",
-                )
-            log.info("rows are padded, not packed", why=why)
-            return False
-    return True
 
 
 def minibatches_of(
@@ -281,12 +280,6 @@ def evened(plan: Sequence[ModelPass], count: int) -> tuple[ModelPass, ...]:
     return (*[nothing] * (count - len(plan)), *plan)
 
 
-def _joined(trees: Sequence[ModelPass], length: int) -> ModelPass:
-    rows = np.concatenate([tree.rows for tree in trees])
-    shared_counts = np.concatenate([tree.shared_counts for tree in trees])
-    return ModelPass(rows=rows, length=length, shared_counts=shared_counts)
-
-
 def _cheapest_cuts(
     ends: np.ndarray, longest: np.ndarray, *, max_tokens: int, overhead_tokens: int
 ) -> Sequence[tuple[int, int]]:
@@ -313,11 +306,6 @@ def _cheapest_cuts(
         cuts.append((int(starts[choice[last]]), int(ends[last])))
         last = int(choice[last]) - 1
     return cuts[::-1]
-
-
-def _split(rows: np.ndarray, length: int, max_tokens: int) -> list[np.ndarray]:
-    fitting = max(1, max_tokens // length)
-    return np.array_split(rows, -(-len(rows) // fitting))
 
 
 def _trees_of(

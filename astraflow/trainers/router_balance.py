@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.routers import Mixture, MixtureWatch, mixtures_of
+from astraflow.engines.routers import ChoiceTap, mixtures_of
 from astraflow.trainers.tensors import to_tensor
 
 
@@ -30,26 +30,11 @@ def imbalance(scores: Tensor, chosen: Tensor) -> Tensor:
     return count * (shares * likely.mean(0)).sum()
 
 
-class _RecordedMixture(MixtureWatch):
-    def __init__(self, owner: "RouterBalance", mixture: Mixture) -> None:
-        super().__init__(mixture)
-        self._owner = owner
-
-    def is_needed(self) -> bool:
-        return self._owner.is_recording
-
-    def chosen(self, scores: Tensor, result: Any) -> Any:
-        self._owner.routed.append((scores, result[1]))
-        return result
-
-
 class RouterBalance:
     """Adds the imbalance of a model's routers to the loss of each pass.
 
     Attributes:
         is_on: Whether the recipe has such a loss.
-        is_recording: Whether what routers choose is kept, in
-        routed: Scores f[n, E] and choices i64[n, k] of each.
     """
 
     def __init__(self, module: nn.Module, coefficient: float) -> None:
@@ -58,12 +43,11 @@ class RouterBalance:
         Raises:
             AstraflowError: INVALID_FIELD when the model has no routers.
         """
-        self.is_on, self.is_recording = coefficient > 0, False
-        self.routed: list[tuple[Tensor, Tensor]] = []
+        self.is_on = coefficient > 0
         self._coefficient = coefficient
         self._name = type(module).__name__
         mixtures = mixtures_of(module) if self.is_on else ()
-        self._watches = [_RecordedMixture(self, each) for each in mixtures]
+        self._taps = [ChoiceTap(each, is_on=False) for each in mixtures]
         if self.is_on and not mixtures:
             raise self._unknown("has no experts")
 
@@ -76,12 +60,14 @@ class RouterBalance:
     @contextmanager
     def recording(self) -> Generator[None]:
         """Keep what routers pick in a pass."""
-        self.routed.clear()
-        self.is_recording = self.is_on
+        for each in self._taps:
+            each.clear()
+            each.is_on = True
         try:
             yield
         finally:
-            self.is_recording = False
+            for each in self._taps:
+                each.is_on = False
 
     def loss(self, slots: Any, *, share: float) -> tuple[Tensor, float]:
         """Return the loss of the pass, a scalar with a gradient, and the imbalance in it.
@@ -95,12 +81,14 @@ class RouterBalance:
         """
         if not share:
             return torch.zeros(()), 0.0
-        if len(self.routed) != len(self._watches) or not all(
-            one.requires_grad for one, _ in self.routed
-        ):
-            raise self._unknown("chooses its experts in a way that is not known")
-        at = to_tensor(slots, self.routed[0][0].device)
-        layers = [imbalance(scores[at], chosen[at]) for scores, chosen in self.routed]
+        layers: list[Tensor] = []
+        for each in self._taps:
+            scores, picked = each.scores, each.picked
+            is_known = each.times == 1 and scores is not None and scores.requires_grad
+            if not is_known or scores is None or picked is None:
+                raise self._unknown("chooses its experts in a way that is not known")
+            at = to_tensor(slots, scores.device)
+            layers.append(imbalance(scores[at], picked[at]))
+            each.clear()
         found = share * torch.stack(layers).mean()
-        self.routed.clear()
         return self._coefficient * found, float(found.detach())

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.blocks import computed_with
+from astraflow.trainers.blocks import computed_with, require_shareable
 from astraflow.trainers.context_parallel import RowGroup, summed
 from astraflow.trainers.likelihood import PassTokens
 
@@ -62,12 +61,7 @@ class TensorParallel(RowGroup):
         why = [] if heads % self.count == 0 else [f"{heads} heads"]
         why += [] if key_heads % self.count == 0 else [f"{key_heads} key heads"]
         why += [each for block in blocks for each in self._unfit(block)]
-        if why:
-            raise AstraflowError(
-                Reason.CAPABILITY_MISSING,
-                f"fsdp.tensor_parallel: {self.count} does not go with {type(module).__name__}: "
-                f"{', '.join(dict.fromkeys(why))}; take 1",
-            )
+        require_shareable(module, "tensor_parallel", self.count, why)
         blocks[0].register_forward_pre_hook(self._enter)
         blocks[-1].register_forward_hook(self._leave)
 

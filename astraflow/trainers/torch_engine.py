@@ -29,7 +29,7 @@ from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import adapt, trained_parameters
 from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.mismatch import MismatchProbe
-from astraflow.trainers.model_files import HostCopies, write_model
+from astraflow.trainers.model_files import on_host, write_model
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.rows import TrainRows
 
@@ -138,8 +138,21 @@ class TorchEngine:
             deterministic=device.type == "cpu" if is_fixed is None else is_fixed,
             fast_f32=resolved(settings.fsdp, device).compute == "bf16",
         )
-        self._reference = self._load_reference()
-        self._critic = self._load_critic()
+        loss = settings.loss
+        if loss.has_reference:
+            # The first weights also after a resume.
+            given = loss.kl.reference if loss.kl is not None else loss.pairs.reference
+            self._reference = self._shared_out(self._read(given or self._model_dir))
+            self._reference.module.requires_grad_(False)
+        if settings.critic is not None:
+            # Its weights are resumed with the optimizer's state.
+            self._critic = CriticLearner(
+                self._shared_out(valued(self._read(self._model_dir).module)),
+                settings.critic,
+                max_tokens=settings.max_tokens_per_pass,
+                packing=settings.packing,
+                peers=self._peers,
+            )
         self._load(self._model_dir)
 
     def train_step(self, batch: TrainerBatch) -> Mapping[str, float]:
@@ -169,8 +182,8 @@ class TorchEngine:
         """Copy the state to the host, and begin to write it, the optimizer's beside the model."""
         if self._saving is not None:
             wait([self._saving])
-        module, copied = self._model.module, HostCopies()
-        weights, state = copied.of(module.state_dict()), copied.of(self._learner.state())
+        module = self._model.module
+        weights, state = on_host((module.state_dict(), self._learner.state()))
 
         def write() -> None:
             write_model(module, directory, companions_of=self._model_dir, weights=weights)
@@ -260,27 +273,3 @@ class TorchEngine:
         """Keep what this rank has of a model: alone, all of it."""
         prepare_blocks(model.module, resolved(self._settings.fsdp, self._device))
         return model
-
-    def _load_reference(self) -> CausalModel | None:
-        """Load what a KL term or DPO compares with; the first weights also after a resume."""
-        loss = self._settings.loss
-        if not loss.has_reference:
-            return None
-        given = loss.kl.reference if loss.kl is not None else loss.pairs.reference
-        model = self._shared_out(self._read(given or self._model_dir))
-        model.module.requires_grad_(False)
-        return model
-
-    def _load_critic(self) -> CriticLearner | None:
-        """Make what estimates advantages; its weights are resumed with the optimizer's state."""
-        settings = self._settings
-        if settings.critic is None:
-            return None
-        model = self._shared_out(valued(self._read(self._model_dir).module))
-        return CriticLearner(
-            model,
-            settings.critic,
-            max_tokens=settings.max_tokens_per_pass,
-            packing=settings.packing,
-            peers=self._peers,
-        )

@@ -1,51 +1,9 @@
 """Rewards within a row: which turn each is of, and what a turn earned from there on."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turns:
-    """The turns of some rows: stretches of loss tokens without another token between them.
-
-    Attributes:
-        of_token: i64[K], which turn each loss token is of.
-        rows: i64[M], in which row each turn lies.
-        numbers: i64[M], of each turn in its row, from 0.
-    """
-
-    of_token: np.ndarray
-    rows: np.ndarray
-    numbers: np.ndarray
-
-    @classmethod
-    def of(cls, rows: TrainRows) -> "Turns":
-        """Find the turns of a batch."""
-        positions, row = rows.loss.positions, rows.loss.rows
-        starts = np.ones(len(positions), np.bool_)
-        starts[1:] = (np.diff(positions) > 1) | (np.diff(row) > 0)
-        rows_of = row[starts]
-        first = np.searchsorted(rows_of, rows_of)
-        return cls(
-            of_token=np.cumsum(starts) - 1, rows=rows_of, numbers=np.arange(len(rows_of)) - first
-        )
-
-    def returns(self, rewards: np.ndarray, discount: float) -> np.ndarray:
-        """Return f64[M], what each turn and those after it in its row earned.
-
-        Args:
-            rewards: f[K], given at loss tokens.
-            discount: Per turn.
-        """
-        found = np.bincount(self.of_token, weights=rewards, minlength=len(self.rows))
-        for turn in range(len(found) - 2, -1, -1):
-            if self.rows[turn] == self.rows[turn + 1]:
-                found[turn] += discount * found[turn + 1]
-        return found
 
 
 def turn_advantages(
@@ -70,14 +28,23 @@ def turn_advantages(
     rewards = rows.loss.rewards
     if not peers.all_reduce_max(0 if rewards is None else int(rewards.any())):
         return np.zeros(len(rows.loss), np.float32)
-    turns = Turns.of(rows)
-    returns = turns.returns(np.zeros(len(rows.loss)) if rewards is None else rewards, discount)
+    # Turns are stretches of loss tokens without another token between them.
+    positions, row_of = rows.loss.positions, rows.loss.rows
+    starts = np.ones(len(positions), np.bool_)
+    starts[1:] = (np.diff(positions) > 1) | (np.diff(row_of) > 0)
+    turn_of, turn_rows = np.cumsum(starts) - 1, row_of[starts]  # i64[K], i64[M]
+    given = np.zeros(len(positions)) if rewards is None else rewards
+    returns = np.bincount(turn_of, weights=given, minlength=len(turn_rows))
+    for turn in range(len(returns) - 2, -1, -1):
+        if turn_rows[turn] == turn_rows[turn + 1]:
+            returns[turn] += discount * returns[turn + 1]
     if is_compared:
-        keys = np.stack([rows.compared_with[turns.rows], turns.numbers.astype(np.uint64)], axis=1)
+        numbers = np.arange(len(turn_rows)) - np.searchsorted(turn_rows, turn_rows)
+        keys = np.stack([rows.compared_with[turn_rows], numbers.astype(np.uint64)], axis=1)
         all_keys, all_returns = peers.all_gather(keys), peers.all_gather(returns)
         same, place = np.unique(all_keys, axis=0, return_inverse=True)
         sums = np.bincount(place.ravel(), weights=all_returns, minlength=len(same))
         means = sums / np.bincount(place.ravel(), minlength=len(same))
         at = {(int(key[0]), int(key[1])): index for index, key in enumerate(same)}
         returns = returns - means[[at[int(key[0]), int(key[1])] for key in keys]]
-    return returns[turns.of_token].astype(np.float32)
+    return returns[turn_of].astype(np.float32)

@@ -23,21 +23,23 @@ def test_rows_of_any_length_get_what_the_definition_says(gamma, lam):
     lengths, rewards = [3, 1, 0, 7, 2], rng.normal(size=5)
     rows = np.repeat(np.arange(5), lengths)
     values = rng.normal(size=13)
-    found = estimate(values, rows, rewards, gamma=gamma, lam=lam)
+    advantages, returns = estimate(values, rows, rewards, gamma=gamma, lam=lam)
     wanted = np.concatenate(
         [by_definition(values[rows == row], rewards[row], gamma, lam) for row in range(5)]
     )
-    np.testing.assert_allclose(found.advantages, wanted, rtol=1e-9)
-    np.testing.assert_allclose(found.returns, wanted + values, rtol=1e-9)
+    np.testing.assert_allclose(advantages, wanted, rtol=1e-9)
+    np.testing.assert_allclose(returns, wanted + values, rtol=1e-9)
 
 
 def test_without_values_every_token_gets_the_discounted_reward():
-    found = estimate(np.zeros(3), np.zeros(3, np.int64), np.array([2.0]), gamma=0.5, lam=1.0)
-    assert found.advantages.tolist() == [0.5, 1.0, 2.0]
+    advantages, _ = estimate(
+        np.zeros(3), np.zeros(3, np.int64), np.array([2.0]), gamma=0.5, lam=1.0
+    )
+    assert advantages.tolist() == [0.5, 1.0, 2.0]
 
 
 def test_rewards_of_tokens_count_beside_that_of_the_row():
-    found = estimate(
+    advantages, _ = estimate(
         np.zeros(3),
         np.zeros(3, np.int64),
         np.array([2.0]),
@@ -45,9 +47,11 @@ def test_rewards_of_tokens_count_beside_that_of_the_row():
         lam=1.0,
         token_rewards=np.array([0.0, 4.0, 0.0]),
     )
-    assert found.advantages.tolist() == [2.5, 5.0, 2.0]
+    assert advantages.tolist() == [2.5, 5.0, 2.0]
 
 
 def test_no_tokens_have_no_advantages():
-    found = estimate(np.zeros(0), np.zeros(0, np.int64), np.zeros(2), gamma=1.0, lam=1.0)
-    assert not len(found.advantages)
+    advantages, _ = estimate(
+        np.zeros(0), np.zeros(0, np.int64), np.zeros(2), gamma=1.0, lam=1.0
+    )
+    assert not len(advantages)

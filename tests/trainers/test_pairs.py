@@ -108,13 +108,13 @@ def test_numbers_of_pairs_are_means_over_pairs():
     rows = pair_rows(1)
     rows = replace(rows, rewards=np.array([1.0, 0.0], np.float32))
     values = np.array([0.25, -0.5])
-    found = compare(values, rows, Loss().pairs)
-    assert found.metrics["pairs/lead"] == 0.75
-    assert found.metrics["pairs/accuracy"] == 1
-    assert (found.metrics["pairs/chosen"], found.metrics["pairs/rejected"]) == (0.25, -0.5)
-    assert found.metrics["train/loss"] == pytest.approx(np.log1p(np.exp(-0.75)))
+    slopes, metrics = compare(values, rows, Loss().pairs)
+    assert metrics["pairs/lead"] == 0.75
+    assert metrics["pairs/accuracy"] == 1
+    assert (metrics["pairs/chosen"], metrics["pairs/rejected"]) == (0.25, -0.5)
+    assert metrics["train/loss"] == pytest.approx(np.log1p(np.exp(-0.75)))
     slope = 1 / (1 + np.exp(0.75))
-    np.testing.assert_allclose(found.slopes, [-slope, slope])
+    np.testing.assert_allclose(slopes, [-slope, slope])
 
 
 def test_groups_without_a_difference_move_nothing(make_model):

@@ -106,8 +106,8 @@ def test_a_critic_sees_them_and_nothing_is_added(part, make_model):
     rows.rewards[:] = 0
     config = CriticConfig(gamma=0.5)
     critic = CriticLearner(valued(make_model().module), config, max_tokens=64)
-    _, found = critic.estimate(rows)
-    assert found.returns.reshape(4, 3)[1].tolist() == [0.25, 0.5, 1.0]
+    _, _, returns = critic.estimate(rows)
+    assert returns.reshape(4, 3)[1].tolist() == [0.25, 0.5, 1.0]
     settings = TrainerConfig(critic=config, advantages=Advantages(turn_discount=0.5))
     learner = PolicyLearner(make_model(), settings, critic=critic)
     assert learner._with_turns(rows) is rows.loss

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -150,32 +149,21 @@ class AdapterSlots(Slots):
         return [(first, layer.lora_A[ranks]), (second, layer.lora_B[ranks].T)]
 
 
-class RowAdapters:
-    """Tells a module which policy's adapters each row of a pass takes, if it has any."""
-
-    def __init__(self, module: nn.Module, places: Sequence[AdapterPlace]) -> None:
-        self._shares = shares_in(module)
-        rank_count = max((place.ranks.stop for place in places), default=0)
-        self._scales = next(module.parameters()).new_zeros(len(places), rank_count)
-        for place in places:
-            self._scales[place.index, place.ranks] = place.settings.scale
-
-    def expect(self, policies: np.ndarray) -> None:
-        """Let the next pass be over rows of these policies, i64[n]."""
-        if self._shares is not None:
-            self._shares.of_rows = self._of(policies)
-
-    def shares(self, policies: np.ndarray) -> Tensor | None:
-        """Return [n, ranks], what each row takes of each rank; None: there are no adapters."""
-        return None if self._shares is None else self._of(policies)
-
-    def _of(self, policies: np.ndarray) -> Tensor:
-        return self._scales[torch.as_tensor(policies, device=self._scales.device)]
+def row_scales(module: nn.Module, places: Sequence[AdapterPlace]) -> Tensor | None:
+    """Return [policies, ranks], what a row of each policy takes of each rank; None: no adapters."""
+    if not places:
+        return None
+    rank_count = max(place.ranks.stop for place in places)
+    scales = next(module.parameters()).new_zeros(len(places), rank_count)
+    for place in places:
+        scales[place.index, place.ranks] = place.settings.scale
+    return scales
 
 
-def shares_in(module: nn.Module) -> Shares | None:
-    """Return what tells the layers of a module of their rows; None: it has no adapters."""
-    return getattr(module, "adapter_shares", None)
+def expect_rows(module: nn.Module, shares: Tensor | None) -> None:
+    """Let the next pass of a module with adapters be over rows of these shares, [rows, ranks]."""
+    if shares is not None:
+        cast("Any", module).adapter_shares.of_rows = shares
 
 
 def slots_of(module: nn.Module, places: Sequence[AdapterPlace]) -> Mapping[int, Slots]:

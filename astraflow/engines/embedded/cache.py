@@ -1,139 +1,121 @@
 """The KV cache: a slot per row, rows close together, ragged lengths; and kept prefixes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
-import torch
+from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from astraflow.engines.embedded.shapes import grown
 
 
-class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, [slots, heads, columns, head size].
+class PassLayer(CacheLayerMixin):
+    """What a pass has for the cache of one layer: its new keys and values are written elsewhere."""
 
-    A forward pass over prompts writes to it; a decode step gets views.
-    """
+    def __init__(self, write: Callable[..., Sequence[Tensor]], keys: Tensor | None = None) -> None:
+        """Write nothing yet.
 
-    def __init__(self, cache: "SlotCache") -> None:
+        Args:
+            write: Takes new keys and values, [rows, heads, n, head size]; returns what is
+                attended to.
+            keys: That are attended to, [rows, heads, length, head size]; None: the new ones alone.
+        """
         cast("Any", super()).__init__()
-        self._cache = cache
-        self._kept_keys = torch.empty(0)
-        self._kept_values = torch.empty(0)
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Take shape, type and device from the first states."""
-        self._kept_keys = self._sized(key_states)
-        self._kept_values = self._sized(value_states)
+        self._write = write
+        self._keys = keys
         self.is_initialized = True
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """There is nothing left to do."""
+
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *_args: object,
-        **_kwargs: object,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the states of prompts; return them: a prompt attends to itself."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        length = key_states.shape[2]
-        prompts = self._cache.prompts
-        rows = slice(self._cache.first_row, self._cache.first_row + len(prompts))
-        self._kept_keys[rows, :, :length] = key_states[prompts]
-        self._kept_values[rows, :, :length] = value_states[prompts]
-        return key_states, value_states
+        self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Have the new states written; return all that is attended to."""
+        keys, values = self._write(key_states, value_states)
+        return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return key length and offset: a prompt attends to itself."""
-        return query_length, 0
+        """Return key length and offset."""
+        return query_length if self._keys is None else self._keys.shape[2], 0
 
     def get_seq_length(self) -> int:
-        """Return the tokens before the queries of a prompt: none."""
+        """Return nothing that is read: positions and masks are given."""
         return 0
 
     def get_max_length(self) -> int:
-        """Return that it grows as needed."""
+        """Return that there is no limit of its own."""
         return -1
 
-    def views(self, rows: slice, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of some rows and the first columns."""
-        return self._kept_keys[rows, :, :columns], self._kept_values[rows, :, :columns]
 
-    def grow(self) -> None:
-        """Take the cache's capacity, keeping what is there."""
-        if self.is_initialized:
-            self._kept_keys = _copied_into(self._kept_keys, self._sized(self._kept_keys))
-            self._kept_values = _copied_into(self._kept_values, self._sized(self._kept_values))
+class SlotCache:
+    """Keys and values of all layers, [slots, heads, columns, head size]; it grows as needed.
 
-    def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
-        """Copy rows onto others, the first `length` columns."""
-        self._kept_keys[targets, :, :length] = self._kept_keys[sources, :, :length]
-        self._kept_values[targets, :, :length] = self._kept_values[sources, :, :length]
-
-    def _sized(self, like: torch.Tensor) -> torch.Tensor:
-        cache = self._cache
-        return like.new_zeros((cache.row_capacity, like.shape[1], cache.capacity, like.shape[3]))
-
-
-class SlotCache(Cache):
-    """A cache that any attention model of transformers can write prompts to.
-
-    Attributes:
-        row_capacity: Slots.
-        capacity: Columns: tokens per slot.
-        first_row: Where the rows of a prompt pass go.
-        prompts: i64[n], which prompt of the pass each of these n rows begins with.
+    A pass over prompts of any attention model of transformers writes to it; later ones get views.
     """
 
     def __init__(self, *, layer_count: int, row_limit: int, limit: int) -> None:
-        self.row_capacity = min(16, row_limit)
-        self.capacity = min(64, limit)
-        self.first_row = 0
-        self.prompts = torch.empty(0, dtype=torch.long)
+        self._row_capacity = min(16, row_limit)
+        self._capacity = min(64, limit)
         self._row_limit = row_limit
         self._limit = limit
-        self._layers = [SlotLayer(self) for _ in range(layer_count)]
-        super().__init__(layers=list(self._layers))
+        # Of each layer; empty before the first prompt shows their shapes.
+        self._layers: list[list[Tensor]] = [[] for _ in range(layer_count)]
 
-    def expect_prompts(self, prompts: torch.Tensor, *, first_row: int, length: int) -> None:
-        """Let the next pass write prompts of `length` to fresh rows.
+    def for_prompts(self, prompts: Tensor, *, first_row: int, length: int) -> Cache:
+        """Return the cache of a pass over prompts: each attends to itself, and goes to fresh rows.
 
         Args:
             prompts: i64[n], which prompt of the pass each of n rows begins with.
             first_row: Where these rows are.
             length: Padded.
         """
-        self._reserve(first_row + len(prompts), length)
-        self.first_row = first_row
-        self.prompts = prompts
+        rows = slice(first_row, first_row + len(prompts))
+        self._reserve(rows.stop, length)
+        writes = (partial(self._write, states, rows, prompts) for states in self._layers)
+        return Cache(layers=[PassLayer(write) for write in writes])
 
-    def states(self, rows: slice, *, length: int) -> list[torch.Tensor]:
+    def states(self, rows: slice, *, length: int) -> list[Tensor]:
         """Return keys, then values, of each layer in turn, [rows, heads, length, head size].
 
         They are views: what a pass writes to them is kept.
         """
         self._reserve(rows.stop, length)
-        return [state for layer in self._layers for state in layer.views(rows, length)]
+        return [state[rows, :, :length] for states in self._layers for state in states]
 
-    def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """Copy rows onto others, the first `length` columns of every layer."""
-        for layer in self._layers:
-            layer.move(sources, targets, length)
+        for states in self._layers:
+            for state in states:
+                state[targets, :, :length] = state[sources, :, :length]
+
+    def _write(
+        self, states: list[Tensor], rows: slice, prompts: Tensor, *given: Tensor
+    ) -> Sequence[Tensor]:
+        if not states:
+            states += map(self._sized, given)
+        for state, new in zip(states, given, strict=True):
+            state[rows, :, : new.shape[2]] = new[prompts]
+        return given
 
     def _reserve(self, rows: int, columns: int) -> None:
-        if rows <= self.row_capacity and columns <= self.capacity:
+        if rows <= self._row_capacity and columns <= self._capacity:
             return
-        self.row_capacity = grown(self.row_capacity, needed=rows, limit=self._row_limit)
-        self.capacity = grown(self.capacity, needed=columns, limit=self._limit)
-        for layer in self._layers:
-            layer.grow()
+        self._row_capacity = grown(self._row_capacity, needed=rows, limit=self._row_limit)
+        self._capacity = grown(self._capacity, needed=columns, limit=self._limit)
+        for states in self._layers:
+            states[:] = [_copied_into(state, self._sized(state)) for state in states]
+
+    def _sized(self, like: Tensor) -> Tensor:
+        heads, size = like.shape[1], like.shape[3]
+        return like.new_zeros((self._row_capacity, heads, self._capacity, size))
 
 
-def _copied_into(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _copied_into(source: Tensor, target: Tensor) -> Tensor:
     rows, _, columns, _ = source.shape
     target[:rows, :, :columns] = source
     return target
@@ -149,7 +131,7 @@ class Beginning:
     """
 
     length: int
-    states: Sequence[torch.Tensor]
+    states: Sequence[Tensor]
 
 
 class PrefixCache:
@@ -166,7 +148,7 @@ class PrefixCache:
         self._kept: dict[tuple[int, bytes], Beginning] = {}
         self._lengths: Counter[int] = Counter()
 
-    def keep(self, adapter: int, tokens: np.ndarray, states: Sequence[torch.Tensor]) -> None:
+    def keep(self, adapter: int, tokens: np.ndarray, states: Sequence[Tensor]) -> None:
         """Take what was computed of a row of a policy, i32[n]; the oldest make room for it."""
         self._forget((adapter, tokens.tobytes()))
         self._kept[adapter, tokens.tobytes()] = Beginning(len(tokens), states)

@@ -1,5 +1,6 @@
 """The decoder: one module, its cache and its rows, a step at a time."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,7 +13,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.engines.checks import max_context_of
 from astraflow.engines.devices import computed_dtype
-from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
+from astraflow.engines.embedded.adapters import AdapterPlace, row_scales, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
 from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, logits_of, read_on
@@ -36,6 +37,15 @@ _TOKENS_PER_RECOMPUTE = 8192
 
 # Tokens of a row that are read anew as fast as they are copied.
 _SHORT = 32
+
+# Prompt tokens read between two decode steps, so that running rows are not kept waiting.
+_PROMPT_TOKENS_PER_STEP = 8192
+
+# Decode steps that a request may wait for others to be read with, unless so many of the running
+# rows wait already: a pass over few rows costs almost as much as one over many.
+_MAX_DELAY_STEPS = 3
+
+_FULL_SHARE = 0.5
 
 # A request that is watched, and i32[n] that it sampled since the last time.
 Shown = tuple[Request, np.ndarray]
@@ -69,34 +79,38 @@ class DecoderSettings:
 
 
 class Decoder:
-    """Continuous batching: rows join after their prompt and leave when they end."""
+    """Continuous batching: rows join after their prompt and leave when they end.
+
+    Requests take rows in order of arrival, as these become free.
+
+    Attributes:
+        module: What computes.
+        sampled_counts: i64[policies], tokens sampled since the start.
+    """
 
     def __init__(self, module: torch.nn.Module, settings: DecoderSettings) -> None:
-        self._module = module
+        self.module = module
         self._parameters = tuple(module.parameters())
         self._slots = slots_of(module, settings.adapters)
-        self._adapters = RowAdapters(module, settings.adapters)
+        self._scales = row_scales(module, settings.adapters)
         self._taps = RouteTaps(module)
         self._settings = settings
         self._masks = StepMasks(settings.architecture, dtype=settings.dtype)
         self._versions: dict[int, int] = {}
-        self._sampled_counts = np.zeros(len(self._slots), np.int64)
+        self.sampled_counts = np.zeros(len(self._slots), np.int64)
+        self._waiting: deque[Request] = deque()
+        self._waited_count = 0
         self._start()
 
     @property
-    def module(self) -> torch.nn.Module:
-        """What computes."""
-        return self._module
+    def waiting_count(self) -> int:
+        """Requests without a row."""
+        return len(self._waiting)
 
     @property
-    def running_count(self) -> int:
-        """Sequences being decoded."""
-        return self._rows.count
-
-    @property
-    def free_count(self) -> int:
-        """Sequences that it can take."""
-        return self._settings.max_batch - self._rows.count
+    def is_idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._waiting and not self._rows.count
 
     @property
     def cached_token_count(self) -> int:
@@ -104,14 +118,15 @@ class Decoder:
         return int(self._rows.column("length", slice(0, self._rows.count)).sum())
 
     @property
-    def sampled_counts(self) -> np.ndarray:
-        """i64[policies], tokens sampled since the start."""
-        return self._sampled_counts
-
-    @property
     def running_counts(self) -> np.ndarray:
         """i64[policies], sequences being decoded."""
         return self._counted(slice(0, self._rows.count))
+
+    @property
+    def waiting_counts(self) -> np.ndarray:
+        """i64[policies], requests without a row."""
+        policies = np.array([each.adapter for each in self._waiting], np.int64)
+        return np.bincount(policies, minlength=len(self._slots))
 
     def unshown(self) -> list[Shown]:
         """Return what was sampled for watched requests since the last call."""
@@ -132,7 +147,56 @@ class Decoder:
             if request.adapter == weights.adapter:
                 request.take_over(weights.version, sampled_count=len(self._rows.sampled(row)[0]))
 
-    def admit(self, requests: Sequence[Request]) -> list[Ended]:
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def withdraw(self, request: Request) -> None:
+        """Forget a request that nobody waits for; one that ended already is none."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif request in self._rows.requests:
+            self._remove(np.array([self._rows.requests.index(request)]))
+
+    def advance(self) -> list[Ended]:
+        """Read prompts for the free rows, then decode one step; return what ended."""
+        admitted = self._next_admitted()
+        try:
+            ended = self._admit(admitted)
+            if self._rows.count:
+                ended += self._step()
+        except Exception as error:  # noqa: BLE001  whatever torch raises fails these rows only
+            lost = {id(request): request for request in (*self._abandon(), *admitted)}
+            return [(request, _failed(error)) for request in lost.values()]
+        return ended
+
+    def end(self, error: AstraflowError) -> list[Ended]:
+        """End all requests with an error."""
+        requests = [*self._abandon(), *self._waiting]
+        self._waiting.clear()
+        return [(request, error) for request in requests]
+
+    def _next_admitted(self) -> list[Request]:
+        admitted: list[Request] = []
+        free_count = self._settings.max_batch - self._rows.count
+        if self._delays_prompts(free_count):
+            return admitted
+        tokens = 0
+        while self._waiting and len(admitted) < free_count:
+            tokens += padded_length(len(self._waiting[0].prompt))
+            if admitted and tokens > _PROMPT_TOKENS_PER_STEP:
+                break
+            admitted.append(self._waiting.popleft())
+        return admitted
+
+    def _delays_prompts(self, free_count: int) -> bool:
+        """Whether requests wait a step longer for others."""
+        waiting = len(self._waiting)
+        is_few = waiting < min(free_count, _FULL_SHARE * self._rows.count)
+        self._waited_count = self._waited_count + 1 if waiting and is_few else 0
+        return 0 < self._waited_count <= _MAX_DELAY_STEPS
+
+    def _admit(self, requests: Sequence[Request]) -> list[Ended]:
         """Read prompts, and sample the first token of each; return those that ended with it.
 
         Where a prompt goes on from what was sampled before, as the next turn of a chat does, only
@@ -142,10 +206,13 @@ class Decoder:
         going_on: list[tuple[Request, Beginning]] = []
         for request in requests:
             beginning = self._prefixes.take(request.adapter, request.prompt)
-            if beginning is None or self._is_too_long(request, beginning):
-                fresh.append(request)
-            else:
-                going_on.append((request, beginning))
+            if beginning is not None:
+                # Rounded up after what it begins with, it may be longer than the cache.
+                end = padded_length(beginning.length + _new_length((request, beginning)))
+                if end <= padded_length(self._settings.max_context):
+                    going_on.append((request, beginning))
+                    continue
+            fresh.append(request)
         ended: list[Ended] = []
         for length, group in groupby(sorted(fresh, key=_length), key=_length):
             ended += self._prefill(list(group), length)
@@ -153,7 +220,7 @@ class Decoder:
             ended += self._read_on(list(pairs), length)
         return ended
 
-    def step(self) -> list[Ended]:
+    def _step(self) -> list[Ended]:
         """Sample one token for every row; return those that ended."""
         rows = slice(0, self._rows.count)
         computed = slice(0, self._padded(rows.stop))
@@ -163,25 +230,20 @@ class Decoder:
         ids = self._tensor(self._rows.column("token", computed).copy())
         places = self._tensor(positions)
         logits = self._settings.stepper.run(
-            self._module,
+            self.module,
             parameters=self._parameters,
             ids=ids,
             positions=places,
             masks=self._masks.of(places[:, None], length),
             states=self._cache.states(computed, length=length),
-            shares=self._adapters.shares(self._rows.column("adapter", computed)),
+            shares=self._shares(self._rows.column("adapter", computed)),
         )
         experts = self._taps.last(computed.stop, 1)
         if experts is not None:
             self._rows.route_last(rows, experts[: rows.stop, 0])
         return self._sample(logits[: rows.stop], rows)
 
-    def withdraw(self, request: Request) -> None:
-        """Free the row of a request that nobody waits for, if it has one."""
-        if request in self._rows.requests:
-            self._remove(np.array([self._rows.requests.index(request)]))
-
-    def abandon(self) -> list[Request]:
+    def _abandon(self) -> list[Request]:
         """Drop all rows and the cache; return whose they were."""
         requests = self._rows.requests
         self._start()
@@ -243,21 +305,16 @@ class Decoder:
         places = self._tensor(positions)
         ends = self._rows.column("length", rows) - 1 - known
         kept, indexes = kept_positions(ends, row_count=len(pairs), length=length)
-        self._adapters.expect(self._rows.column("adapter", rows))
         logits = read_on(
-            self._module,
+            self.module,
             ids=self._tensor(np.take_along_axis(self._ids(rows, columns), positions, 1)),
             positions=places,
             masks=self._masks.of(places, columns),
             states=states,
             kept=self._tensor(kept),
+            shares=self._shares(self._rows.column("adapter", rows)),
         )
         return self._sample(logits[np.arange(len(pairs)), indexes], rows)
-
-    def _is_too_long(self, request: Request, beginning: Beginning) -> bool:
-        """Whether a prompt, rounded up after what it begins with, is longer than the cache."""
-        end = beginning.length + _new_length((request, beginning))
-        return padded_length(end) > padded_length(self._settings.max_context)
 
     def _remember(self, row: int) -> None:
         """Keep what was computed of a row that ends, if it is all of the version that is live."""
@@ -293,12 +350,11 @@ class Decoder:
         """
         count: int = ids.shape[0]
         length: int = ids.shape[1]
-        self._cache.expect_prompts(self._tensor(prompts), first_row=rows.start, length=length)
         _, firsts = np.unique(prompts, return_index=True)
-        self._adapters.expect(self._rows.column("adapter", rows)[firsts])
         return logits_of(
-            self._module,
-            self._cache,
+            self.module,
+            self._cache.for_prompts(self._tensor(prompts), first_row=rows.start, length=length),
+            shares=self._shares(self._rows.column("adapter", rows)[firsts]),
             input_ids=self._tensor(ids),
             position_ids=self._tensor(np.arange(length))[None].expand(count, length),
             attention_mask=None,
@@ -314,7 +370,7 @@ class Decoder:
                 f"version {versions} gives logits that are not finite; publish sound weights",
             )
         self._rows.append(rows, tokens, logprobs)
-        self._sampled_counts += self._counted(rows)
+        self.sampled_counts += self._counted(rows)
         ended = self._settings.stops.ended(self._rows, rows)
         results = [self._ended(row, reason) for row, reason in ended]
         if ended:
@@ -349,8 +405,22 @@ class Decoder:
         """Return how many rows are of each policy."""
         return np.bincount(self._rows.column("adapter", rows), minlength=len(self._slots))
 
+    def _shares(self, policies: np.ndarray) -> torch.Tensor | None:
+        """Return [n, ranks], what rows of these policies, i64[n], take of each rank."""
+        return None if self._scales is None else self._scales[self._tensor(policies)]
+
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self._settings.device)
+
+
+def _failed(error: Exception) -> AstraflowError:
+    if isinstance(error, AstraflowError):
+        return error
+    failure = AstraflowError(
+        Reason.ENGINE_FAILED, f"a decode step failed: {type(error).__name__}: {error}"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _length(request: Request) -> int:

@@ -141,7 +141,14 @@ class SharedBase:
             staged = await asyncio.get_running_loop().run_in_executor(
                 self._stager, make, versions.weights, versions.kept
             )
-            report = await self._commit(staged)
+            reply = self.after_submitted().commit(staged)
+            try:
+                report = await asyncio.shield(reply)
+            except asyncio.CancelledError:
+                # The worker has let go of the update's arrays when this ends.
+                with contextlib.suppress(AstraflowError):
+                    await reply
+                raise
             if report is not None:
                 return report
 
@@ -158,16 +165,6 @@ class SharedBase:
         failure = engine_closed() if self._is_closed else self.worker.failure
         if failure is not None:
             raise failure
-
-    async def _commit(self, staged: Staged) -> SwapReport | None:
-        """Hand over; the worker has let go of the update's arrays when this ends."""
-        reply = self.after_submitted().commit(staged)
-        try:
-            return await asyncio.shield(reply)
-        except asyncio.CancelledError:
-            with contextlib.suppress(AstraflowError):
-                await reply
-            raise
 
     def _put_submitted(self) -> None:
         if self._submitted:

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,10 +20,11 @@ import structlog
 import torch
 from torch.nn.functional import pad
 from transformers import AutoConfig, PretrainedConfig, masking_utils
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.embedded.adapters import shares_in
+from astraflow.engines.embedded.adapters import expect_rows
+from astraflow.engines.embedded.cache import PassLayer
 from astraflow.engines.embedded.shapes import row_step
 from astraflow.engines.modules import make_causal_model, use_onednn
 
@@ -270,16 +272,18 @@ def read_on(
     masks: Masks,
     states: Sequence[torch.Tensor],
     kept: torch.Tensor,
+    shares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Read what follows in rows whose beginnings are in the cache.
 
     Args:
-        module: A causal model of transformers, which was told of the rows' adapters.
+        module: A causal model of transformers.
         ids: i64[rows, n].
         positions: i64[rows, n], where they stand; their keys and values are written there.
         masks: [rows, 1, n, length] each: what they may attend to.
         states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
         kept: i64[k], which of the n tokens have their logits returned.
+        shares: [rows, ranks]: which adapters each row takes; None: there are none.
 
     Returns:
         Logits, [rows, k, vocabulary].
@@ -288,6 +292,7 @@ def read_on(
     return logits_of(
         module,
         _cache_over(states, rows, positions),
+        shares=shares,
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks,
@@ -295,72 +300,45 @@ def read_on(
     )
 
 
-def logits_of(module: torch.nn.Module, cache: Cache, **inputs: Any) -> torch.Tensor:
+def logits_of(
+    module: torch.nn.Module, cache: Cache, *, shares: torch.Tensor | None, **inputs: Any
+) -> torch.Tensor:
     """Run a causal model of transformers over a cache; return its logits, [rows, k, vocabulary]."""
+    expect_rows(module, shares)
     return module(**{_CACHE: cache}, **inputs, use_cache=True).logits
 
 
 def _cache_over(
     states: Sequence[torch.Tensor], rows: torch.Tensor, positions: torch.Tensor
 ) -> Cache:
+    pairs = zip(states[::2], states[1::2], strict=True)
     return Cache(
         layers=[
-            _StepLayer(keys, values, rows[:, None], positions)
-            for keys, values in zip(states[::2], states[1::2], strict=True)
+            PassLayer(partial(_write_at, each, rows[:, None], positions), each[0]) for each in pairs
         ]
     )
 
 
-class _StepLayer(CacheLayerMixin):
-    """Keys and values of one layer, written in place where the newest tokens stand."""
-
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
-    ) -> None:
-        cast("Any", super()).__init__()
-        self._states = keys, values
-        self._where = rows, positions
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """There is nothing left to do."""
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *_args: object,
-        **_kwargs: object,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states; return all that is attended to."""
-        rows, positions = self._where
-        for kept, new in zip(self._states, (key_states, value_states), strict=True):
-            kept[rows, :, positions] = new.transpose(1, 2)
-        return self._states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        """Return key length and offset."""
-        return self._states[0].shape[2], 0
-
-    def get_seq_length(self) -> int:
-        """Return nothing that is read: positions and masks are given."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return that there is no limit of its own."""
-        return -1
+def _write_at(
+    states: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    *given: torch.Tensor,
+) -> Sequence[torch.Tensor]:
+    """Write new states in place where the newest tokens stand; return all."""
+    for kept, new in zip(states, given, strict=True):
+        kept[rows, :, positions] = new.transpose(1, 2)
+    return states
 
 
 def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> torch.Tensor:
     ids, positions, rows, taken, *others = inputs
-    shares = shares_in(module)
-    if shares is not None:
-        shares.of_rows = taken
     mask_count = max(1, len(kinds))
     masks, states = others[:mask_count], others[mask_count:]
     logits = logits_of(
         module,
         _cache_over(states, rows, positions[:, None]),
+        shares=taken if hasattr(module, "adapter_shares") else None,
         input_ids=ids[:, None],
         position_ids=positions[:, None],
         attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from astraflow.core.rollouts import FinishReason
-from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded.grammars import Guide
 from astraflow.engines.embedded.rows import DecodeRows, Request
 from astraflow.engines.protocol import UNCHANGED
@@ -245,15 +244,10 @@ class StopRules:
         sampling, guide = table.requests[row].sampling, table.requests[row].guide
         if guide is not None and guide.is_over:
             return True
-        tokens = table.sampled(row)[0]
-        return int(tokens[-1]) in sampling.stop_token_ids or self._completes(tokens, sampling)
-
-    def _completes(self, tokens: np.ndarray, sampling: SamplingParams) -> bool:
-        """Return whether the last token completes a stop string."""
-        if not sampling.stop_strings or len(tokens) < sampling.min_new_tokens:
-            return False
-        tokenizer = self._tokenizer
-        if tokenizer is None:
+        tokens, tokenizer = table.sampled(row)[0], self._tokenizer
+        if int(tokens[-1]) in sampling.stop_token_ids:
+            return True
+        if not sampling.stop_strings or len(tokens) < sampling.min_new_tokens or tokenizer is None:
             return False
         stops = StopTexts(tokenizer, sampling.stop_strings)
         return stops.ends(tokens[-stops.span :].tolist())

@@ -260,7 +260,7 @@ def stage(
         AstraflowError: APPLY_FAILED naming the tensor that does not fit; nothing changed.
     """
     try:
-        return _Staging(update, slots, base, kept).result()
+        return _staged(update, slots, _base_tensors(update, base), kept)
     except (RuntimeError, MemoryError) as error:
         raise apply_failed(f"version {update.version} cannot be staged: {error}") from error
 
@@ -276,79 +276,54 @@ def bits_of(tensor: torch.Tensor, dtype: Dtype) -> np.ndarray:
     return signed.view(dtype.bits)
 
 
-class _Staging:
-    def __init__(
-        self, update: WeightUpdate, slots: Slots, base: Weights | None, kept: Collection[Weights]
-    ) -> None:
-        self._update = update
-        self._slots = slots
-        self._base = dict(_base_tensors(update, base))
-        self._kept = kept
-        self._whole: dict[str, torch.Tensor] = {}
-        self._scatters: dict[str, Scatter] = {}
-
-    def result(self) -> Staged:
-        for part in self._update.tensors:
-            self._add(part)
-        tensors = {**self._base, **self._whole}
-        return Staged(
-            weights=self._slots.completed(self._update.version, tensors),
-            scatters=tuple(self._scatters.values()),
-        )
-
-    def _add(self, part: TensorUpdate) -> None:
-        name = self._slots.canonical(part.spec.name)
+def _staged(
+    update: WeightUpdate, slots: Slots, base: Mapping[str, torch.Tensor], kept: Collection[Weights]
+) -> Staged:
+    whole: dict[str, torch.Tensor] = {}
+    scatters: dict[str, Scatter] = {}
+    for part in update.tensors:
+        name, indices = slots.canonical(part.spec.name), part.indices
         if name is None:
             raise apply_failed(f"the model has no tensor {part.spec.name}")
-        if name in self._whole or name in self._scatters:
+        if name in whole or name in scatters:
             raise apply_failed(f"{part.spec.name} comes twice, or is tied to {name}")
-        like = self._slots.like(name)
+        like = slots.like(name)
         check_part(part, tuple(like.shape))
         if not like.is_floating_point():
             raise apply_failed(f"{part.spec.name} is no tensor of floats in the model")
-        if part.indices is None:
-            self._whole[name] = _whole_tensor(part, like)
-        else:
-            self._change(name, part, part.indices)
-
-    def _change(self, name: str, part: TensorUpdate, indices: np.ndarray) -> None:
-        if name not in self._base:
+        if indices is None:
+            # A tensor of its own: the caller goes on to change its arrays.
+            values = _values(part).to(device=like.device, dtype=like.dtype, copy=True)
+            whole[name] = values.reshape(like.shape)
+            continue
+        if name not in base:
             raise apply_failed(f"{part.spec.name} is sparse, and there is no base to change")
-        live = self._base[name]
+        live = base[name]
         places = _as_tensor(indices.astype(np.int64, copy=False)).to(live.device)
         new = _bits(_values(part).to(device=live.device, dtype=live.dtype))
         is_whole = _WHOLE_FROM * len(indices) >= part.spec.element_count
-        if is_whole or not self._slots.is_direct or _is_shared(name, live, self._kept):
-            self._whole[name] = live.clone(memory_format=torch.contiguous_format)
-            _bits(self._whole[name]).scatter_(0, places, new)
-            return
-        self._scatters[name] = Scatter(
-            name=name,
-            target=live,
-            indices=places,
-            new=new,
-            old=_bits(live).index_select(0, places),
-        )
+        if is_whole or not slots.is_direct or _is_shared(name, live, kept):
+            whole[name] = live.clone(memory_format=torch.contiguous_format)
+            _bits(whole[name]).scatter_(0, places, new)
+        else:
+            old = _bits(live).index_select(0, places)
+            scatters[name] = Scatter(name=name, target=live, indices=places, new=new, old=old)
+    weights = slots.completed(update.version, {**base, **whole})
+    return Staged(weights=weights, scatters=tuple(scatters.values()))
 
 
-def _base_tensors(update: WeightUpdate, base: Weights | None) -> dict[str, torch.Tensor]:
+def _base_tensors(update: WeightUpdate, base: Weights | None) -> Mapping[str, torch.Tensor]:
     """Return what the update changes; bits are absolute, so a version may come again."""
     if update.base_version is None:
         return {}
     if base is None or base.version not in (update.base_version, update.version):
         live = None if base is None else base.version
         raise apply_failed(f"version {update.version} changes {update.base_version}, not {live}")
-    return dict(base.tensors)
+    return base.tensors
 
 
 def _is_shared(name: str, tensor: torch.Tensor, others: Collection[Weights]) -> bool:
     return any(other.tensors[name] is tensor for other in others)
-
-
-def _whole_tensor(part: TensorUpdate, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of its own: the caller goes on to change its arrays."""
-    values = _values(part)
-    return values.to(device=like.device, dtype=like.dtype, copy=True).reshape(like.shape)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -20,101 +20,8 @@ from astraflow.engines.checks import apply_failed
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings, Shown
 from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.embedded.rows import Ended, Request
-from astraflow.engines.embedded.shapes import padded_length
 from astraflow.engines.embedded.weights import Staged, VersionSet, Weights
 from astraflow.engines.protocol import EngineLoad
-
-# Prompt tokens read between two decode steps, so that running rows are not kept waiting.
-_PROMPT_TOKENS_PER_STEP = 8192
-
-# Decode steps that a request may wait for others to be read with, unless so many of the running
-# rows wait already: a pass over few rows costs almost as much as one over many.
-_MAX_DELAY_STEPS = 3
-
-_FULL_SHARE = 0.5
-
-
-class RequestQueue:
-    """Takes requests in order of arrival, as rows become free."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self._waiting: deque[Request] = deque()
-        self._waited_count = 0
-
-    @property
-    def waiting_count(self) -> int:
-        """Requests without a row."""
-        return len(self._waiting)
-
-    def waiting_counts(self, policy_count: int) -> np.ndarray:
-        """Return i64[policies], requests without a row."""
-        policies = np.array([each.adapter for each in self._waiting], np.int64)
-        return np.bincount(policies, minlength=policy_count)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to compute."""
-        return not self._waiting and not self.decoder.running_count
-
-    def add(self, request: Request) -> None:
-        """Queue a request."""
-        self._waiting.append(request)
-
-    def withdraw(self, request: Request) -> None:
-        """Forget a request that nobody waits for; one that ended already is none."""
-        if request in self._waiting:
-            self._waiting.remove(request)
-        else:
-            self.decoder.withdraw(request)
-
-    def advance(self) -> list[Ended]:
-        """Read prompts for the free rows, then decode one step; return what ended."""
-        admitted = self._next_admitted()
-        try:
-            ended = self.decoder.admit(admitted)
-            if self.decoder.running_count:
-                ended += self.decoder.step()
-        except Exception as error:  # noqa: BLE001  whatever torch raises fails these rows only
-            lost = {id(request): request for request in (*self.decoder.abandon(), *admitted)}
-            return [(request, _failed(error)) for request in lost.values()]
-        return ended
-
-    def end(self, error: AstraflowError) -> list[Ended]:
-        """End all requests with an error."""
-        requests = [*self.decoder.abandon(), *self._waiting]
-        self._waiting.clear()
-        return [(request, error) for request in requests]
-
-    def _next_admitted(self) -> list[Request]:
-        admitted: list[Request] = []
-        if self._delays_prompts():
-            return admitted
-        tokens = 0
-        while self._waiting and len(admitted) < self.decoder.free_count:
-            tokens += padded_length(len(self._waiting[0].prompt))
-            if admitted and tokens > _PROMPT_TOKENS_PER_STEP:
-                break
-            admitted.append(self._waiting.popleft())
-        return admitted
-
-    def _delays_prompts(self) -> bool:
-        """Whether requests wait a step longer for others."""
-        waiting, running = len(self._waiting), self.decoder.running_count
-        is_few = waiting < min(self.decoder.free_count, _FULL_SHARE * running)
-        self._waited_count = self._waited_count + 1 if waiting and is_few else 0
-        return 0 < self._waited_count <= _MAX_DELAY_STEPS
-
-
-def _failed(error: Exception) -> AstraflowError:
-    if isinstance(error, AstraflowError):
-        return error
-    failure = AstraflowError(
-        Reason.ENGINE_FAILED, f"a decode step failed: {type(error).__name__}: {error}"
-    )
-    failure.__cause__ = error
-    return failure
-
 
 # An idle worker begins when nothing has come for so long, or for this share of its last turn: what
 # comes a moment later costs a pass of its own, or waits for some.
@@ -135,11 +42,12 @@ _PolicyVersion = tuple[int, int]
 class DecodeWorker:
     """Decodes while there are rows, sleeps while there are none.
 
-    What the event loop may read at any time: `version_sets` and `loads`.
+    What the event loop may read at any time: `version_sets`, `loads` and `failure`.
 
     Attributes:
         version_sets: The versions of each policy.
         loads: Of each policy, after the last step; replaced whole.
+        failure: Why it answers no more; None while it does.
     """
 
     def __init__(
@@ -156,8 +64,8 @@ class DecodeWorker:
         self._settings = settings
         self._thread_count = thread_count
         self._kv = kv
-        self._live = RequestQueue(Decoder(module, settings))
-        self._pinned: dict[_PolicyVersion, RequestQueue] = {}
+        self._live = Decoder(module, settings)
+        self._pinned: dict[_PolicyVersion, Decoder] = {}
         self._past_sampled_counts = np.zeros(policy_count, np.int64)
         self._handed_counts: Counter[int] = Counter()
         self._seen_counts: Counter[int] = Counter()
@@ -165,15 +73,10 @@ class DecodeWorker:
         self._turn_s = 0.0
         self._shown_at = 0.0
         self._replies: list[_Reply] = []
-        self._failure: AstraflowError | None = None
+        self.failure: AstraflowError | None = None
         self._inbox: SimpleQueue[_Asked] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
         self._thread.start()
-
-    @property
-    def failure(self) -> AstraflowError | None:
-        """Why it answers no more; None while it does."""
-        return self._failure
 
     def unseen_count(self, adapter: int) -> int:
         """Return the requests of a policy that it was handed and has not seen."""
@@ -213,7 +116,7 @@ class DecodeWorker:
         torch.set_num_threads(self._thread_count)
         try:
             with torch.inference_mode():
-                while self._failure is None:
+                while self.failure is None:
                     self._turn()
         except Exception as error:  # noqa: BLE001  nobody may wait for a thread that is gone
             self._end(AstraflowError(Reason.ENGINE_FAILED, f"the engine broke: {error!r}"))
@@ -223,9 +126,9 @@ class DecodeWorker:
         """Follow what was asked, decode one step, answer."""
         self._read_inbox()
         start = time.perf_counter()
-        for pinned, queue in [(None, self._live), *self._pinned.items()]:
-            if not queue.is_idle:
-                self._collect(queue.advance())
+        for pinned, decoder in [(None, self._live), *self._pinned.items()]:
+            if not decoder.is_idle:
+                self._collect(decoder.advance())
                 self._turn_s = time.perf_counter() - start
             if pinned is not None:
                 self._let_go(pinned)
@@ -234,7 +137,7 @@ class DecodeWorker:
 
     def _read_inbox(self) -> None:
         """Follow all messages; wait for one when there is nothing to decode."""
-        if self._live.is_idle and all(queue.is_idle for queue in self._pinned.values()):
+        if self._live.is_idle and all(decoder.is_idle for decoder in self._pinned.values()):
             self._follow()
             self._await_batch()
         while not self._inbox.empty():
@@ -269,14 +172,14 @@ class DecodeWorker:
             self._submit(request)
 
     def _withdraw(self, request: Request) -> None:
-        for queue in (self._live, *self._pinned.values()):
-            queue.withdraw(request)
+        for decoder in (self._live, *self._pinned.values()):
+            decoder.withdraw(request)
 
     def _end(self, error: AstraflowError) -> None:
         """Answer everything that waits with an error, for good."""
-        self._failure = error
-        for queue in (self._live, *self._pinned.values()):
-            self._collect(queue.end(error))
+        self.failure = error
+        for decoder in (self._live, *self._pinned.values()):
+            self._collect(decoder.end(error))
         while not self._inbox.empty():
             waiting, _ = self._inbox.get()
             self._replies.extend((reply, error) for reply in waiting)
@@ -291,9 +194,9 @@ class DecodeWorker:
             self._replies.append((request.reply, self._not_served(pinned)))
             return
         if pinned not in self._pinned:
-            queue = RequestQueue(Decoder(twin_of(self._live.decoder.module), self._settings))
-            queue.decoder.install(weights)
-            self._pinned[pinned] = queue
+            decoder = Decoder(twin_of(self._live.module), self._settings)
+            decoder.install(weights)
+            self._pinned[pinned] = decoder
             self.version_sets[request.adapter].keep(weights)
         self._pinned[pinned].add(request)
 
@@ -315,13 +218,13 @@ class DecodeWorker:
         return SwapReport(
             version=staged.weights.version,
             pause_s=time.perf_counter() - start,
-            inflight_count=int(self._live.decoder.running_counts[staged.weights.adapter]),
+            inflight_count=int(self._live.running_counts[staged.weights.adapter]),
         )
 
     def _install(self, weights: Weights) -> None:
-        self._live.decoder.install(weights)
+        self._live.install(weights)
         if self._kv is KvPolicy.RECOMPUTE:
-            self._live.decoder.recompute(weights.adapter)
+            self._live.recompute(weights.adapter)
 
     def _pin(self, pinned: _PolicyVersion) -> AstraflowError | None:
         adapter, version = pinned
@@ -339,11 +242,11 @@ class DecodeWorker:
     def _let_go(self, pinned: _PolicyVersion) -> None:
         """Drop a version that is not pinned and has nothing to decode."""
         adapter, version = pinned
-        queue, versions = self._pinned.get(pinned), self.version_sets[adapter]
-        if version in versions.pins or (queue is not None and not queue.is_idle):
+        decoder, versions = self._pinned.get(pinned), self.version_sets[adapter]
+        if version in versions.pins or (decoder is not None and not decoder.is_idle):
             return
-        if queue is not None:
-            self._past_sampled_counts += queue.decoder.sampled_counts
+        if decoder is not None:
+            self._past_sampled_counts += decoder.sampled_counts
             del self._pinned[pinned]
         versions.drop(version)
 
@@ -362,9 +265,8 @@ class DecodeWorker:
 
     def _report(self) -> None:
         """Publish the load, then wake the event loop once for all that was answered."""
-        queues = [self._live, *self._pinned.values()]
-        decoders = [queue.decoder for queue in queues]
-        self.loads = self._loads(queues, decoders)
+        decoders = [self._live, *self._pinned.values()]
+        self.loads = self._loads(decoders)
         if self._replies:
             replies, self._replies = self._replies, []
             # The loop may have ended without closing the engine; then nobody waits.
@@ -372,13 +274,13 @@ class DecodeWorker:
                 replies[0][0].get_loop().call_soon_threadsafe(_deliver, replies)
         self._show(decoders)
 
-    def _loads(self, queues: list[RequestQueue], decoders: list[Decoder]) -> tuple[EngineLoad, ...]:
+    def _loads(self, decoders: list[Decoder]) -> tuple[EngineLoad, ...]:
         """Return the load of each policy; cache and time are those of all together."""
         places = self._settings.max_batch * self._settings.max_context * len(decoders)
         kv_fraction = sum(decoder.cached_token_count for decoder in decoders) / places
         running = sum(decoder.running_counts for decoder in decoders)
         sampled = self._past_sampled_counts + sum(each.sampled_counts for each in decoders)
-        waiting = sum(queue.waiting_counts(len(self.version_sets)) for queue in queues)
+        waiting = sum(each.waiting_counts for each in decoders)
         columns = np.stack([running, waiting, sampled]).T.tolist()
         return tuple(
             EngineLoad(

@@ -6,7 +6,7 @@ whole. So the bytes that a patch touches grow with what changes and not with the
 that time is spent on waiting for memory, a cache line per element, so several threads share it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -35,56 +35,40 @@ class PatchError(Exception):
 
 
 @dataclass(frozen=True)
-class ScatterWrite:
-    """Elements to write one by one.
+class Write:
+    """Elements of a parameter to write: one by one, or a part of it as a whole.
 
     Attributes:
-        flat: Bits of a parameter, iN.
-        places: i64[n] in it.
-        values: Bits, iN[n].
-    """
-
-    flat: torch.Tensor
-    places: torch.Tensor
-    values: torch.Tensor
-
-    def pieces(self) -> "Iterator[ScatterWrite]":
-        """Return parts that a core's cache holds while they are read back; on a device, itself."""
-        size = _PIECE if self.flat.device.type == "cpu" else max(1, len(self.places))
-        for start in range(0, len(self.places), size):
-            part = slice(start, start + size)
-            yield ScatterWrite(self.flat, self.places[part], self.values[part])
-
-    def apply(self) -> int:
-        """Write; return the bytes written."""
-        self.flat.scatter_(0, self.places, self.values)
-        return self.values.nbytes
-
-    def is_written(self) -> bool:
-        """Read back."""
-        return torch.equal(self.flat.gather(0, self.places), self.values)
-
-
-@dataclass(frozen=True)
-class BlockWrite:
-    """A part of a parameter that is written as a whole.
-
-    Attributes:
-        target: Bits of it, iN.
-        values: Bits, of the same shape, on any device.
+        target: Bits of it, iN; flat where there are places.
+        values: Bits, iN, as many as are written; of a whole part on any device.
+        places: i64[n] in the target; None: all of it.
     """
 
     target: torch.Tensor
     values: torch.Tensor
+    places: torch.Tensor | None = None
+
+    def pieces(self) -> "Iterator[Write]":
+        """Return parts that a core's cache holds while they are read back; on a device, itself."""
+        if self.places is None or self.target.device.type != "cpu":
+            yield self
+            return
+        for start in range(0, len(self.places), _PIECE):
+            part = slice(start, start + _PIECE)
+            yield Write(self.target, self.values[part], self.places[part])
 
     def apply(self) -> int:
         """Write; return the bytes written."""
-        self.target.copy_(self.values)
-        return self.target.nbytes
+        if self.places is None:
+            self.target.copy_(self.values)
+        else:
+            self.target.scatter_(0, self.places, self.values)
+        return self.values.nbytes
 
     def is_written(self) -> bool:
         """Read back."""
-        return torch.equal(self.target, self.values.to(self.target.device))
+        found = self.target if self.places is None else self.target.gather(0, self.places)
+        return torch.equal(found, self.values.to(found.device))
 
 
 @dataclass(frozen=True)
@@ -93,31 +77,28 @@ class StagedUpdate:
 
     Attributes:
         version: What the weights are afterwards.
-        blocks: What to write as a whole.
-        scatters: What to write one by one.
+        writes: What to write.
         unmapped: Tensors that the server's own loader must load, with all that they are fused with.
     """
 
     version: int
-    blocks: tuple[BlockWrite, ...]
-    scatters: tuple[ScatterWrite, ...]
+    writes: tuple[Write, ...]
     unmapped: tuple[str, ...]
 
 
 class Patcher:
-    """Writes updates into one model."""
+    """Writes updates into one model.
+
+    Attributes:
+        regions: Where the tensors seen so far lie.
+    """
 
     def __init__(self, parameters: Parameters, load: Loader) -> None:
         """Watch no loader before the first update shows what there is."""
         self._load = load
         self._parameters = parameters
-        self._regions: dict[str, tuple[Region, ...]] = {}
+        self.regions: dict[str, tuple[Region, ...]] = {}
         self._seen: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def regions(self) -> Mapping[str, tuple[Region, ...]]:
-        """Where the tensors seen so far lie."""
-        return self._regions
 
     def stage(self, update: Update) -> StagedUpdate:
         """Look up what an update writes where; nothing is written.
@@ -126,25 +107,16 @@ class Patcher:
             PatchError: It changes some elements of a tensor that has no place of its own.
         """
         self._learn(update)
-        unmapped = tuple(part.name for part in update.parts if part.name not in self._regions)
+        unmapped = tuple(part.name for part in update.parts if part.name not in self.regions)
         if unmapped and update.base_version is not None:
             raise PatchError(f"{unmapped[0]} is not simply copied by the server's loader")
-        writes = [
-            self._write(part, region)
+        writes = tuple(
+            piece
             for part in update.parts
-            for region in self._regions.get(part.name, ())
-        ]
-        return StagedUpdate(
-            version=update.version,
-            blocks=tuple(write for write in writes if isinstance(write, BlockWrite)),
-            scatters=tuple(
-                piece
-                for write in writes
-                if isinstance(write, ScatterWrite)
-                for piece in write.pieces()
-            ),
-            unmapped=unmapped,
+            for region in self.regions.get(part.name, ())
+            for piece in self._write(part, region).pieces()
         )
+        return StagedUpdate(version=update.version, writes=writes, unmapped=unmapped)
 
     def holders(self, sample: Update) -> frozenset[str]:
         """Return the parameters in which some elements of what was loaded lie where it was copied.
@@ -154,7 +126,7 @@ class Patcher:
         self._learn(sample)
         right, wrong = set[str](), set[str]()
         for part in sample.parts:
-            for region in self._regions.get(part.name, ()):
+            for region in self.regions.get(part.name, ()):
                 write = self._write(part, region)
                 if not write.is_written():
                     wrong.add(region.parameter)
@@ -167,16 +139,16 @@ class Patcher:
         new = {p.name: p for p in update.parts if self._seen.get(p.name) != p.shape}
         for dtype in {part.dtype for part in new.values()}:
             shapes = {name: part.shape for name, part in new.items() if part.dtype == dtype}
-            self._regions |= find_regions(self._load, self._parameters, shapes, _TORCH[dtype])
+            self.regions |= find_regions(self._load, self._parameters, shapes, _TORCH[dtype])
             self._seen |= shapes
 
-    def _write(self, part: TensorPart, region: Region) -> ScatterWrite | BlockWrite:
+    def _write(self, part: TensorPart, region: Region) -> Write:
         parameter = self._parameters.flat[region.parameter]
         flat, values = _bits(parameter), _bits(values_of(part).to(parameter.dtype))
         if part.indices is None:
-            return BlockWrite(region.target.on(flat), region.source.on(values))
+            return Write(region.target.on(flat), region.source.on(values))
         taken, places = region.places(torch.as_tensor(part.indices))
-        return ScatterWrite(flat, places.to(flat.device), values[taken].to(flat.device))
+        return Write(flat, values[taken].to(flat.device), places.to(flat.device))
 
 
 def apply(staged: StagedUpdate) -> dict[str, Any]:
@@ -190,14 +162,15 @@ def apply(staged: StagedUpdate) -> dict[str, Any]:
         PatchError: What was read is not what was written: the weights are of no version.
     """
     started = perf_counter()
-    # A copy of a block is shared among threads by torch.
-    nbytes = sum(map(_written, staged.blocks)) + _all_written(staged.scatters)
+    # A copy of a whole part is shared among threads by torch.
+    nbytes = sum(_written(each) for each in staged.writes if each.places is None)
+    nbytes += _all_written([each for each in staged.writes if each.places is not None])
     return {"version": staged.version, "nbytes": nbytes, "apply_s": perf_counter() - started}
 
 
-def _all_written(scatters: tuple[ScatterWrite, ...]) -> int:
+def _all_written(scatters: list[Write]) -> int:
     """Write pieces on as many threads as torch would use; torch lets go of Python's lock."""
-    if not scatters or scatters[0].flat.device.type != "cpu":
+    if not scatters or scatters[0].target.device.type != "cpu":
         return sum(map(_written, scatters))
     left, count, mode = iter(scatters), torch.get_num_threads(), torch.is_inference_mode_enabled()
 
@@ -209,7 +182,7 @@ def _all_written(scatters: tuple[ScatterWrite, ...]) -> int:
         return sum(pool.map(write, range(count)))
 
 
-def _written(write: ScatterWrite | BlockWrite) -> int:
+def _written(write: Write) -> int:
     nbytes = write.apply()
     if not write.is_written():
         raise PatchError("what was written is not there: the weights are of no version")

@@ -6,6 +6,7 @@ copy that it makes from one of them into a parameter is noted instead of made. A
 view on each side, so a region is a few integers, and an element's place is arithmetic.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,10 +53,7 @@ class View:
     @property
     def element_count(self) -> int:
         """Product of the shape."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     def on(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the part of a flat tensor: no copy."""

@@ -70,7 +70,9 @@ class AdapterEngine:
         self._siblings = siblings
         self._settings = settings
         self._model = model
-        self._versions = AdapterVersions(_VERSION_COUNT, self._let_go)
+        self._versions = AdapterVersions(
+            _VERSION_COUNT, lambda each: host.background.start(self._unload(each))
+        )
         self._held: Tensors = {}
         self._one_at_a_time = asyncio.Lock()
         self._numbers = count()
@@ -186,9 +188,6 @@ class AdapterEngine:
         http = await self._host.server.wait_up()
         await self._host.dialect.load_adapter(http, adapter.name, adapter.folder)
         adapter.life = life
-
-    def _let_go(self, adapter: Adapter) -> None:
-        self._host.background.start(self._unload(adapter))
 
     async def _unload(self, adapter: Adapter) -> None:
         """Take a version from the server, if that one has it still."""

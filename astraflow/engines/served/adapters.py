@@ -119,7 +119,7 @@ class AdapterVersions:
         kept: All that the server has, oldest first.
     """
 
-    def __init__(self, place_count: int, let_go: Callable[[Adapter], None]) -> None:
+    def __init__(self, place_count: int, let_go: Callable[[Adapter], object]) -> None:
         """Keep nothing; `let_go` is told of one that nobody needs, and `forget` frees its place."""
         self.live: Adapter | None = None
         self.kept: tuple[Adapter, ...] = ()

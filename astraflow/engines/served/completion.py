@@ -12,7 +12,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy, VersionSpan
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.checks import check_prompt, check_sampling
+from astraflow.engines.checks import check_prompt, check_sampling, engine_failed
 from astraflow.engines.protocol import Generation, Likeliest, Watch
 from astraflow.engines.served.dialect import CompletionPiece, ServerRequest
 from astraflow.engines.served.host import ServerHost
@@ -86,27 +86,26 @@ class CompletionBuilder:
         logprobs = np.asarray(self._logprobs, np.float32)
         reason = self.finish_reason
         if reason is None or reason not in _ENDS or len(logprobs) != len(self._tokens):
-            raise _completion_failed("the server broke off a completion")
+            raise engine_failed("the server broke off a completion")
         if not np.isfinite(logprobs).all():
-            raise _completion_failed(
+            raise engine_failed(
                 "the server's log-probabilities are not finite: its weights are spoilt"
             )
         if self.is_greedy:
             logprobs[:] = 0.0
+        experts, told = self.experts, self._told_experts
+        routes = None
+        if experts is not None and told is not None:
+            routes = experts.routes(told, self.prompt_count + len(self._tokens))
         return Generation(
             tokens=np.asarray(self._tokens, np.int32),
             logprobs=logprobs,
             version_spans=self._spans(),
             finish_reason=reason,
-            routed_experts=self._routes(),
+            routed_experts=routes,
             constrained=np.ones(len(logprobs), np.bool_) if self.is_constrained else None,
             likeliest=self._likeliest,
         )
-
-    def _routes(self) -> np.ndarray | None:
-        if self._told_experts is None or self.experts is None:
-            return None
-        return self.experts.routes(self._told_experts, self.prompt_count + len(self._tokens))
 
     def _cut(self, before: int) -> None:
         """End it with the first token that completes a stop text."""
@@ -125,7 +124,7 @@ class CompletionBuilder:
                 kv = self.kv if spans else KvPolicy.UNKNOWN
                 spans.append(VersionSpan(version=version, length=kept, kv=kv))
         if left:
-            raise _completion_failed(f"the server tells no version of {left} tokens")
+            raise engine_failed(f"the server tells no version of {left} tokens")
         return tuple(spans)
 
 
@@ -137,10 +136,6 @@ def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((version, length))
     return merged
-
-
-def _completion_failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
 
 
 class CompletionClient:
@@ -181,30 +176,42 @@ class CompletionClient:
 
         With an adapter, which never changes, all its tokens are of that version.
         """
-        request = replace(
-            self.request(prompt, sampling, is_watched=watch is not None),
+        model, tokenizer = self._model, self._model.tokenizer
+        vocab_size, max_context = model.vocab_size, model.max_context
+        check_prompt(np.asarray(prompt, np.int64), vocab_size=vocab_size, max_context=max_context)
+        check_sampling(sampling, vocab_size=vocab_size, reads_text=tokenizer is not None)
+        room = max_context - len(prompt)
+        eos = () if sampling.ignore_eos else model.special.eos
+        request = ServerRequest(
+            request_id=uuid.uuid4().hex,
+            prompt=prompt,
+            sampling=replace(sampling, max_new_tokens=min(sampling.max_new_tokens or room, room)),
+            stop_ids=tuple(sorted({*eos, *sampling.stop_token_ids})),
+            never_sampled=tuple(sorted(model.special.never_sampled)),
             cache_salt=f"version {version}",
+            is_streamed=watch is not None or bool(sampling.stop_strings),
             adapter=adapter,
+            tells_experts=self._tells_experts,
         )
+        stops = None
+        if sampling.stop_strings and tokenizer is not None:
+            least = sampling.min_new_tokens
+            stops = StopTexts(tokenizer, sampling.stop_strings, min_new_tokens=least)
         gathering = CompletionBuilder(
             kv=self._kv,
-            stops=self._stops(sampling),
+            stops=stops,
             is_greedy=sampling.temperature == 0,
             is_constrained=sampling.grammar is not None,
             version=None if adapter is None else version,
             prompt_count=len(prompt),
-            experts=self._model.experts,
+            experts=model.experts,
         )
         try:
             with self.meter.running():
                 await self._gather(request, gathering, watch)
         except httpx.HTTPError as error:
             self._background.start(self._server.check_alive())
-            raise AstraflowError(
-                Reason.ENGINE_FAILED,
-                f"the server broke off a completion: {error!r}",
-                retryable=True,
-            ) from error
+            raise engine_failed(f"the server broke off a completion: {error!r}") from error
         except AstraflowError as error:
             if error.reason is Reason.ENGINE_FAILED:
                 self._background.start(self._server.check_alive())
@@ -213,35 +220,6 @@ class CompletionClient:
             self._background.start(self._abort(request))
             raise
         return gathering.result()
-
-    def request(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, is_watched: bool
-    ) -> ServerRequest:
-        """Return a sound request.
-
-        Raises:
-            AstraflowError: CONTEXT_TOO_LONG or INVALID_FIELD.
-        """
-        model = self._model
-        check_prompt(
-            np.asarray(prompt, np.int64),
-            vocab_size=model.vocab_size,
-            max_context=model.max_context,
-        )
-        check_sampling(
-            sampling, vocab_size=model.vocab_size, reads_text=model.tokenizer is not None
-        )
-        room = model.max_context - len(prompt)
-        eos = () if sampling.ignore_eos else model.special.eos
-        return ServerRequest(
-            request_id=uuid.uuid4().hex,
-            prompt=prompt,
-            sampling=replace(sampling, max_new_tokens=min(sampling.max_new_tokens or room, room)),
-            stop_ids=tuple(sorted({*eos, *sampling.stop_token_ids})),
-            never_sampled=tuple(sorted(model.special.never_sampled)),
-            is_streamed=is_watched or bool(sampling.stop_strings),
-            tells_experts=self._tells_experts,
-        )
 
     async def _gather(
         self, request: ServerRequest, gathering: CompletionBuilder, watch: Watch | None
@@ -254,12 +232,6 @@ class CompletionClient:
                     watch(np.asarray(tokens, np.int32))
                 if gathering.is_over and piece.finish_reason is None:
                     await self._abort(request)
-
-    def _stops(self, sampling: SamplingParams) -> StopTexts | None:
-        tokenizer = self._model.tokenizer
-        if not sampling.stop_strings or tokenizer is None:
-            return None
-        return StopTexts(tokenizer, sampling.stop_strings, min_new_tokens=sampling.min_new_tokens)
 
     async def _abort(self, request: ServerRequest) -> None:
         with suppress(AstraflowError, httpx.HTTPError):

@@ -113,6 +113,9 @@ class ServedEngine:
     into its live weights while it pauses between two steps. Whatever fails from the pause on
     ends the server: it is started again, and all weights are loaded, so that nothing
     half-applied is ever sampled from.
+
+    Attributes:
+        version: What newly sampled tokens are of; None before the first swap, and without a server.
     """
 
     # A server has only one.
@@ -138,8 +141,8 @@ class ServedEngine:
         self._dialect = dialect
         self._model = model
         self._policy_id = policy_id
-        self._version: int | None = None
-        self._holds = VersionHolds(lambda: self._version)
+        self.version: int | None = None
+        self._holds = VersionHolds(lambda: self.version)
         self._source: Source | None = None
         self._one_at_a_time = asyncio.Lock()
         self._host = ServerHost(dialect, model=model, settings=settings, on_lost=self._lost)
@@ -151,11 +154,6 @@ class ServedEngine:
         )
         self._meter = self._completions.meter
         self._pins: list[int] = []
-
-    @property
-    def version(self) -> int | None:
-        """What newly sampled tokens are of; None before the first swap, and without a server."""
-        return self._version
 
     @property
     def pinned_versions(self) -> frozenset[int]:
@@ -175,10 +173,12 @@ class ServedEngine:
         watch: Watch | None = None,
     ) -> Generation:
         """Sample one completion; see `Engine.generate`. What a seed draws is the server's own."""
-        self._require_weights()
+        self._server.require_open()
+        if self.version is None:
+            raise no_weights()
         if version is None:
             await self._holds.wait_unchanged()
-            return await self._completions.sample(prompt, sampling, watch, version=self._version)
+            return await self._completions.sample(prompt, sampling, watch, version=self.version)
         await self._holds.take(version)
         try:
             return await self._completions.sample(prompt, sampling, watch, version=version)
@@ -220,7 +220,7 @@ class ServedEngine:
         async with self._one_at_a_time:
             http = await self._server.wait_up()
             update = await asyncio.to_thread(split_experts, update, self._model.shapes)
-            await asyncio.to_thread(self._model.check, update, self._version)
+            await asyncio.to_thread(self._model.check, update, self.version)
             async with self._host.folder.file(update) as file:
                 await self._staged(http, file)
                 async with self._holds.changing():
@@ -236,7 +236,7 @@ class ServedEngine:
 
     async def _load_source(self) -> None:
         async with self._one_at_a_time:
-            if self._source is None or self._version is not None:
+            if self._source is None or self.version is not None:
                 return
             http = await self._server.wait_up()
             update = split_experts(await asyncio.to_thread(self._source), self._model.shapes)
@@ -265,7 +265,7 @@ class ServedEngine:
                 f"version {version} was not applied whole, so the server starts again: {error}",
             ) from error
         pause_s = perf_counter() - started
-        self._version = version
+        self.version = version
         return SwapReport(version=version, pause_s=pause_s, inflight_count=inflight_count)
 
     async def _linger(self, version: int) -> None:
@@ -274,13 +274,8 @@ class ServedEngine:
 
     def _lost(self) -> None:
         """The weights are gone with the server."""
-        self._version = None
+        self.version = None
         self._background.start(self._restore())
-
-    def _require_weights(self) -> None:
-        self._server.require_open()
-        if self._version is None:
-            raise no_weights()
 
 
 def _tells_experts(model: ModelDescription, settings: EngineSettings) -> bool:

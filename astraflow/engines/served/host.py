@@ -99,16 +99,23 @@ class ServerHost:
         self.is_attached = settings.url is not None
         self.background = Background()
         self.folder = ExchangeFolder(dialect.name)
+        # A server writes there once it starts; it is left for people.
+        logs = f"astraflow-{dialect.name}-{os.getpid()}-{secrets.token_hex(8)}"
         self.server = InferenceServer(
             is_alive=dialect.is_alive,
             wake=self._take_over,
             launch=None if settings.url else self._launch,
             url=settings.url,
-            log_file=_log_file(dialect.name),
+            log_file=Path(tempfile.gettempdir()) / logs / "server.log",
             start_s=settings.start_s,
             on_lost=on_lost,
         )
-        self._require_launch()
+        try:
+            # What would keep every start from succeeding is refused now.
+            self._launch(0)
+        except AstraflowError:
+            self.folder.close()
+            raise
         self._serving = self.background.start(self.server.run())
 
     async def close(self) -> None:
@@ -117,14 +124,6 @@ class ServerHost:
         await asyncio.wait([self._serving])
         await self.background.close()
         self.folder.close()
-
-    def _require_launch(self) -> None:
-        """Reject now what would keep every start from succeeding."""
-        try:
-            self._launch(0)
-        except AstraflowError:
-            self.folder.close()
-            raise
 
     async def _take_over(self, http: httpx.AsyncClient) -> None:
         """Make sure of a server that somebody else started, and have it go on."""
@@ -142,9 +141,3 @@ class ServerHost:
         )
         launch = self.dialect.launch(place)
         return replace(launch, env={**launch.env, **visible_gpus(self._settings, Machine.here())})
-
-
-def _log_file(name: str) -> Path:
-    """Return where a server writes to, once it starts; it is left there for people."""
-    folder = f"astraflow-{name}-{os.getpid()}-{secrets.token_hex(8)}"
-    return Path(tempfile.gettempdir()) / folder / "server.log"

@@ -10,7 +10,7 @@ import numpy as np
 
 from astraflow.config.model_dirs import read_config
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part, max_context_of
 from astraflow.engines.served.routed_experts import ExpertLayout
 from astraflow.engines.tokenizer import (
@@ -112,19 +112,15 @@ class ModelDescription:
                 raise apply_failed(f"{name} comes twice")
             seen.add(name)
             check_part(part, self.shapes.get(name, part.spec.shape))
-            if not _is_finite(part):
+            # An exponent that is all ones: a server keeps what it computes of that.
+            mask = _EXPONENTS[part.spec.dtype]
+            if ((part.values & mask) == mask).any():
                 raise apply_failed(f"{name} has values that are not finite")
             if part.indices is not None and update.base_version is None:
                 raise apply_failed(f"{name} is sparse, and there is no base to change")
         missing = self.shapes.keys() - seen
         if update.base_version is None and missing:
             raise apply_failed(f"{min(missing)} is missing, with {len(missing) - 1} others")
-
-
-def _is_finite(part: TensorUpdate) -> bool:
-    """Return whether no exponent is all ones: a server keeps what it computes of others."""
-    mask = _EXPONENTS[part.spec.dtype]
-    return not bool(((part.values & mask) == mask).any())
 
 
 def _text_config(directory: Path) -> dict[str, Any]:

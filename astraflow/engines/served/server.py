@@ -16,7 +16,7 @@ import httpx
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.checks import engine_closed
+from astraflow.engines.checks import engine_closed, engine_failed
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served import lifeline
 from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand
@@ -162,7 +162,7 @@ class InferenceServer:
         """
         self.require_open()
         if not self.life.is_up:
-            raise _server_failed("the server is being started")
+            raise engine_failed("the server is being started")
         return self.life.up.result()
 
     def require_open(self) -> None:
@@ -187,7 +187,7 @@ class InferenceServer:
 
     def condemn(self, why: str) -> None:
         """End this life: what it holds cannot be trusted any more."""
-        self._end(self.life, _server_failed(why))
+        self._end(self.life, engine_failed(why))
 
     def _end(self, life: Life, why: AstraflowError) -> None:
         """End a life; whoever waits from now on waits for the next one."""
@@ -244,7 +244,7 @@ class InferenceServer:
             if life.over.done():
                 raise life.over.result()
             if time.monotonic() > until:
-                raise _server_failed(f"the server generated nothing in {self._start_s:.0f} s")
+                raise engine_failed(f"the server generated nothing in {self._start_s:.0f} s")
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _is_awake(self, http: httpx.AsyncClient) -> bool:
@@ -271,7 +271,7 @@ class InferenceServer:
                 said = last_words(written.read().decode(errors="replace"))
             killed = " (killed, as a machine without memory does)" if code == _KILLED else ""
             self._end(
-                life, _server_failed(f"the server ended with code {code}{killed}; it said:\n{said}")
+                life, engine_failed(f"the server ended with code {code}{killed}; it said:\n{said}")
             )
 
     async def _answers(self, http: httpx.AsyncClient) -> bool:
@@ -286,10 +286,6 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
     if process.stdin is not None:
         process.stdin.close()
     await process.wait()
-
-
-def _server_failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
 
 
 def _client(url: str) -> httpx.AsyncClient:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import struct
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -13,14 +14,17 @@ from typing import Any
 
 import httpx
 
+from astraflow.config.model_dirs import read_config
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.checks import apply_failed
+from astraflow.engines.checks import apply_failed, engine_failed
+from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served.dialect import (
     ENDS,
     NO_END,
+    AdapterLimits,
     CompletionPiece,
     ServerCommand,
     ServerRequest,
@@ -28,7 +32,6 @@ from astraflow.engines.served.dialect import (
 )
 from astraflow.engines.served.interfaces import TRIED
 from astraflow.engines.served.routed_experts import from_i32
-from astraflow.engines.sglang.launch import LOADER, launch
 
 _NEVER = -1e9
 
@@ -153,6 +156,57 @@ def _version_number(said: str) -> int:
     return int(said)
 
 
+def adapter_options(room: AdapterLimits | None, *, is_on_cpu: bool) -> tuple[str, ...]:
+    """Return what a server's command line says of adapters; None: there are none.
+
+    A request of the model alone, as its health page makes, takes a place as well.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING on a CPU: it keeps adapters in pinned memory, which
+            torch has not without an accelerator.
+    """
+    if room is None:
+        return ()
+    if is_on_cpu:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            "SGLang reads adapters into pinned memory, which there is none of without a GPU: on a"
+            " CPU take raas.engine.kind vllm or embedded, or leave out model.lora",
+        )
+    return (
+        *("--enable-lora", "--max-loras-per-batch", str(room.count + 1)),
+        *("--max-lora-rank", str(room.rank), "--lora-target-modules", *room.targets),
+    )
+
+
+_LOADER = "astraflow_plugins.sglang_plugin.load"
+
+_ITEMSIZES = {"f32": 4, "bf16": 2}
+
+_STUBS = Path(__file__).with_name("cpu_stubs")
+
+# A server that lost a process would answer nobody for a minute or two while it writes them.
+_NO_DUMPS = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
+
+# Its entry point has the server run `astraflow_plugins.sglang_plugin`.
+_PLUGIN = Path(__file__).with_name("plugin")
+
+# The node says what ends a completion. A server that knows end tokens of its own ignores them
+# only together with those that it is told.
+_NO_END_IDS = json.dumps({"eos_token_id": None})
+
+
+def _cache_token_count(place: ServerSetup) -> int:
+    """Return for how many tokens the cache has room: twice what the places can fill at most."""
+    config = read_config(place.model_dir)
+    heads: int = config["num_attention_heads"]
+    width: int = config.get("head_dim") or config["hidden_size"] // heads
+    kept = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width
+    nbytes = place.settings.cache_gib * 2**30
+    wanted = 2 * place.settings.max_batch * place.max_context
+    return min(wanted, int(nbytes / (kept * _ITEMSIZES[place.dtype])))
+
+
 _ERROR_LENGTH = 500
 
 _MODES = {KvPolicy.KEEP: "in_place", KvPolicy.RECOMPUTE: "retract"}
@@ -178,8 +232,38 @@ class SglangDialect:
         self._rank_count = 1
 
     def launch(self, place: ServerSetup) -> ServerCommand:
-        """Return how to start it."""
-        return launch(self._python, place)
+        """Return how to start it; an idle one sleeps."""
+        settings, is_cpu = place.settings, is_on_cpu(place.settings)
+        folders = [str(place.folder / "python"), str(_PLUGIN)]
+        env = {"HF_HUB_OFFLINE": "1", **_NO_DUMPS}
+        device = ()
+        if is_cpu:
+            folders.append(str(_STUBS))
+            env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(settings.thread_count)}
+            # It is kept to torch's own kernels.
+            device = (
+                *("--device", "cpu", "--attention-backend", "torch_native"),
+                *("--sampling-backend", "pytorch", "--disable-cuda-graph"),
+                *("--max-total-tokens", str(_cache_token_count(place))),
+                *("--mem-fraction-static", "0.3"),
+            )
+        elif settings.memory is not None:
+            device = ("--mem-fraction-static", str(settings.memory))
+        argv = (
+            *(str(self._python), "-m", "sglang.launch_server"),
+            *("--model-path", str(place.model_dir), "--json-model-override-args", _NO_END_IDS),
+            *("--host", "127.0.0.1", "--port", str(place.port)),
+            *("--dtype", place.dtype_name, "--context-length", str(place.max_context)),
+            *("--max-running-requests", str(settings.max_batch), "--skip-tokenizer-init"),
+            *("--tensor-parallel-size", str(settings.tensor_parallel)),
+            *("--custom-weight-loader", _LOADER),
+            *("--sleep-on-idle", "--incremental-streaming-output"),
+            *(("--enable-return-routed-experts",) if settings.routed_experts else ()),
+            *device,
+            *adapter_options(place.adapters, is_on_cpu=is_cpu),
+            *settings.args,
+        )
+        return ServerCommand(argv=argv, env={**env, "PYTHONPATH": os.pathsep.join(folders)})
 
     async def _look(self, http: httpx.AsyncClient) -> None:
         """Note how many ranks a server has.
@@ -191,7 +275,9 @@ class SglangDialect:
         routes = _answer_json(await http.get("/openapi.json"))["paths"]
         missing = {"/begin_weight_update", "/pause_generation", "/v1/loads"} - routes.keys()
         if missing:
-            raise _failed(f"{told.get('version')} has no {min(missing)}: take {TRIED['sglang']}")
+            raise engine_failed(
+                f"SGLang {told.get('version')} has no {min(missing)}: take {TRIED['sglang']}"
+            )
         self._rank_count = int(told.get("tp_size", 1))
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
@@ -267,7 +353,9 @@ class SglangDialect:
         if is_paused:
             _ok(await http.post("/pause_generation", json={"mode": _MODES[kv]}))
         if self._is_quick:
-            await self._announce_version(http, version)
+            # The plugin writes what is staged for the version that it hears of.
+            body = {"new_version": str(version), "abort_all_requests": False}
+            _answer_json(await http.post("/update_weight_version", json=body))
         else:
             await self._load(http, file, version)
         self.report = max(_answers_beside(file), key=lambda each: each["apply_s"])
@@ -286,17 +374,12 @@ class SglangDialect:
         """Go on decoding."""
         _ok(await http.post("/continue_generation", json={"torch_empty_cache": False}))
 
-    async def _announce_version(self, http: httpx.AsyncClient, version: int) -> None:
-        """Have the plugin write what is staged for a version, by telling that version."""
-        body = {"new_version": str(version), "abort_all_requests": False}
-        _answer_json(await http.post("/update_weight_version", json=body))
-
     async def _load(self, http: httpx.AsyncClient, file: Path, version: int) -> None:
         """Have the server call the loader: of all servers, and for what they convert."""
         named = base64.b64encode(named_after(str(file))).decode()
         body = {
             "serialized_named_tensors": [named] * self._rank_count,
-            "load_format": LOADER,
+            "load_format": _LOADER,
             "flush_cache": False,
             "weight_version": str(version),
         }
@@ -395,7 +478,7 @@ def _answers_beside(file: Path) -> Sequence[Mapping[str, Any]]:
 def _ok(answer: httpx.Response) -> None:
     if answer.is_error:
         path, said = answer.request.url.path, answer.text[:_ERROR_LENGTH]
-        raise _failed(f"answered {answer.status_code} to {path}: {said}")
+        raise engine_failed(f"SGLang answered {answer.status_code} to {path}: {said}")
 
 
 def _answer_json(answer: httpx.Response) -> Any:
@@ -404,9 +487,5 @@ def _answer_json(answer: httpx.Response) -> Any:
     told: dict[str, Any] = answer.json()
     if told.get("success") is False:
         why = told.get("message") or told.get("error_message")
-        raise _failed(f"refused {answer.request.url.path}: {why}")
+        raise engine_failed(f"SGLang refused {answer.request.url.path}: {why}")
     return told
-
-
-def _failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, f"SGLang {message}", retryable=True)

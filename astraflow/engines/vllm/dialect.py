@@ -12,7 +12,7 @@ import httpx
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import Grammar
-from astraflow.engines.checks import apply_failed
+from astraflow.engines.checks import apply_failed, engine_failed
 from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad, Likeliest
 from astraflow.engines.served.dialect import (
@@ -67,21 +67,21 @@ def piece_of(choice: Mapping[str, Any], *, top_count: int = 0) -> CompletionPiec
     content: Sequence[Mapping[str, Any]] = logprobs.get("content") or ()
     reason = choice.get("finish_reason")
     if reason is not None and reason not in ENDS:
-        raise _vllm_failed(f"a completion ended by {reason}")
+        raise engine_failed(f"vLLM: a completion ended by {reason}")
     return CompletionPiece(
         tokens=choice["token_ids"] or (),
         logprobs=[_logprob(said["logprob"]) for said in content],
-        versions=[_span(said) for said in spans if said["version"].isdecimal()],
+        versions=[
+            (int(said["version"]), said["end"] - said["start"])
+            for said in spans
+            if said["version"].isdecimal()
+        ],
         finish_reason=None if reason is None else ENDS[reason],
         likeliest=[_likeliest(said["top_logprobs"], top_count) for said in content]
         if top_count
         else (),
         experts=from_npy(choice.get("routed_experts")),
     )
-
-
-def _span(said: Mapping[str, Any]) -> tuple[int, int]:
-    return int(said["version"]), said["end"] - said["start"]
 
 
 def _logprob(said: float | None) -> float:
@@ -103,7 +103,7 @@ def event_of(line: str) -> Any:
     """
     said = json.loads(line.removeprefix("data: "))
     if "error" in said:
-        raise _vllm_failed(str(said["error"]))
+        raise engine_failed(f"vLLM: {said['error']}")
     return said
 
 
@@ -111,10 +111,6 @@ def gauge(page: str, name: str) -> float:
     """Return the sum over all engines of one family of a Prometheus page."""
     lines = (line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
-def _vllm_failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, f"vLLM: {message}", retryable=True)
 
 
 _MODEL = "policy"

@@ -1,6 +1,6 @@
 """ShardedEngine: the built-in trainer on many ranks, its parameters cut block by block (FSDP2)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
@@ -24,11 +24,11 @@ from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.blocks import COMPUTED, blocks_of, recompute, resolved
 from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.checkpoints import OPTIMIZER_DIR
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
 from astraflow.trainers.fsdp.ranks import Ranks, naming_lost_ranks
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.model_files import write_description
-from astraflow.trainers.optimizer import OPTIMIZER_DIR
 from astraflow.trainers.peers import agreeing
 from astraflow.trainers.tensors import local, part_of
 from astraflow.trainers.torch_engine import TorchEngine
@@ -49,9 +49,9 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
         AstraflowError: CAPABILITY_MISSING when it has no blocks that are known, or they cannot be
             shared out as the settings have it.
     """
-    shard = partial(
-        cast("Callable[..., FSDPModule]", fully_shard), offload_policy=_offload(settings, ranks)
-    )
+    is_pinned = ranks.device.type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=is_pinned) if settings.offload else OffloadPolicy()
+    shard = partial(cast("Callable[..., FSDPModule]", fully_shard), offload_policy=offload)
     blocks = blocks_of(module)
     if ranks.tensor is not None:
         ranks.tensor.adopt(module, blocks)
@@ -70,10 +70,11 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
             recompute(block)
         shard(block, mesh=ranks.shard_mesh("block"), mp_policy=precision)
     shard(module, mesh=ranks.shard_mesh("model"))
-    for each in _fsdp_modules(module):
-        # A loss is divided by what counts in the whole batch: gradients of ranks add up.
-        each.set_gradient_divide_factor(1.0)
-        each.set_force_sum_reduction_for_comms(enable=True)
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            # A loss is divided by what counts in the whole batch: gradients of ranks add up.
+            each.set_gradient_divide_factor(1.0)
+            each.set_force_sum_reduction_for_comms(enable=True)
 
 
 @torch.no_grad()
@@ -91,16 +92,6 @@ def scatter_weights(module: nn.Module, whole: dict[str, Tensor], ranks: Ranks) -
         full = given.to(ranks.device) if is_first else torch.empty_like(given, device=ranks.device)
         cast("Any", torch.distributed).broadcast(full, src=0)
         local(parameter).copy_(part_of(full, parameter))
-
-
-def _fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
-    return (each for each in module.modules() if isinstance(each, FSDPModule))
-
-
-def _offload(settings: Fsdp, ranks: Ranks) -> OffloadPolicy:
-    if not settings.offload:
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
 
 
 def _precision(settings: Fsdp, *, is_last: bool) -> MixedPrecisionPolicy:

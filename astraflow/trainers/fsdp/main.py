@@ -46,16 +46,17 @@ def train_rank(
     settings = policy.trainer
     with joined_ranks(device=settings.device, fsdp=settings.fsdp) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
-        lora = policy.model.lora
-        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
+        make = LeadEngine if ranks.rank == 0 else ShardedEngine
+        engine = make(settings, model_dir=model_dir, ranks=ranks, lora=policy.model.lora)
         here = _place_here(place)
         with _ending_together():
-            if ranks.rank == 0:
-                lead = LeadEngine(engine, ranks)
-                train(lead, policy_id, settings, here, loop=loop)
-                lead.leave()
+            if isinstance(engine, LeadEngine):
+                train(engine, policy_id, settings, here, loop=loop, publishing=engine.publishing)
+                engine.leave()
                 return
-            _leave_signals_to_rank_0()
+            # Rank 0 says when the step in progress is the last.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             with shared_interpreter():
                 FollowerRank(
                     engine, ranks, policy_id, settings=settings, place=here, loop=loop
@@ -70,12 +71,6 @@ def _ending_together() -> Generator[None]:
             yield
     except RanksApartError as apart:
         raise apart.error from apart
-
-
-def _leave_signals_to_rank_0() -> None:
-    """Leave it to say when the step in progress is the last."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _place_here(place: TrainerPlace) -> TrainerPlace:

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,21 +26,6 @@ _NAMES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Place:
-    """Where a tensor lies in the file.
-
-    Attributes:
-        tensor: A DTensor that is sharded by rows, or one that every rank has.
-        offset: Of its first byte.
-        row_nbytes: Of one of its rows; of a scalar, all.
-    """
-
-    tensor: Tensor
-    offset: int
-    row_nbytes: int
-
-
 def write_sharded_weights(
     module: nn.Module, directory: Path, ranks: Ranks
 ) -> Callable[[], OSError | None]:
@@ -60,11 +44,21 @@ def write_sharded_weights(
     """
     is_adapted = adapter_settings(module) is not None
     tensors = trained_parameters(module) if is_adapted else _tensors(module)
-    header, places, nbytes = _laid_out(tensors)
+    header, offsets, nbytes = _laid_out(tensors)
     path = directory / (TENSOR_FILE if is_adapted else _MODEL_FILE)
-    ranks.agree(_tried(lambda: _begin(path, header, nbytes)) if ranks.rank == 0 else None)
-    ranks.agree(_tried(lambda: _write_rows(path, places, ranks)))
-    return lambda: _tried(lambda: _sync(path))
+
+    def begin() -> None:
+        with path.open("wb") as file:
+            file.write(header)
+            file.truncate(nbytes)
+
+    def sync() -> None:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    ranks.agree(_tried(begin) if ranks.rank == 0 else None)
+    ranks.agree(_tried(lambda: _write_rows(path, tensors, offsets, ranks)))
+    return lambda: _tried(sync)
 
 
 def _tensors(module: nn.Module) -> Mapping[str, Tensor]:
@@ -75,77 +69,45 @@ def _tensors(module: nn.Module) -> Mapping[str, Tensor]:
     return {**parameters, **{name: state[name] for name in state if name not in tied}}
 
 
-def _laid_out(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[_Place], int]:
-    """Return the header with its length before it, where the tensors lie, and the file's size.
+def _laid_out(tensors: Mapping[str, Tensor]) -> tuple[bytes, Mapping[str, int], int]:
+    """Return the header with its length before it, where the tensors begin, and the file's size.
 
     The format is https://github.com/huggingface/safetensors, "Format".
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
     end = 0
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
+        starts[name], end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": [*tensor.shape],
-            "data_offsets": [start, end],
+            "data_offsets": [starts[name], end],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    places = [
-        _Place(
-            tensor=tensor,
-            offset=len(header) + entries[name]["data_offsets"][0],
-            row_nbytes=tensor.numel() // max(1, _row_count(tensor)) * tensor.element_size(),
-        )
-        for name, tensor in tensors.items()
-    ]
-    return header, places, len(header) + end
+    offsets = {name: len(header) + start for name, start in starts.items()}
+    return header, offsets, len(header) + end
 
 
-def _row_count(tensor: Tensor) -> int:
-    return tensor.shape[0] if tensor.ndim else 1
-
-
-def _begin(path: Path, header: bytes, nbytes: int) -> None:
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(nbytes)
-
-
-def _write_rows(path: Path, places: list[_Place], ranks: Ranks) -> None:
+def _write_rows(
+    path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, int], ranks: Ranks
+) -> None:
+    """Write this rank's rows where they belong; rank 0 has what is not sharded."""
     if not ranks.publishes:
         return
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        for part, offset in _parts(places, ranks):
-            _write(descriptor, part, offset)
-    finally:
-        os.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _parts(places: list[_Place], ranks: Ranks) -> Iterator[tuple[memoryview, int]]:
-    """Yield this rank's bytes and where they belong; rank 0 has what is not sharded."""
-    for place in places:
-        mine = ranks.rows_of(place.tensor).detach()
-        is_shard = hasattr(place.tensor, "to_local")
-        if not mine.numel() or not (is_shard or ranks.rank == 0):
-            continue
-        share = -(-_row_count(place.tensor) // ranks.shard_count)
-        first = share * ranks.shard_rank if is_shard else 0
-        flat = mine.cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        yield flat.data, place.offset + first * place.row_nbytes
-
-
-def _write(descriptor: int, part: memoryview, offset: int) -> None:
-    while part:
-        written = os.pwrite(descriptor, part, offset)
-        part, offset = part[written:], offset + written
+    with path.open("r+b") as file:
+        for name, tensor in tensors.items():
+            mine = ranks.rows_of(tensor).detach()
+            is_shard = hasattr(tensor, "to_local")
+            if not mine.numel() or not (is_shard or ranks.rank == 0):
+                continue
+            row_count = tensor.shape[0] if tensor.ndim else 1
+            first = -(-row_count // ranks.shard_count) * ranks.shard_rank if is_shard else 0
+            row_nbytes = tensor.numel() // row_count * tensor.element_size()
+            file.seek(offsets[name] + first * row_nbytes)
+            file.write(mine.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _tried(act: Any) -> OSError | None:

@@ -1,12 +1,12 @@
 """The ranks of one trainer: process groups, mesh, collectives, and what fails on one alone."""
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
-from functools import partial, wraps
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, cast
+from functools import partial
+from typing import Any, Final, Literal, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,9 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import resolve_device
 from astraflow.trainers.context_parallel import ContextParallel, RowGroup
 from astraflow.trainers.expert_parallel import ExpertParallel
+from astraflow.trainers.peers import Peers
 from astraflow.trainers.tensor_parallel import TensorParallel
 from astraflow.trainers.tensors import local, whole
-
-Arguments = ParamSpec("Arguments")
 
 Result = TypeVar("Result")
 
@@ -43,28 +42,16 @@ _TENSOR = "tensor"
 _EXPERT = "expert"
 
 
-def _named(
-    method: "Callable[Concatenate[Ranks, Arguments], Result]",
-) -> "Callable[Concatenate[Ranks, Arguments], Result]":
-    """Say of a broken connection that a rank is gone."""
-
-    @wraps(method)
-    def called(ranks: "Ranks", *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with naming_lost_ranks():
-            return method(ranks, *args, **kwargs)
-
-    return called
-
-
-class Ranks:
+class Ranks(Peers):
     """This process among the ranks of its trainer.
 
-    Every method is called by all ranks in the same order; it is the `Peers` of a learner.
+    Every method is called by all ranks in the same order.
 
     Attributes:
         rank: 0 .. count - 1.
         count: Of ranks.
         device: Of this rank.
+        group: Over which they tell each other.
         context: Those that have the same rows as this rank, a part of each; None: nobody.
         tensor: Those that have the same rows, and a part of every matrix each; None: nobody.
         experts: Those that have some of a layer's experts each; None: nobody.
@@ -116,21 +103,20 @@ class Ranks:
             shape = (self.count // self._sharing_count, context, tensor)
             rows = make(shape, mesh_dim_names=(_DATA, _CONTEXT, _TENSOR))
             self.context = ContextParallel(rows.get_group(_CONTEXT))
-        self._row_group = self._shared_row_group() if self._sharing_count > 1 else None
+        self._row_group: dist.ProcessGroup | None = None
+        if self._sharing_count > 1:
+            # Those that share this rank's rows.
+            starts = range(0, self.count, self._sharing_count)
+            groups = [_host_group([*range(at, at + self._sharing_count)]) for at in starts]
+            self._row_group = groups[self.data_rank]
         # What is told beside the weights stays on the host, and may be waited for for long.
-        self._host = _host_group()
+        self.group = _host_group()
 
     def beside(self) -> Self:
         """Return the same ranks for another thread of each, which speak among themselves."""
         others = copy(self)
-        others._host = _host_group()  # noqa: SLF001 - of this class
+        others.group = _host_group()
         return others
-
-    def _shared_row_group(self) -> dist.ProcessGroup:
-        """Return the group of those that share this rank's rows, over the host."""
-        size = self._sharing_count
-        groups = [_host_group([*range(at, at + size)]) for at in range(0, self.count, size)]
-        return groups[self.data_rank]
 
     @property
     def data_rank(self) -> int:
@@ -155,11 +141,6 @@ class Ranks:
         first = self.data_rank * self._sharing_count
         dist.broadcast_object_list(box, src=first, group=self._row_group)
         return cast("Result", box[0])
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """Over which they tell each other."""
-        return self._host
 
     @property
     def row_groups(self) -> Sequence[RowGroup]:
@@ -198,18 +179,18 @@ class Ranks:
         share = -(-len(all_rows) // self.shard_count)
         return all_rows[share * self.shard_rank :][:share].clone()
 
-    @_named
     def broadcast(self, said: object = None) -> Any:
         """Return what rank 0 says."""
         box = [said]
-        dist.broadcast_object_list(box, src=0, group=self._host)
+        with naming_lost_ranks():
+            dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
-    @_named
     def all_gather_object(self, said: Result) -> list[Result]:
         """Return what every rank says, by rank."""
         heard: list[Any] = [None] * self.count
-        cast("Any", dist).all_gather_object(heard, said, group=self._host)
+        with naming_lost_ranks():
+            cast("Any", dist).all_gather_object(heard, said, group=self.group)
         return heard
 
     def wait(self) -> None:
@@ -247,7 +228,9 @@ class Ranks:
 
         A rank without a name does not count for its mean.
         """
-        return _merged(self._by_share((dict(metrics), weight)))
+        said = self._by_share((dict(metrics), weight))
+        names = dict.fromkeys(name for each, _ in said for name in each)
+        return {name: _mean(name, [(m[name], w) for m, w in said if name in m]) for name in names}
 
     def _by_share(self, said: Result) -> list[Result]:
         """Return what the ranks say, once of those that share rows and so say the same."""
@@ -263,11 +246,6 @@ def _is_cut_otherwise(tensor: Tensor) -> bool:
 def _host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
     """Return a group of ranks that speak over the host, for whatever waits for long; None: all."""
     return cast("Any", dist).new_group(ranks, backend="gloo", timeout=_WAIT)
-
-
-def _merged(said: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for metrics, _ in said for name in metrics)
-    return {name: _mean(name, [(m[name], w) for m, w in said if name in m]) for name in names}
 
 
 def _mean(name: str, found: Sequence[tuple[float, float]]) -> float:
@@ -293,19 +271,16 @@ def naming_lost_ranks() -> Generator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
-        if not _is_lost(error):
+        # gloo has no type of its own for a connection that broke.
+        words = ("gloo", "connection", "peer", "timed out", "nccl")
+        is_named = any(each in str(error).lower() for each in words)
+        if not (is_named or isinstance(error, dist.DistError)):
             raise
         raise AstraflowError(
             Reason.MEMBER_LOST,
             f"rank {os.environ.get('RANK', '?')} lost another rank of its trainer, whose log says "
             f"why; the trainer goes on from its last checkpoint once it is started again ({error})",
         ) from error
-
-
-def _is_lost(error: Exception) -> bool:
-    """Whether a connection between ranks broke; gloo has no type of its own for that."""
-    words = ("gloo", "connection", "peer", "timed out", "nccl")
-    return isinstance(error, dist.DistError) or any(each in str(error).lower() for each in words)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from torch import Tensor
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo
-from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks
 from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import make_patch
@@ -28,7 +27,13 @@ def published_rows(parameters: Iterable[tuple[str, Tensor]], ranks: Ranks) -> di
 
 
 def publish_shard(
-    publisher: WeightPublisher, tensors: Mapping[str, Any], order: PublishVersion, ranks: Ranks
+    publisher: WeightPublisher,
+    tensors: Mapping[str, Any],
+    ranks: Ranks,
+    *,
+    version: int,
+    step: int,
+    restored_from: int | None = None,
 ) -> VersionInfo:
     """Publish the rows of this rank with those of all others; every rank calls it.
 
@@ -38,8 +43,10 @@ def publish_shard(
     Args:
         publisher: Of this rank; nobody reads that of one whose rows another one publishes.
         tensors: Its rows, by name.
-        order: Which version.
         ranks: All of them.
+        version: Its number.
+        step: Optimizer steps behind it.
+        restored_from: Version that these weights were published as before.
 
     Returns:
         What the run is told, the same on every rank.
@@ -49,39 +56,28 @@ def publish_shard(
     """
     if ranks.all_reduce_max(int(publisher.is_damaged)):
         publisher.is_damaged = True
-    info, problem = _published(publisher, tensors, order)
+    info, problem = None, None
+    try:
+        info = publisher.publish(version, tensors, step=step, restored_from=restored_from)
+    except Exception as error:  # noqa: BLE001 - the other ranks wait to hear of it
+        problem = error
     ranks.agree(problem)
-    infos = _infos(info, ranks)
-    if not all(map(_has_patch, infos)):
-        infos = _infos(None if info is None else _with_whole(publisher, info), ranks)
+
+    def told(own: VersionInfo | None) -> list[VersionInfo]:
+        """Return what the ranks whose rows are published have, by rank."""
+        found = ranks.all_gather_object(own if ranks.publishes else None)
+        return [each for each in found if each is not None]
+
+    infos = told(info)
+    bases = [[patch.base_version for patch in each.patches] for each in infos]
+    if not all(any(base is not None for base in each) for each in bases):
+        # From the version before it cannot be had everywhere.
+        infos = told(None if info is None else _with_whole(publisher, info))
     return combined(infos)
 
 
-def _infos(info: VersionInfo | None, ranks: Ranks) -> list[VersionInfo]:
-    """Return what the ranks whose rows are published have, by rank."""
-    found = ranks.all_gather_object(info if ranks.publishes else None)
-    return [each for each in found if each is not None]
-
-
-def _published(
-    publisher: WeightPublisher, tensors: Mapping[str, Any], order: PublishVersion
-) -> tuple[VersionInfo | None, Exception | None]:
-    try:
-        info = publisher.publish(
-            order.version, tensors, step=order.step, restored_from=order.restored_from
-        )
-    except Exception as error:  # noqa: BLE001 - the other ranks wait to hear of it
-        return None, error
-    return info, None
-
-
-def _has_patch(info: VersionInfo) -> bool:
-    """Whether a version can be had from the one before."""
-    return any(patch.base_version is not None for patch in info.patches)
-
-
 def _with_whole(publisher: WeightPublisher, info: VersionInfo) -> VersionInfo:
-    """Return a version that can be had from nothing too: from the one before it cannot everywhere.
+    """Return a version that can be had from nothing too.
 
     Shards belong together when all come from one base.
     """

@@ -13,7 +13,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served.adapters import adapter_model, changed, write_adapter
 from astraflow.engines.served.dialect import AdapterLimits
 from astraflow.engines.served.model import ModelDescription
-from astraflow.engines.sglang.launch import adapter_options as sglang_options
+from astraflow.engines.sglang.dialect import adapter_options as sglang_options
 from astraflow.engines.vllm.dialect import adapter_options
 from astraflow.storage.weight_files import read_weights
 from astraflow.trainers.lora import load_adapted_model, read_lora, trained_parameters

@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.engines.served.dialect import ServerCommand, ServerSetup
-from astraflow.engines.sglang.launch import launch
+from astraflow.engines.sglang.dialect import SglangDialect
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
 
@@ -25,7 +25,7 @@ def launched(model_dir: Path, **fields: Any) -> ServerCommand:
     place = ServerSetup(
         model_dir=model_dir, port=4000, folder=Path("/shm/x"), settings=settings, max_context=64
     )
-    return launch(Path("/venv/bin/python"), place)
+    return SglangDialect(Path("/venv/bin/python")).launch(place)
 
 
 def value_of(started: ServerCommand, flag: str) -> str:

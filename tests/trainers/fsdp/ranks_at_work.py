@@ -19,7 +19,6 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.fsdp.engine import ShardedEngine, shard_model
-from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
@@ -94,8 +93,11 @@ class Work:
 
             def begin(version: int) -> None:
                 tensors = published_rows(engine.named_parameters(), self.ranks)
-                order = PublishVersion(version, version, None)
-                made.append(encoder.submit(publish_shard, publisher, tensors, order, beside))
+                made.append(
+                    encoder.submit(
+                        publish_shard, publisher, tensors, beside, version=version, step=version
+                    )
+                )
 
             for version, batch in enumerate(self.batches[:3]):
                 found[f"version {version}"] = gathered(engine)
@@ -147,8 +149,8 @@ class Work:
         layout = published_layout(engine.named_parameters(), Dtype.BF16)
         publisher = shard_publisher(PolicyId("solver"), layout, ranks)
         rows = published_rows(engine.named_parameters(), ranks)
-        order = PublishVersion(0, LAST, None)
-        self.found[f"{name} version"] = publish_shard(publisher, rows, order, ranks)
+        info = publish_shard(publisher, rows, ranks, version=0, step=LAST)
+        self.found[f"{name} version"] = info
         self.save(engine, name)
         engine.wait_for_save()
         # The second step depends on the moments.
