@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -322,7 +322,8 @@ def _fill_source(message: batch_pb2.RowSource, source: RowSource) -> None:
     if received is None:
         _fill_trajectory(message.trajectory, source.trajectory)
     else:
-        message.trajectory.MergeFromString(received)
+        # It reads any buffer; its stubs know bytes alone.
+        message.trajectory.MergeFromString(cast("bytes", received))
     message.advantage = source.advantage
     message.masked = source.is_masked
     if source.loss_weight is not None:

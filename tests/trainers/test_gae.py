@@ -51,7 +51,5 @@ def test_rewards_of_tokens_count_beside_that_of_the_row():
 
 
 def test_no_tokens_have_no_advantages():
-    advantages, _ = estimate(
-        np.zeros(0), np.zeros(0, np.int64), np.zeros(2), gamma=1.0, lam=1.0
-    )
+    advantages, _ = estimate(np.zeros(0), np.zeros(0, np.int64), np.zeros(2), gamma=1.0, lam=1.0)
     assert not len(advantages)

@@ -110,7 +110,7 @@ def _messages(message: Any, where: str) -> Iterator[Body]:
         yield made | ({"tool_calls": calls} if calls else {})
 
 
-class Messages(ApiFormat[ChatRequest]):
+class MessagesFormat(ApiFormat[ChatRequest]):
     """Messages; a stream has them block by block."""
 
     path = "v1/messages"
@@ -121,7 +121,7 @@ class Messages(ApiFormat[ChatRequest]):
         self._is_open = False
 
     @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "Messages":
+    def of(cls, session: AgentSession, body: Body) -> "MessagesFormat":
         return cls(chat_completion(session, body))
 
     @staticmethod

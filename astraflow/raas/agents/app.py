@@ -18,8 +18,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.raas.agents.anthropic import Messages
-from astraflow.raas.agents.chats import Chats, Texts, prompt_count
+from astraflow.raas.agents.anthropic import MessagesFormat
+from astraflow.raas.agents.chats import ChatFormat, TextFormat, prompt_count
 from astraflow.raas.agents.completion import Choice, CompletionItem
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.raas.agents.formats import (
@@ -29,7 +29,7 @@ from astraflow.raas.agents.formats import (
     body_of,
     invalid_body,
 )
-from astraflow.raas.agents.responses import Responses
+from astraflow.raas.agents.responses import ResponsesFormat
 from astraflow.rpc.concurrency import Outbox
 from astraflow.rpc.http import disconnected, until_disconnect
 from astraflow.workflows.agents.session import AgentSession, describe
@@ -120,9 +120,9 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
     handlers = _Routes(endpoint)
     posted: dict[str, tuple[Answer, ErrorBody]] = {
         form.path: (partial(handlers.answer, form), form.error_body)
-        for form in (Chats, Texts, Responses, Messages)
+        for form in (ChatFormat, TextFormat, ResponsesFormat, MessagesFormat)
     }
-    posted[f"{Messages.path}/count_tokens"] = (handlers.counted, Messages.error_body)
+    posted[f"{MessagesFormat.path}/count_tokens"] = (handlers.counted, MessagesFormat.error_body)
     routes = [
         Route(f"{base}/{path}", _guarded(call, write), methods=["POST"])
         for path, (call, write) in posted.items()
@@ -181,7 +181,7 @@ class _Routes:
     async def counted(self, request: Request) -> Response:
         """Tell how many tokens a message would be for the policy."""
         session = self._session(request)
-        given = _read(Messages, await self._body(request))
+        given = _read(MessagesFormat, await self._body(request))
         return JSONResponse({"input_tokens": prompt_count(session, given)})
 
     async def models(self, request: Request) -> Response:

@@ -136,7 +136,7 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
         return {"token_ids": choice.turn.generation.tokens.tolist()} if asked else {}
 
 
-class Chats(OpenAIFormat[ChatRequest]):
+class ChatFormat(OpenAIFormat[ChatRequest]):
     """Chats; log-probabilities and token ids come with the last chunk of each choice."""
 
     path = "v1/chat/completions"
@@ -145,7 +145,7 @@ class Chats(OpenAIFormat[ChatRequest]):
     before, after = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
 
     @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "Chats":
+    def of(cls, session: AgentSession, body: Body) -> "ChatFormat":
         return cls(chat_completion(session, body))
 
     def body(self, choices: Sequence[Choice]) -> Body:
@@ -181,7 +181,7 @@ def _delta(index: int, delta: Body) -> Body:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-class Texts(OpenAIFormat[CompletionRequest]):
+class TextFormat(OpenAIFormat[CompletionRequest]):
     """Texts; log-probabilities come with the last chunk of each choice."""
 
     path = "v1/completions"
@@ -190,7 +190,7 @@ class Texts(OpenAIFormat[CompletionRequest]):
     before, after = ',"text":', ',"logprobs":null,"finish_reason":null'
 
     @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "Texts":
+    def of(cls, session: AgentSession, body: Body) -> "TextFormat":
         request = CompletionRequest.model_validate(body)
         capture, given = session.capture_of(request.model), request.one_prompt
 

@@ -111,7 +111,7 @@ def _tools(tools: Iterable[Body], where: str, space: str = "") -> Iterator[Body]
                 raise unserved(place, f"it is of type {kind!r:.40}, and only functions are")
 
 
-class Responses(ApiFormat[ChatRequest]):
+class ResponsesFormat(ApiFormat[ChatRequest]):
     """Responses; the events of a stream have numbers."""
 
     path = "v1/responses"
@@ -126,7 +126,7 @@ class Responses(ApiFormat[ChatRequest]):
         self._number = 0
 
     @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "Responses":
+    def of(cls, session: AgentSession, body: Body) -> "ResponsesFormat":
         return cls(chat_completion(session, body))
 
     def body(self, choices: Sequence[Choice]) -> Body:
