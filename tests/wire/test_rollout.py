@@ -1,10 +1,11 @@
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from random import Random
 
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
+from astraflow.core.batches import BatchPart, RowSource
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import (
     ROUTED_EXPERTS,
@@ -17,8 +18,13 @@ from astraflow.core.rollouts import (
 from astraflow.wire import rollout as rollout_module
 from astraflow.wire._rollouts import scan
 from astraflow.wire.fields import encode_tensor
-from astraflow.wire.rollout import decode_rollout, encode_rollout
-from astraflow_proto.rollout.v1 import column_pb2, rollout_pb2, trajectory_pb2
+from astraflow.wire.rollout import (
+    decode_rollout,
+    decode_trajectory,
+    encode_rollout,
+    fill_batch_part,
+)
+from astraflow_proto.rollout.v1 import batch_pb2, column_pb2, rollout_pb2, trajectory_pb2
 
 
 def refused(reason, message):
@@ -164,6 +170,19 @@ class TestScan:
         assert trajectory.tokens.base is data
         assert not trajectory.tokens.flags.writeable
 
+    def test_a_trajectory_is_passed_on_as_it_came(self, full):
+        came = decode_rollout(full, full.SerializeToString()).trajectories
+        assert [_passed_on(each) for each in came] == [
+            each.SerializeToString() for each in full.trajectories
+        ]
+
+    def test_a_copy_with_other_values_is_no_longer_what_came(self, full):
+        came = decode_rollout(full, full.SerializeToString()).trajectories[0]
+        copy = replace(came, reward=0.75)
+        assert came.received is not None
+        assert copy.received is None
+        assert trajectory_pb2.Trajectory.FromString(_passed_on(copy)).reward == 0.75
+
     @pytest.mark.parametrize("seed", range(8))
     def test_changed_bytes_are_read_alike(self, full, monkeypatch, seed):
         whole, dice = full.SerializeToString(), Random(seed)
@@ -179,7 +198,33 @@ class TestScan:
             monkeypatch.setattr(rollout_module, "scan", None)
             assert read == _said(message, data), data
             monkeypatch.undo()
+            for trajectory in _trajectories(message, data):
+                sent = trajectory_pb2.Trajectory.FromString(_passed_on(trajectory))
+                assert _plain(decode_trajectory(sent)) == _plain(trajectory), data
         assert both > 20
+
+
+def _passed_on(trajectory: Trajectory) -> bytes:
+    source = RowSource(trajectory=trajectory, advantage=0.0)
+    part = BatchPart(
+        batch_id="b1",
+        index=0,
+        row_offsets=np.array([0, 3]),
+        trajectory_ids=("t",),
+        rollout_ids=("r",),
+        columns={},
+        sources=(source,),
+    )
+    message = batch_pb2.BatchPart()
+    fill_batch_part(message, part)
+    return message.sources[0].trajectory.SerializeToString()
+
+
+def _trajectories(message: rollout_pb2.Rollout, data: bytes) -> tuple[Trajectory, ...]:
+    try:
+        return decode_rollout(message, data).trajectories
+    except AstraflowError:
+        return ()
 
 
 def _changed(data: bytes, dice: Random) -> bytes:
@@ -207,7 +252,11 @@ def _said(message: rollout_pb2.Rollout, data: bytes) -> object:
 
 def _plain(value: object) -> object:
     if is_dataclass(value):
-        return [_plain(getattr(value, each.name, None)) for each in fields(value)]
+        return [
+            _plain(getattr(value, each.name, None))
+            for each in fields(value)
+            if each.name != "received"
+        ]
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.tobytes()
     return [*map(_plain, value)] if isinstance(value, tuple) else repr(value)
