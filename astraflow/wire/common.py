@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.errors import Failure
 from astraflow.core.members import (
     Capability,
     Contract,
@@ -21,13 +21,12 @@ from astraflow.wire.fields import EnumTable, required
 from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, session_pb2
 from astraflow_proto.dataflow.v1 import wait_pb2
 
-REASONS = EnumTable(Reason, failure_pb2.Reason, "REASON")
 ROLES = EnumTable(MemberRole, member_pb2.Role, "ROLE")
 CAPABILITIES = EnumTable(Capability, session_pb2.Capability, "CAPABILITY")
 
 encode_failure, decode_failure = converter(Failure, failure_pb2.Failure)
 
-encode_resources, decode_resources = converter(
+converter(
     Resources,
     member_pb2.Resources,
     accelerator_count=least(0),
@@ -41,7 +40,7 @@ encode_trainer_load, decode_trainer_load = converter(TrainerLoad, member_pb2.Tra
 
 _DIGEST = sized(32, or_none=True)
 
-encode_identity, decode_identity = converter(
+converter(
     ModelIdentity,
     model_pb2.ModelIdentity,
     without={"adapter"},
@@ -67,11 +66,9 @@ encode_contract, decode_contract = converter(
     capabilities=FieldRule(encode=_encode_capabilities, decode=_decode_capabilities),
 )
 
-encode_resume, decode_resume = converter(
-    SessionResume, session_pb2.SessionResume, incarnation=least(1)
-)
+converter(SessionResume, session_pb2.SessionResume, incarnation=least(1))
 
-encode_session, decode_session = converter(Session, session_pb2.Session, member_id=required)
+converter(Session, session_pb2.Session, member_id=required)
 
 encode_directive, decode_directive = converter(Directive, session_pb2.Directive)
 

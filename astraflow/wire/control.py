@@ -9,7 +9,7 @@ from astraflow.core.autoscale import (
     ScaleAction,
     ScaleAdvice,
 )
-from astraflow.core.evals import EvalResult, EvalRun, EvalSuiteInfo
+from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.events import EvalCreated
 from astraflow.core.ids import MemberId
 from astraflow.core.status import (
@@ -143,8 +143,6 @@ def decode_advice(message: scale_pb2.ScaleAdvice) -> ScaleAdvice:
         cooldown_time=optional_time(message, "cooldown_time"),
     )
 
-
-encode_eval_result, decode_eval_result = converter(EvalResult, eval_pb2.EvalResult)
 
 encode_eval_run, decode_eval_run = converter(EvalRun, eval_pb2.EvalRun, eval_run_id=required)
 

@@ -20,7 +20,7 @@ from astraflow.wire.fields import decode_span, encode_span, invalid, required
 from astraflow_proto.dataflow.v1 import raas_service_pb2, trainer_service_pb2
 from astraflow_proto.weights.v1 import version_pb2
 
-encode_served, decode_served = converter(
+converter(
     ServedPolicy,
     raas_service_pb2.ServedPolicy,
     policy_id=required,
@@ -64,7 +64,7 @@ encode_task_cancellation, decode_task_cancellation = converter(
 
 encode_item_ack, decode_item_ack = converter(ItemAck, raas_service_pb2.ItemAck, item_id=required)
 
-encode_weight_endpoint, decode_weight_endpoint = converter(
+converter(
     WeightEndpoint,
     version_pb2.WeightEndpoint,
     without={"ranges"},

@@ -97,7 +97,7 @@ converted(
     fill=_fill_sampling,
 )
 
-encode_code, decode_code = converter(RegisteredCode, task_pb2.RegisteredCode, name=required)
+converter(RegisteredCode, task_pb2.RegisteredCode, name=required)
 
 
 def _json(name: str) -> FieldRule:
@@ -105,7 +105,7 @@ def _json(name: str) -> FieldRule:
     return FieldRule(name=name, encode=encode_json, decode=partial(decode_json, field=name))
 
 
-encode_workflow, decode_workflow = converter(
+converter(
     WorkflowSpec,
     task_pb2.Workflow,
     workflow_id=required,
@@ -123,9 +123,7 @@ def _must_rise(bounds: VersionRange) -> None:
         raise invalid("versions", f"{bounds.min} is above {bounds.max}")
 
 
-encode_version_range, decode_version_range = converter(
-    VersionRange, task_pb2.VersionRange, check=_must_rise
-)
+converter(VersionRange, task_pb2.VersionRange, check=_must_rise)
 
 
 def _must_be_whole(task: RolloutTask) -> None:

@@ -90,7 +90,7 @@ def _must_be_sound(patch: PatchInfo) -> None:
         raise invalid("shard_rank", f"{patch.shard_rank} is none of {patch.shard_count}")
 
 
-encode_patch_info, decode_patch_info = converter(
+converter(
     PatchInfo,
     patch_pb2.PatchInfo,
     check=_must_be_sound,
