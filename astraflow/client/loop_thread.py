@@ -23,7 +23,7 @@ class LoopThread:
 
     def __init__(self, *, name: str = "astraflow-loop") -> None:
         self._ready: Future[asyncio.AbstractEventLoop] = Future()
-        self._stopping: asyncio.Event | None = None
+        self._stopping = asyncio.Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
@@ -41,7 +41,7 @@ class LoopThread:
         """Cancel what still runs and wait until all of it ended; idempotent."""
         if not self._thread.is_alive():
             return
-        self._ready.result().call_soon_threadsafe(self._stop)
+        self._ready.result().call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -72,13 +72,8 @@ class LoopThread:
         asyncio.run(self._wait())
 
     async def _wait(self) -> None:
-        self._stopping = asyncio.Event()
         self._ready.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
-
-    def _stop(self) -> None:
-        if self._stopping is not None:
-            self._stopping.set()
 
 
 class HostLoop(LoopThread):

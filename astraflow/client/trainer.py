@@ -102,7 +102,7 @@ class TrainerClient:
         self._session_listeners: list[Callable[[Session], None]] = []
         self._registered: Future[AsyncTrainerClient] = Future()
         self._running: Future[None] = Future()
-        self._leaving: asyncio.Event | None = None
+        self._leaving = asyncio.Event()
         self._error: AstraflowError | None = None
         self._last_call: Future[None] | None = None
 
@@ -395,7 +395,6 @@ class TrainerClient:
 
     async def _run(self) -> None:
         """Hold the session from the registration until `_leave`."""
-        self._leaving = asyncio.Event()
         hooks = MemberHooks(
             load=self._meter.report,
             held=lambda: Held(batch_ids=self._queue.held),
@@ -411,8 +410,7 @@ class TrainerClient:
             await member.session.end("the trainer leaves")
 
     async def _leave(self) -> None:
-        if self._leaving is not None:
-            self._leaving.set()
+        self._leaving.set()
 
     async def _read(self, share: StreamBatches) -> None:
         """Fill the queue until the data ends."""
