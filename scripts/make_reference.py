@@ -23,7 +23,7 @@ from astraflow.config.loader import json_schema
 from astraflow.core.algorithms import finding
 from astraflow.core.code import load
 from astraflow.core.ids import PolicyId
-from astraflow.dataflow.metrics import HubMetrics, LoopProbe
+from astraflow.dataflow.metrics import HubView, LoopProbe
 from astraflow.raas.metrics import NodeCounters, node_families
 from astraflow.telemetry.metrics import Family
 from astraflow.testing.recipes import small_recipe
@@ -252,8 +252,8 @@ async def _hub_families() -> list[Family]:
         recipe = small_recipe(Path(folder), changes={"rollouts.payloads": payloads})
         async with start_run(recipe, run_dir=Path(folder, "run")) as run:
             with LoopProbe() as probe:
-                view = HubMetrics(run.hub, probe).view()
-            return list(HubMetrics.families(view))
+                view = HubView.of(run.hub, probe)
+            return list(view.families())
 
 
 def main() -> int:

@@ -92,66 +92,56 @@ _PLACES = tuple(place for place in RolloutPlace if place is not RolloutPlace.DRO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubView:
-    """The hub at one moment."""
+    """The hub at one moment, as it tells it to a scraper."""
 
     status: RunStatus
     accounts: tuple[LedgerAccount, ...]
     counts: tuple[Family, ...]
 
-
-class HubMetrics:
-    """What the hub tells a scraper."""
-
-    def __init__(self, hub: Hub, probe: LoopProbe) -> None:
-        self._hub = hub
-        self._probe = probe
-
-    def view(self) -> HubView:
-        """Return the hub as it is; on its event loop."""
-        return HubView(
-            status=self._hub.status(),
-            accounts=self._hub.run.accounts(),
-            counts=(*counter_families(self._hub.counters), *self._own()),
+    @classmethod
+    def of(cls, hub: Hub, probe: LoopProbe) -> Self:
+        """Return a hub as it is; on its event loop."""
+        return cls(
+            status=hub.status(),
+            accounts=hub.run.accounts(),
+            counts=(*counter_families(hub.counters), *hub_families(hub, probe.stats)),
         )
 
-    @staticmethod
-    def families(view: HubView) -> Iterator[Family]:
+    def families(self) -> Iterator[Family]:
         """Yield the families; on any thread."""
-        yield from run_families(view.status)
-        yield from book_families(view.accounts)
-        yield from policy_families(view.status.policies)
-        yield from pool_families(view.status)
-        yield from view.counts
+        yield from run_families(self.status)
+        yield from book_families(self.accounts)
+        yield from policy_families(self.status.policies)
+        yield from pool_families(self.status)
+        yield from self.counts
 
-    def _own(self) -> Iterator[Family]:
-        stats, advice = self._probe.stats, self._hub.scale_advice()
-        yield gauge(
-            "scale_nodes", "Live or joining, without those that drain.", advice.member_count
-        )
-        yield gauge(
-            "scale_target_nodes", "As many nodes as there should be.", advice.target_member_count
-        )
-        yield gauge(
-            "pool_busy_ratio",
-            "Of what the pool can do, what it is asked for; over the scaling window.",
-            advice.balance.busy_fraction,
-        )
-        yield counter("hub_events_total", "Events decided.", self._hub.event_count)
-        yield counter(
-            "hub_journal_bytes_total", "Written to the journal.", self._hub.commits.nbytes
-        )
-        yield gauge(
-            "hub_loop_lag_max_seconds",
-            "Longest that a due look at the event loop had to wait.",
-            stats.max_lag_s,
-        )
-        yield counter(
-            "hub_loop_slow_total", "Looks at the event loop that came 50 ms late.", stats.slow_count
-        )
-        if self._hub.payloads is not None:
-            named, removed = self._hub.run.payload_names, self._hub.payloads.removed_count
-            yield gauge("payloads", "In the payload store, for rollouts of use.", len(named))
-            yield counter("payloads_removed_total", "From the payload store.", removed)
+
+def hub_families(hub: Hub, stats: LoopStats) -> Iterator[Family]:
+    """Yield what is said of the hub itself, and of the size of the pool."""
+    advice = hub.scale_advice()
+    yield gauge("scale_nodes", "Live or joining, without those that drain.", advice.member_count)
+    yield gauge(
+        "scale_target_nodes", "As many nodes as there should be.", advice.target_member_count
+    )
+    yield gauge(
+        "pool_busy_ratio",
+        "Of what the pool can do, what it is asked for; over the scaling window.",
+        advice.balance.busy_fraction,
+    )
+    yield counter("hub_events_total", "Events decided.", hub.event_count)
+    yield counter("hub_journal_bytes_total", "Written to the journal.", hub.commits.nbytes)
+    yield gauge(
+        "hub_loop_lag_max_seconds",
+        "Longest that a due look at the event loop had to wait.",
+        stats.max_lag_s,
+    )
+    yield counter(
+        "hub_loop_slow_total", "Looks at the event loop that came 50 ms late.", stats.slow_count
+    )
+    if hub.payloads is not None:
+        named, removed = hub.run.payload_names, hub.payloads.removed_count
+        yield gauge("payloads", "In the payload store, for rollouts of use.", len(named))
+        yield counter("payloads_removed_total", "From the payload store.", removed)
 
 
 def run_families(status: RunStatus) -> Iterator[Family]:

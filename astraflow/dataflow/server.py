@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from astraflow.core.rollouts import PayloadStore
 from astraflow.core.status import RunStatus
 from astraflow.dataflow.compaction import Compaction
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
+from astraflow.dataflow.metrics import Account, HubView, LoopProbe
 from astraflow.dataflow.payloads import PayloadCleaner
 from astraflow.dataflow.prompts import open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
@@ -42,13 +43,11 @@ class OpenedHub:
 
     Attributes:
         hub: With the run as its journal has it.
-        journal: Of the run; None: the recipe wants none.
     """
 
     hub: Hub
     opened: RunOpened
     recorder: RunRecorder
-    journal: Journal | None
 
 
 @asynccontextmanager
@@ -112,7 +111,7 @@ async def open_hub(
             hub.apply(HubRestarted(software=__version__, step_counts=counts))
             # Before the first call, not with the first commit.
             hub.directory.expect_all()
-        yield OpenedHub(hub=hub, opened=replica.opened, recorder=recorder, journal=journal)
+        yield OpenedHub(hub=hub, opened=replica.opened, recorder=recorder)
 
 
 async def _open_payloads(recipe: Recipe, run_id: str, clock: Clock) -> PayloadCleaner | None:
@@ -263,8 +262,8 @@ async def _serve(servicers: Sequence[Servicer], recipe: Recipe, listen: str) -> 
 @asynccontextmanager
 async def _metrics(hub: Hub, recipe: Recipe, probe: LoopProbe) -> AsyncGenerator[None]:
     """Tell Prometheus what the hub does."""
-    told = HubMetrics(hub, probe)
-    metrics = MetricsServer(recipe.metrics.listen, loop_read(told.view, told.families))
+    read = loop_read(partial(HubView.of, hub, probe), HubView.families)
+    metrics = MetricsServer(recipe.metrics.listen, read)
     hub.metrics_address = metrics.address
     try:
         yield
@@ -280,10 +279,11 @@ async def _see_through(
     account = Account(opened.hub, probe)
     try:
         works: list[Coroutine[Any, Any, None]] = [_work(opened.hub, server)]
-        if opened.journal is not None:
+        journal = opened.hub.commits.journal
+        if journal is not None:
             # To be fenced is an error, also while nothing is to be written.
-            works += [opened.hub.commits.run(opened.journal), opened.journal.fenced()]
-            works.append(_keep(opened, opened.journal, recipe=recipe, run_dir=run_dir))
+            works += [opened.hub.commits.run(journal), journal.fenced()]
+            works.append(_keep(opened, journal, recipe=recipe, run_dir=run_dir))
         await either(*works)
     finally:
         await asyncio.to_thread(opened.recorder.status, account.to_json())
