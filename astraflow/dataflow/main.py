@@ -31,9 +31,7 @@ OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def main_serve(
-    recipe: Recipe, *, run_dir: Path, listen: str | None = None, reopens: bool = False
-) -> int:
+def main_serve(recipe: Recipe, *, run_dir: Path, reopens: bool = False) -> int:
     """Serve a run to its end; the first SIGINT or SIGTERM drains it, the second cancels it.
 
     Tokens come from the environment, or are made; with the address they lie in `hub.json` until
@@ -52,7 +50,7 @@ def main_serve(
     before = _before(recipe, run)
     _must_share_tokens(recipe, before)
     tokens = tokens_from(os.environ, before)
-    listen = _same_port(listen or recipe.hub.listen, before)
+    listen = _same_port(recipe.hub.listen, before)
     try:
         status = asyncio.run(_serve(recipe, run, tokens, listen, reopens=reopens))
     except AstraflowError as error:
@@ -111,7 +109,7 @@ def _same_port(listen: str, before: HubEndpoint | None) -> str:
 
 
 async def _serve(
-    recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | None, *, reopens: bool
+    recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str, *, reopens: bool
 ) -> RunStatus:
     def on_ready(hub: Hub, address: str) -> None:
         stop = _Stopper(hub)

@@ -90,16 +90,15 @@ class DataSets:
 log = structlog.get_logger(__name__)
 
 
-def open_data_sets(recipe: Recipe, *, root: Path | None = None) -> DataSets:
+def open_data_sets(recipe: Recipe) -> DataSets:
     """Open every data set; rows that are too long are left out and counted in the log.
 
     Raises:
         AstraflowError: INVALID_FIELD when one cannot be read.
     """
-    start = root or Path.cwd()
     readers: dict[str, DataSetReader] = {}
     for name, settings in recipe.data.items():
-        reader = open_data_set(name, settings, start, seed=recipe.seed)
+        reader = open_data_set(name, settings, Path.cwd(), seed=recipe.seed)
         readers[name] = reader
         log.info("data set", name=name, prompts=len(reader), left_out=reader.left_out_count)
     return DataSets(readers)

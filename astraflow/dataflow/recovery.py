@@ -361,7 +361,6 @@ async def _begun(
     )
     run = beginning_of(recipe)(opened, now)
     replica = Replica(opened, run, MemberDirectory(), position=1)
-    if recipe.hub.journal.kind == "none":
-        return Recovered(replica=replica, journal=None, is_restarted=False)
     await journal.append([record_bytes(opened, now)])
-    return Recovered(replica=replica, journal=journal, is_restarted=False)
+    kept = None if recipe.hub.journal.kind == "none" else journal
+    return Recovered(replica=replica, journal=kept, is_restarted=False)
