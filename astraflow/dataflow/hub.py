@@ -167,7 +167,7 @@ class Hub:
         try:
             return self.apply(event)
         finally:
-            await self.safe()
+            await self.commits.passed()
 
     async def take_with_others(self, event: Event) -> Any:
         """Let something happen, as `take`, decided together with what else came meanwhile."""
@@ -178,7 +178,7 @@ class Hub:
         try:
             return await answer
         finally:
-            await self.safe()
+            await self.commits.passed()
 
     def _decide_together(self) -> None:
         together, self._together = self._together, []
@@ -203,7 +203,7 @@ class Hub:
 
     async def when_safe(self, answer: Told) -> Told:
         """Return what a reader asked for, once all that it may tell of is safe."""
-        await self.safe()
+        await self.commits.passed()
         return answer
 
     def apply(

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final, TypeAlias
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -144,7 +145,7 @@ class Ingest:
         if is_open:
             # Nothing came of the last one: what comes of those before it is decided now.
             self._hub.apply(Ticked())
-        commits.then(commits.ticket, lambda: self._acknowledge(acks, now))
+        commits.then(commits.ticket, partial(self._acknowledge, acks, now))
 
     def _acknowledge(self, acks: dict[_Stream, list[ItemAck]], since: datetime) -> None:
         count = 0

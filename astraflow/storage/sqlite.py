@@ -340,7 +340,7 @@ class SqliteJournal:
         """Commit records in one transaction, all or none."""
         if self._is_closed:
             raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
-        return await self._do(lambda: self._append(records))
+        return await self._do(partial(self._append, records))
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
         if not self.first <= start <= self.end:
