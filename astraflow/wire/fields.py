@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from math import prod
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -95,14 +96,6 @@ _DAY_S = 86_400
 _SECOND_NS = 1_000_000_000
 
 
-class HasFields(Protocol):
-    """A message; which fields it has depends on its type."""
-
-    def HasField(self, field_name: Any, /) -> bool:  # noqa: N802 - protobuf's name
-        """Whether an optional field or a message field is set."""
-        ...
-
-
 def invalid(field: str, why: str) -> AstraflowError:
     """Return the error for a field that cannot be taken."""
     return AstraflowError(Reason.INVALID_FIELD, f"{field}: {why}", metadata={"field": field})
@@ -157,12 +150,12 @@ def decode_span(duration: Duration) -> timedelta:
         raise invalid("duration", str(error)) from None
 
 
-def optional_time(message: HasFields, field: str) -> datetime | None:
+def optional_time(message: Message, field: str) -> datetime | None:
     """Return a Timestamp field, None when it is unset."""
     return decode_time(getattr(message, field)) if message.HasField(field) else None
 
 
-def optional_span(message: HasFields, field: str) -> timedelta | None:
+def optional_span(message: Message, field: str) -> timedelta | None:
     """Return a Duration field, None when it is unset."""
     return decode_span(getattr(message, field)) if message.HasField(field) else None
 
