@@ -40,7 +40,7 @@ async def told(tmp_path):
         await trained
         address = run.hub.metrics_address
         hub = await asyncio.to_thread(scrape, address)
-        with MetricsServer("127.0.0.1:0", node.node.families) as server:
+        with MetricsServer("127.0.0.1:0", node.node.runner.families) as server:
             own = await asyncio.to_thread(scrape, server.address)
         await run.finish()
     return hub, own
