@@ -81,10 +81,6 @@ class SampleFlow:
         self._lost: list[IssuedPrompt] = []
 
     @property
-    def fresh_count(self) -> int:
-        return len(self.buffer)
-
-    @property
     def fresh_per_batch(self) -> int:
         """Fresh groups that the next batch takes; the rest of it is replayed."""
         if not self.replay.is_on:
