@@ -150,7 +150,7 @@ class Training:
         place = self.scheduler.find(first[0], size, policies, versions, now)
         if place is None:
             return False
-        prompt = self.scheduler.take_prompt(self.prompts, place.member)
+        prompt = self.scheduler.take_prompt(self.prompts, first[0], place.member)
         self._group_count += 1
         group = TrainGroup(
             group_id=GroupId(self.ids.next("group")),
