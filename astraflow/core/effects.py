@@ -367,7 +367,7 @@ _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
         each.task_id,
         each.attempt,
         each.sample_indexes,
-        *_plain([each.versions]),
+        _said(each.versions),
         each.deadline,
     ),
     SendBatch: lambda each: (

@@ -63,7 +63,7 @@ def _policy_status(policy: PolicyState) -> PolicyStatus:
         tokens_per_s=window.tokens_per_s,
         metrics=policy.metrics,
         window=window.span,
-        buffer_group_count=samples.fresh_count,
+        buffer_group_count=len(samples.buffer),
         buffer_nbytes=samples.buffer.nbytes,
         replay_nbytes=samples.replay.nbytes,
         leased_batch_count=len(policy.lease_table.leases),

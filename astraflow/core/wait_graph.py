@@ -77,7 +77,7 @@ def _too_few(run: Components, policy: PolicyState, now: datetime) -> Iterator[Wa
     yield _link(
         WaitCause.TOO_FEW_GROUPS,
         waiter,
-        f"{policy.samples.fresh_count} of {wanted} groups are whole",
+        f"{len(policy.samples.buffer)} of {wanted} groups are whole",
         subject_id="" if group is None else group.group_id,
     )
     dropped = policy.samples.completion.filtered_in_a_row

@@ -224,8 +224,9 @@ class ReplayBuffer:
     def use(self, fresh: Sequence[FreshGroup], again: Sequence[FreshGroup]) -> None:
         """Note that groups were trained on, for the first time or again."""
         self._use_count += len(again)
-        self.give_back(again)
-        for kept in self._here(again):
+        here = self._here(again)
+        self._lease(here, is_leased=False)
+        for kept in here:
             kept.use_count += 1
             if kept.use_count >= self._settings.max_uses:
                 self._forget(kept)

@@ -81,10 +81,6 @@ class SampleFlow:
         self._lost: list[IssuedPrompt] = []
 
     @property
-    def fresh_count(self) -> int:
-        return len(self.buffer)
-
-    @property
     def fresh_per_batch(self) -> int:
         """Fresh groups that the next batch takes; the rest of it is replayed."""
         if not self.replay.is_on:
@@ -135,7 +131,7 @@ class SampleFlow:
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:
         """Move what filters keep of a whole group to the buffer, or drop all of it."""
         done = self.completion.complete(
-            group, train_version=self._progress.train_version, run_time=run_time
+            group, train_version=lambda: self._progress.train_version, run_time=run_time
         )
         for drop in done.drops:
             self.books.drop_all(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)

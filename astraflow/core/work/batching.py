@@ -119,7 +119,7 @@ class Batching:
     def _is_dry(self, policy: PolicyState) -> bool:
         """Whether no group will become whole any more that is not whole now."""
         samples, leased_count = policy.samples, policy.lease_table.leased_groups
-        return self.training.is_through and samples.open_count == samples.fresh_count + leased_count
+        return self.training.is_through and samples.open_count == len(samples.buffer) + leased_count
 
     def end_data(self, policy: PolicyState, member: LiveTrainer, cause: EndCause) -> None:
         """Tell every rank that listens, once, that no batch follows."""
@@ -133,13 +133,14 @@ class Batching:
         if left is not None and len(policy.lease_table.leases) >= left:
             return 0
         wanted = policy.samples.fresh_per_batch
-        if policy.samples.fresh_count < wanted and not self._is_dry(policy):
+        if len(policy.samples.buffer) < wanted and not self._is_dry(policy):
             return 0
         policy.samples.prune()
         self.prompts.lose(policy.samples.take_lost())
-        if policy.samples.fresh_count >= wanted:
+        count = len(policy.samples.buffer)
+        if count >= wanted:
             return wanted
-        return policy.samples.fresh_count if self._is_dry(policy) else 0
+        return count if self._is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
         member = self.sessions.trainers.get(policy.policy_id)

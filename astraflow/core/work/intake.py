@@ -117,6 +117,9 @@ class Intake:
         if index in assignment.open_indexes:
             assignment.open_indexes.discard(index)
             member.count(assignment, -1)
+        else:
+            # Its pace is measured anew, whatever its credit.
+            member.enter()
         if group is None or group.slots[index].is_done:
             return self._answer(rollout, self._closed_ack(rollout, assignment), group)
         if rollout.outcome in UNDONE:
@@ -132,7 +135,6 @@ class Intake:
                 # Its credit was given back before.
                 outstanding = member.outstanding + 1
                 member.speed.note(seconds=seconds, token_count=token_count, outstanding=outstanding)
-                member.enter()
                 speeds = (other.speed for other in self.sessions.pool.values())
                 is_eval = isinstance(group, EvalGroup)
                 self.measured.note(token_count, speeds, is_eval=is_eval)

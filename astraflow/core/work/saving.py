@@ -136,5 +136,5 @@ def _part(policy: PolicyState) -> PolicyCheckpoint:
         policy_id=policy.policy_id,
         step=policy.progress.step,
         version=None if newest is None else newest.version,
-        fresh_group_count=policy.samples.fresh_count,
+        fresh_group_count=len(policy.samples.buffer),
     )

@@ -270,15 +270,16 @@ class Scheduler:
             return False
         return not any(member.max_outstanding >= count for member in self.sessions.pool.values())
 
-    def take_prompt(self, prompts: PromptQueue, member: LiveRaas) -> Prompt:
+    def take_prompt(self, prompts: PromptQueue, first: Prompt, member: LiveRaas) -> Prompt:
         """Take the next prompt for a RaaS; a slow one gets a short one of the next few."""
         measured = self.measured
-        may_pass = self._passed_count < _LOOK_AHEAD
-        slow = may_pass and is_slow(member, measured.fastest_token_s)
-        sizes = [size_of(prompt) for prompt in prompts.peek(_LOOK_AHEAD if slow else 1)]
-        index = pick(sizes, mean=measured.mean_size) if slow else 0
+        index, size = 0, size_of(first)
+        if self._passed_count < _LOOK_AHEAD and is_slow(member, measured.fastest_token_s):
+            sizes = [size_of(prompt) for prompt in prompts.peek(_LOOK_AHEAD)]
+            index = pick(sizes, mean=measured.mean_size)
+            size = sizes[index]
         self._passed_count = self._passed_count + 1 if index else 0
-        measured.note_prompt(sizes[index])
+        measured.note_prompt(size)
         return prompts.take(index)
 
     def is_suspect(self, group: SampleGroup) -> bool:

@@ -69,12 +69,11 @@ class Training:
         if self.lifecycle.stop is not None:
             return False
         is_last = False
-        if self.scheduler.has_credit:
-            was_through = self.prompts.is_through
+        if self.scheduler.has_credit and not self.prompts.is_through:
             while (policies := self.pacing.target_policies) and self._issue_new(policies, now):
                 if not self.scheduler.has_credit:
                     break
-            is_last = self.prompts.is_through and not was_through
+            is_last = self.prompts.is_through
         if self.pacing.live_policies and self.sessions.pool:
             self.prompts.draw()
         return is_last
@@ -150,7 +149,7 @@ class Training:
         place = self.scheduler.find(first[0], size, policies, versions, now)
         if place is None:
             return False
-        prompt = self.scheduler.take_prompt(self.prompts, place.member)
+        prompt = self.scheduler.take_prompt(self.prompts, first[0], place.member)
         self._group_count += 1
         group = TrainGroup(
             group_id=GroupId(self.ids.next("group")),
