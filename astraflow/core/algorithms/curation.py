@@ -209,16 +209,8 @@ class GroupCompletion:
         self._dropped_groups = Counter[str]()
         self._dropped_rollouts = Counter[str]()
 
-    def complete(
-        self, group: TrainGroup, *, train_version: Callable[[], int], run_time: timedelta
-    ) -> Completed:
-        """Return what is kept of a group that is whole; its samples are taken out of it.
-
-        Args:
-            group: Which one.
-            train_version: Says what the next batch trains on, where there are filters.
-            run_time: Since the run began.
-        """
+    def complete(self, group: TrainGroup, *, train_version: int, run_time: timedelta) -> Completed:
+        """Return what is kept of a group that is whole; its samples are taken out of it."""
         found = group.samples.pop(self._policy_id, {})
         rewarded: list[Sample] = []
         drops: list[Drop] = []
@@ -236,7 +228,7 @@ class GroupCompletion:
                 policy_id=self._policy_id,
                 prompt=group.prompt,
                 samples=kept,
-                train_version=train_version(),
+                train_version=train_version,
                 run_time=run_time,
             )
             kept = self._sift(whole, drops)

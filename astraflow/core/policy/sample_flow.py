@@ -131,7 +131,7 @@ class SampleFlow:
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:
         """Move what filters keep of a whole group to the buffer, or drop all of it."""
         done = self.completion.complete(
-            group, train_version=lambda: self._progress.train_version, run_time=run_time
+            group, train_version=self._progress.train_version, run_time=run_time
         )
         for drop in done.drops:
             self.books.drop_all(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
