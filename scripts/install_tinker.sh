@@ -8,7 +8,8 @@ venv=${1:?usage: install_tinker.sh VENV}
 python3 -m venv "$venv"
 # The newest cookbook that runs with this SDK; math-rl is what its rl_loop grades answers with.
 "$venv/bin/python" -m pip --quiet --disable-pip-version-check install \
-  ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c <(grep '^torch==' "$(dirname "$0")/../constraints-cpu.txt") \
+  ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+  "$(grep '^torch==' "$(dirname "$0")/../constraints-cpu.txt")" \
   tinker==0.38.0 'tinker-cookbook[math-rl]==0.5.8'
 
 "$venv/bin/python" -c 'import tinker; print("tinker", tinker.__version__)'

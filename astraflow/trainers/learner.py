@@ -66,7 +66,7 @@ class MinibatchStep:
     Attributes:
         metrics: Of it alone.
         indices: i64[k], the loss tokens that it trained on.
-        seen: Of all loss tokens, theirs before it.
+        seen: Of these, before it.
     """
 
     metrics: Mapping[str, float]
@@ -300,7 +300,9 @@ class PolicyLearner:
         metrics = {"train/loss": self._peers.all_reduce_sum(loss), "train/grad_norm": norm}
         if self._balance.is_on:
             metrics["train/router_imbalance"] = self._peers.all_reduce_sum(seen.imbalance)
-        return MinibatchStep(metrics={**metrics, **compared}, indices=indices, seen=seen)
+        return MinibatchStep(
+            metrics={**metrics, **compared}, indices=indices, seen=seen.where(indices)
+        )
 
     def _compared(self, batch: PreparedBatch) -> tuple[PreparedBatch, Mapping[str, float]] | None:
         """Return a batch whose advantages are what pairs make of the present weights.
@@ -378,7 +380,7 @@ class PolicyLearner:
         chosen = np.arange(batch.rows.row_count) < _LOOKED_AT_ROWS
         seen = self.likelihoods(batch.rows, chosen)
         indices = np.flatnonzero(chosen[batch.rows.loss.rows])
-        shown = MinibatchStep(metrics={}, indices=indices, seen=seen)
+        shown = MinibatchStep(metrics={}, indices=indices, seen=seen.where(indices))
         return {
             "train/loss": 0.0,
             "train/grad_norm": 0.0,
@@ -396,8 +398,8 @@ class PolicyLearner:
         old = batch.old_logprobs
         found = loss_metrics(
             batch.rows.loss.where(indices),
-            logprobs=np.concatenate([each.seen.logprobs[each.indices] for each in updates]),
-            entropies=np.concatenate([each.seen.entropies[each.indices] for each in updates]),
+            logprobs=np.concatenate([each.seen.logprobs for each in updates]),
+            entropies=np.concatenate([each.seen.entropies for each in updates]),
             settings=self._settings.loss,
             limits=batch.limits,
             old_logprobs=None if old is None else old[indices],

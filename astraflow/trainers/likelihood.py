@@ -177,6 +177,10 @@ class Likelihoods:
         self.logprobs[indices] = logprobs.detach().cpu().numpy()
         self.entropies[indices] = entropies.detach().cpu().numpy()
 
+    def where(self, indices: np.ndarray) -> "Likelihoods":
+        """Return a copy of what is said of some tokens."""
+        return Likelihoods(logprobs=self.logprobs[indices], entropies=self.entropies[indices])
+
 
 def log_softmax_of(
     model: CausalModel,
