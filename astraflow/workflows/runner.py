@@ -7,7 +7,7 @@ from typing import cast
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
-from astraflow.core.rollouts import Outcome, Rollout
+from astraflow.core.rollouts import Outcome, Rollout, Trajectory
 from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definition
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
@@ -85,8 +85,15 @@ async def _run(loaded: LoadedWorkflow, episode: Episode) -> Rollout:
 def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> Rollout:
     what = f"workflow {loaded.workflow_id}"
     score = checked_score(score, what=what, made_by=loaded.workflow.run)
+    trajectories = episode.trajectories()
+    if not trajectories:
+        message = f"{what} ended without sampling a token"
+        place = place_of_definition(loaded.workflow.run, name="NothingSampled", said=message)
+        raise AstraflowError(
+            Reason.ENVIRONMENT_FAILED, message, cause=place.cause, traceback=place.traceback
+        )
     outcome = Outcome.TRUNCATED if score.truncated else Outcome.SCORED
-    return _rollout(loaded, episode, outcome, score=score)
+    return _rollout(loaded, episode, outcome, score=score, trajectories=trajectories)
 
 
 def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> Rollout:
@@ -96,8 +103,10 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> R
         message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
         failure = _failure(Reason.ENVIRONMENT_FAILED, message, error)
         return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
-    if error.reason is Reason.CONTEXT_TOO_LONG and episode.has_sampled:
-        return _rollout(loaded, episode, Outcome.TRUNCATED)
+    # Nothing of what a session sampled may be trained on.
+    trajectories = episode.trajectories()
+    if error.reason is Reason.CONTEXT_TOO_LONG and trajectories:
+        return _rollout(loaded, episode, Outcome.TRUNCATED, trajectories=trajectories)
     place = place_of(error)
     failure = replace(
         error.to_failure(),
@@ -105,9 +114,11 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> R
         cause=place.cause,
         traceback=place.traceback,
     )
-    is_kept = error.reason in _KEEPS_TOKENS and episode.has_sampled
-    outcome = Outcome.SCORER_FAILED if is_kept else Outcome.INFRA_ERROR
-    return _rollout(loaded, episode, outcome, failure=failure)
+    if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
+        return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
+    return _rollout(
+        loaded, episode, Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories
+    )
 
 
 def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> Rollout:
@@ -119,15 +130,19 @@ def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) 
         )
         failure = _failure(Reason.ENVIRONMENT_FAILED, message, fault)
         return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
+    score, outcome = None, Outcome.POLICY_FAULT
+    failure = _failure(Reason.POLICY_FAULT, fault.message, fault)
     try:
         score = checked_score(
             Score(reward=reward, parts=fault.parts), what="a PolicyFault", made_by=None
         )
     except AstraflowError as error:
+        outcome = Outcome.SCORER_FAILED
         failure = _failure(Reason.SCORER_FAILED, error.message, fault)
-        return _rollout(loaded, episode, Outcome.SCORER_FAILED, failure=failure)
-    failure = _failure(Reason.POLICY_FAULT, fault.message, fault)
-    return _rollout(loaded, episode, Outcome.POLICY_FAULT, score=score, failure=failure)
+    trajectories = episode.trajectories()
+    return _rollout(
+        loaded, episode, outcome, score=score, failure=failure, trajectories=trajectories
+    )
 
 
 def _failure(reason: Reason, message: str, error: BaseException) -> Failure:
@@ -156,15 +171,9 @@ def _rollout(
     *,
     score: Score | None = None,
     failure: Failure | None = None,
+    trajectories: tuple[Trajectory, ...] = (),
 ) -> Rollout:
-    """Return a rollout that does not say yet when it was made; an INFRA_ERROR keeps no tokens."""
-    trajectories = () if outcome is Outcome.INFRA_ERROR else episode.trajectories()
-    if outcome is not Outcome.INFRA_ERROR and not trajectories:
-        message = f"workflow {loaded.workflow_id} ended without sampling a token"
-        place = place_of_definition(loaded.workflow.run, name="NothingSampled", said=message)
-        raise AstraflowError(
-            Reason.ENVIRONMENT_FAILED, message, cause=place.cause, traceback=place.traceback
-        )
+    """Return a rollout that does not say yet when it was made."""
     return Rollout(
         rollout_id=episode.rollout_id,
         task_id=episode.task.task_id,

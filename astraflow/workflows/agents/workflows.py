@@ -5,6 +5,7 @@ asks the node for one.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -259,9 +260,10 @@ class Command(AgentWorkflow):
             door.offer(session, process.lane)
             return await self._ended(session, process.program)
         except BaseException:
-            if process is not None:
-                await process.stop()
-            process = None
+            # Nobody gets it again, however its end goes.
+            failed, process = process, None
+            if failed is not None:
+                await failed.stop()
             raise
         finally:
             self._free.put_nowait(process)
@@ -290,12 +292,15 @@ class Command(AgentWorkflow):
         url, token = await door.queue(lane)
         folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
         told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
-        program = await Program.start(
-            options.command,
-            limits=self._limits(None),
-            folder=Path(folder.name),
-            env=environment(options.env) | told,
-        )
+        with contextlib.ExitStack() as undo:
+            undo.callback(folder.cleanup)
+            program = await Program.start(
+                options.command,
+                limits=self._limits(None),
+                folder=Path(folder.name),
+                env=environment(options.env) | told,
+            )
+            undo.pop_all()
         process = _KeptProgram(program, lane, folder)
         door.at_close(process.stop)
         return process

@@ -332,6 +332,7 @@ async def run_inside(
     with contextlib.suppress(asyncio.IncompleteReadError, ValueError):
         while len(answers) < 2:
             answers.append(await _receive(said, limits))
+    if len(answers) > 1:
         return _finished(answers[1])
     if not answers and finished.exit_code is not None:
         why = finished.stderr[-300:].decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 import agent_fuzz
 from astraflow.config.recipe import EngineSettings
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import Outcome
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
@@ -18,6 +21,8 @@ from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
+from astraflow.workflows.protocol import PolicyFault
+from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
 pytestmark = pytest.mark.slow
 
@@ -199,6 +204,32 @@ async def test_what_a_grammar_drew_is_not_trained_on(stage):
     free = [each.logprob for each in second.choices[0].logprobs.content]
     assert np.allclose(trajectory.logprobs[trajectory.sampled_mask], free)
     assert trajectory.sampled_count == len(free)
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [
+        (AstraflowError(Reason.SCORER_FAILED, "no verdict"), Outcome.SCORER_FAILED),
+        (PolicyFault("too slow"), Outcome.POLICY_FAULT),
+        (AstraflowError(Reason.CONTEXT_TOO_LONG, "full"), Outcome.INFRA_ERROR),
+        (None, Outcome.INFRA_ERROR),
+    ],
+)
+async def test_an_episode_of_which_nothing_is_trained_on_is_a_rollout(stage, raised, outcome):
+    async with stage(is_trained=True) as (chats, episode):
+
+        async def run(_):
+            await chats.create(**ASKED, response_format=FORMAT)
+            if raised is not None:
+                raise raised
+            return 1.0
+
+        workflow = SimpleNamespace(run=run)
+        loaded = LoadedWorkflow(workflow_id="w", workflow=workflow, scorer_digest=b"")
+        rollout = await run_episode(loaded, episode)
+    assert (rollout.outcome, rollout.trajectories) == (outcome, ())
+    said = "without sampling" if raised is None else str(raised.message)
+    assert said in rollout.failure.message
 
 
 async def test_evaluations_count_all_that_was_sampled(stage):

@@ -1,7 +1,7 @@
 """Updates by minibatches against the loss functions of verl and AReaL themselves.
 
 `ASTRAFLOW_VERL_PYTHON` names an interpreter that has verl 0.9, `ASTRAFLOW_AREAL_PYTHON` one that
-has AReaL 1.0. docs/losses.md says what they do otherwise.
+has AReaL 1.0. docs/losses-elsewhere.md says what they do otherwise.
 """
 
 import json
