@@ -194,7 +194,7 @@ async def _fill(folder: Path, count: int, rate: float) -> None:
         await members.work()
         if rate:
             await asyncio.sleep(started + members.accepted / rate - time.monotonic())
-    await hub.safe()
+    await hub.commits.passed()
     print(json.dumps({"accepted": members.accepted}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -246,7 +246,7 @@ class _Members:
         for item in await _there(self._tasks):
             if isinstance(item, RolloutTask):
                 self._answer(item)
-        await self._hub.safe()
+        await self._hub.commits.passed()
         for item in await _there(self._batches):
             if isinstance(item, SendBatch):
                 await self._train(item)

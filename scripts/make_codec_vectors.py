@@ -91,9 +91,10 @@ def vector(name: str, profile: Profile, *, is_whole: bool) -> dict[str, Any]:
     runs, bits = Runs(layout), flat_bits(target)
     start = StateDigest.of(layout, base)
     if is_whole:
-        encoded = encode_whole(runs, bits, profile=profile)
+        chunks, tables = encode_whole(runs, bits, profile=profile), b""
     else:
-        encoded = encode_patch(runs, bits, flat_bits(base), start, profile=profile)
+        patch = encode_patch(runs, bits, flat_bits(base), start, profile=profile)
+        chunks, tables = patch.chunks, patch.shared_tables
     return {
         "codec_version": CODEC_VERSION,
         "profile": profile.value,
@@ -106,11 +107,9 @@ def vector(name: str, profile: Profile, *, is_whole: bool) -> dict[str, Any]:
         "target_blake3": blake3(target.data).hexdigest(),
         "base_state_digest": None if is_whole else start.to_bytes().hex(),
         "target_state_digest": StateDigest.of(layout, target).to_bytes().hex(),
-        "shared_tables": encoded.shared_tables.hex(),
-        "root_digest": root_digest(
-            [digest_of(chunk) for chunk in encoded.chunks], encoded.shared_tables
-        ).hex(),
-        "chunks": [describe(chunk) for chunk in encoded.chunks],
+        "shared_tables": tables.hex(),
+        "root_digest": root_digest([digest_of(chunk) for chunk in chunks], tables).hex(),
+        "chunks": [describe(chunk) for chunk in chunks],
     }
 
 

@@ -9,7 +9,7 @@ is kept for the next patch, up to 16 MiB of them.
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,8 +19,14 @@ from astraflow.core.tensors import Dtype
 
 _FAR: Final = 2**32 - 1
 
-FoundChanges = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int] | None]
-"""Elements of a range that change: `indices`, `before`, `values` and `sums` of a `Change`."""
+
+class FoundChanges(NamedTuple):
+    """Elements of a range that change, as the fields of a `Change` of the same names."""
+
+    indices: np.ndarray
+    before: np.ndarray
+    values: np.ndarray
+    sums: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,17 +24,10 @@ def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change 
     if chunk.header.encoding is Encoding.UNCHANGED:
         _unpacked(chunk, 0)
         return None
-    (indices, before, values, sums), where = _found(chunk, old, tables), chunk.header
-    if not len(indices):
+    found, where = _found(chunk, old, tables), chunk.header
+    if not len(found.indices):
         return None
-    return Change(
-        dtype=where.dtype,
-        first=where.first,
-        indices=indices,
-        before=before,
-        values=values,
-        sums=sums,
-    )
+    return Change(dtype=where.dtype, first=where.first, **found._asdict())
 
 
 def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -53,9 +46,8 @@ def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     header = chunk.header
     if header.encoding is not Encoding.SPARSE_FAST:
         raise _invalid(header, f"is {header.encoding}, which does not lead back")
-    payload, count = _plain(chunk), header.changed_count
-    indices, _, before, _ = sparse_fast.decode(payload, new, changed_count=count, is_back=True)
-    return indices, before
+    found = sparse_fast.decode(_plain(chunk), new, changed_count=header.changed_count, is_back=True)
+    return found.indices, found.values
 
 
 def decode_whole(chunk: Chunk) -> np.ndarray:
@@ -90,7 +82,7 @@ def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> FoundChanges:
         return sparse_compact.decode(payload, old, section, changed_count=count, first=first)
     new = decode_whole(chunk)
     indices = np.flatnonzero(new != old)
-    return indices.astype(np.uint32), old[indices], new[indices], None
+    return FoundChanges(indices.astype(np.uint32), old[indices], new[indices])
 
 
 def _plain(chunk: Chunk) -> bytes | memoryview:

@@ -11,7 +11,7 @@ cores have. Results come in the order of the items, so bytes do not depend on th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -244,17 +244,17 @@ def _rules(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedPatch:
-    """A patch.
+    """A patch from a base.
 
     Attributes:
         chunks: By index.
         shared_tables: What all of them are decoded with; may be empty.
-        digest: Of the state that a patch from a base leads to; from nothing it is not known.
+        digest: Of the state that it leads to.
     """
 
     chunks: tuple[Chunk, ...]
     shared_tables: bytes = b""
-    digest: StateDigest = field(default_factory=StateDigest)
+    digest: StateDigest
 
 
 def flat_bits(flat: np.ndarray) -> RangeBits:
@@ -314,8 +314,8 @@ def encode_whole(
     *,
     profile: Profile = Profile.FAST,
     thread_count: int = 1,
-) -> EncodedPatch:
-    """Return the patch that leads from nothing to `target`.
+) -> tuple[Chunk, ...]:
+    """Return the patch that leads from nothing to `target`: its chunks are all of it.
 
     Args:
         runs: Of its layout, or of a part of it.
@@ -327,7 +327,7 @@ def encode_whole(
     def encode(where: ChunkRange) -> Chunk:
         return encode_dense(where, target(where), profile)
 
-    return EncodedPatch(chunks=numbered(in_order(encode, list(runs.ranges()), thread_count)))
+    return numbered(in_order(encode, list(runs.ranges()), thread_count))
 
 
 def encode_chunk(

@@ -160,7 +160,7 @@ def _decode(patch: EncodedPatch, old: np.ndarray, state: np.ndarray) -> None:
 
 def _whole_rate(bits: np.ndarray, profile: Profile) -> float:
     layout, flat = Layout.of([("w", Dtype.BF16, bits.shape)]), bits.copy().view(np.uint8)
-    (chunk,) = encode_whole(Runs(layout), flat_bits(flat), profile=profile).chunks
+    (chunk,) = encode_whole(Runs(layout), flat_bits(flat), profile=profile)
 
     def decode() -> None:
         flat.view(np.uint16)[:] = decode_whole(chunk)

@@ -196,7 +196,7 @@ def decode(
         )
     except ValueError as error:
         raise chunk_invalid(f"a compact payload {error}") from None
-    return indices, before, values, sums
+    return FoundChanges(indices, before, values, sums)
 
 
 def _read(
@@ -271,7 +271,7 @@ def _apply(
     order = np.argsort(indices)
     indices = indices[order]
     folded = (distances[order] + np.uint64(1)).astype(old.dtype)
-    return indices, old[indices], moved(old[indices], folded), None
+    return FoundChanges(indices, old[indices], moved(old[indices], folded))
 
 
 def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:

@@ -225,7 +225,7 @@ def decode(
         )
     except ValueError as error:
         raise chunk_invalid(f"a sparse payload {error}") from None
-    return indices, before, values, sums
+    return FoundChanges(indices, before, values, sums)
 
 
 def _decode_streams(
@@ -238,7 +238,7 @@ def _decode_streams(
     less[marks] |= _decode_steps(streams, less[marks]) << start.dtype.type(1)
     move = moved_back if is_back else moved
     values = move(start[indices], less + start.dtype.type(1))
-    return indices, start[indices], values, None
+    return FoundChanges(indices, start[indices], values)
 
 
 def _decode_bits(stream: Stream, count: int) -> np.ndarray:

@@ -197,10 +197,6 @@ class Hub:
             # What comes of those before one that was refused.
             self.apply(Ticked())
 
-    async def safe(self) -> None:
-        """Wait until what was decided so far is safe."""
-        await self.commits.passed()
-
     async def when_safe(self, answer: Told) -> Told:
         """Return what a reader asked for, once all that it may tell of is safe."""
         await self.commits.passed()
@@ -223,7 +219,7 @@ class Hub:
             now: When; None: at this moment.
 
         Returns:
-            The answer that the event's docstring names; it is safe after `safe`.
+            The answer that the event's docstring names; it is safe after `commits.passed`.
 
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.

@@ -100,7 +100,7 @@ def converter(
     without: Collection[str] = (),
     **rules: FieldRule | Check,
 ) -> tuple[Callable[[Value], Wire], Callable[[Wire], Value]]:
-    """Return the functions that encode a dataclass and decode its message.
+    """Return the functions that encode a dataclass and decode its message, also nested in others.
 
     `check` raises what is wrong with the whole, fields in `without` are of one side alone, and
     rules go by field of the dataclass, or by property that is sent and not read.

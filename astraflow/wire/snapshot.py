@@ -64,6 +64,9 @@ RENAMED: Mapping[str, str] = {
 }
 """Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""
 
+LEFT_OUT = frozenset({"astraflow.core.rollouts:Trajectory.received"})
+"""Attributes, as in RENAMED, that say again what others do; they have their defaults once read."""
+
 # A class, the attributes that its nodes have, and what makes the others.
 _Plan = tuple[type[Any], tuple[str, ...], tuple[tuple[str, Callable[[], Any]], ...]]
 
@@ -185,7 +188,8 @@ class _Writer:
             raise AstraflowError(
                 Reason.JOURNAL_FAILED, f"the state holds a {path}, which has no plain value"
             )
-        self._classes[kind] = path, _names(kind)
+        names = [name for name in _names(kind) if f"{path}.{name}" not in LEFT_OUT]
+        self._classes[kind] = path, names
         return self._classes[kind]
 
 
@@ -210,8 +214,6 @@ _PLAIN: Mapping[type[Any], Callable[[Any], pb.Value]] = {
     int: lambda value: pb.Value(whole=value),
     float: lambda value: pb.Value(real=value),
     bytes: lambda value: pb.Value(data=value),
-    # Of the message that values came in, which they stand for.
-    memoryview: lambda _: _NONE,
 }
 _CONTAINERS: Mapping[type[Any], str] = {list: "list", tuple: "tuple"}
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import structlog
@@ -22,6 +22,22 @@ from astraflow.storage.cache import cache_dir, making
 __all__ = ["DataSetReader", "open_data_set"]
 
 Row = Mapping[str, Any]
+
+
+class DataSetRows(Protocol):
+    """All rows of a data set, in the order of the file."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        ...
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row, which is quicker than asking for each."""
+        ...
 
 
 class SeedRows:
@@ -123,7 +139,7 @@ class ParquetRows:
             yield from batch.to_pylist()
 
 
-def saved_rows(path: Path) -> Any:
+def saved_rows(path: Path) -> DataSetRows:
     """Open a folder written by `datasets.Dataset.save_to_disk`; needs datasets (extra `datasets`).
 
     Raises:
@@ -227,9 +243,6 @@ def _folder(settings: DataSet, commit: str) -> Path:
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-DataSetRows = SeedRows | JsonLines | ParquetRows
-"""All rows of a data set, in the order of the file; what `datasets` loads is used as one, too."""
 
 _OPENERS: Mapping[str, Callable[[Path], DataSetRows]] = {
     "jsonl": JsonLines,

@@ -192,7 +192,7 @@ def test_a_sparse_chunk_needs_a_base():
 
 
 def test_a_raw_chunk_of_another_size_than_its_range_is_refused():
-    (whole,) = encode_whole(Runs(LAYOUT), flat_bits(TARGET.view(np.uint8))).chunks
+    (whole,) = encode_whole(Runs(LAYOUT), flat_bits(TARGET.view(np.uint8)))
     short = Chunk(header=replace(whole.header, payload_nbytes=6), payload=bytes(whole.payload)[:6])
 
     with pytest.raises(AstraflowError, match="covers 24000 bytes with 6"):
@@ -232,7 +232,7 @@ def test_a_sparse_chunk_leads_back_too():
 
 
 def test_a_raw_chunk_does_not_lead_back():
-    (whole,) = encode_whole(Runs(LAYOUT), flat_bits(TARGET.view(np.uint8))).chunks
+    (whole,) = encode_whole(Runs(LAYOUT), flat_bits(TARGET.view(np.uint8)))
 
     with pytest.raises(AstraflowError, match="does not lead back"):
         decode_back(whole, TARGET[:COUNT])

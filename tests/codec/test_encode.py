@@ -58,7 +58,7 @@ def test_a_whole_version_comes_back_bit_by_bit(states, seed, profile, level):
     target = states.random(np.random.default_rng(seed))
     flat = np.zeros_like(target)
 
-    chunks = encode_whole(states.runs, flat_bits(target), profile=profile).chunks
+    chunks = encode_whole(states.runs, flat_bits(target), profile=profile)
 
     for chunk in chunks:
         states.runs.check(chunk.header)
@@ -167,7 +167,7 @@ def test_a_chunk_that_is_encoded_alone_has_the_payload_that_it_had_in_the_patch(
     target = states.touched(base, rng, share)
     new, old = flat_bits(target), flat_bits(base)
     patch = {c.header.offset: c for c in encode_patch(states.runs, new, old, StateDigest()).chunks}
-    whole = {c.header.offset: c for c in encode_whole(states.runs, new).chunks}
+    whole = {c.header.offset: c for c in encode_whole(states.runs, new)}
 
     for where in states.runs.ranges():
         alone = encode_chunk(where, new(where), old(where))
@@ -214,4 +214,4 @@ def test_threads_give_the_same_whole_version(states, profile):
         for n in (1, 3)
     )
 
-    assert content(many.chunks) == content(one.chunks)
+    assert content(many) == content(one)

@@ -48,7 +48,7 @@ def test_what_is_encoded_passes():
         RUNS.check(each)
     RUNS.check_cover(headers())
     whole = encode_whole(RUNS, flat_bits(np.zeros(LAYOUT.nbytes, "u1")))
-    RUNS.check_cover([chunk.header for chunk in whole.chunks])
+    RUNS.check_cover([chunk.header for chunk in whole])
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def _make(root: Path, hub_in, make_recipe) -> Copies:
     early, whole, snapshotted, other = (root / name for name in names)
 
     async def copy(hub, to):
-        await hub.hub.safe()
+        await hub.hub.commits.passed()
         shutil.copytree(hub.run_dir.root / "journal", to / "journal")
         shutil.copy(hub.run_dir.recipe, to / "recipe.yaml")
         books[to] = Books.of(hub.hub.run)

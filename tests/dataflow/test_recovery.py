@@ -178,7 +178,7 @@ async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
             await working
         # Nothing that these two said later counts.
         await raas.leave()
-        await hub.hub.safe()
+        await hub.hub.commits.passed()
         before = hub.hub.run.accounts()
     async with start_hub(recipe) as hub:
         assert hub.hub.run.accounts() == before
@@ -189,7 +189,7 @@ async def test_repetitions_are_counted_and_take_hardly_any_room(start_hub, recip
         _, raas, task = await work(hub, answered=False)
         rollouts = await raas.open_rollouts()
         await raas.answer(rollouts, task)
-        await hub.hub.safe()
+        await hub.hub.commits.passed()
         before = hub.hub.commits.nbytes
         again = raas.samples(task) * 20
         stray = [raas.sample(replace(task, group_id="of-another-run", task_id="x"), 0)]

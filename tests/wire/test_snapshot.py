@@ -1,10 +1,14 @@
 """A later release reads a snapshot as far as it can be sure, and refuses the rest by name."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import IdGenerator, RunId
-from astraflow.core.rollouts import VersionSpan
+from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
+from astraflow.wire.rollout import decode_rollout, encode_rollout
 from astraflow.wire.snapshot import RENAMED, dump_state, load_state
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
 
@@ -81,3 +85,41 @@ def test_a_field_that_is_new_has_its_default():
     del shape.names[place], snapshot.nodes[0].values[place]
     read, _ = load_state(snapshot.SerializeToString(), modules=OURS)
     assert read == span
+
+
+def test_a_trajectory_is_kept_without_the_message_that_it_came_in():
+    made = Trajectory(
+        trajectory_id="t1",
+        policy_id="solver",
+        tokens=np.array([5, 6, 7], np.int32),
+        sampled_mask=np.array([False, True, True]),
+        logprobs=np.array([0, -1, -2], np.float32),
+        version_spans=(VersionSpan(version=3, length=2),),
+        finish_reason=FinishReason.STOP,
+    )
+    rollout = Rollout(
+        rollout_id="r1",
+        task_id="k1",
+        group_id="g1",
+        sample_index=0,
+        outcome=Outcome.SCORED,
+        reward=1.0,
+        trajectories=(made,),
+    )
+    came = decode_rollout(encode_rollout(rollout))
+    assert came.trajectories[0].received is not None
+    read, _ = load_state(dump_state(came, position=0, modules=OURS), modules=OURS)
+    assert read.trajectories[0].received is None
+    assert encode_rollout(read) == encode_rollout(rollout)
+
+
+@dataclass
+class Viewer:
+    """Has what is no plain value."""
+
+    view: memoryview
+
+
+def test_any_other_view_is_refused():
+    with pytest.raises(AstraflowError, match="memoryview, which has no plain value"):
+        dump_state(Viewer(memoryview(b"x")), position=0, modules=(__name__,))

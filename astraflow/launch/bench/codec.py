@@ -195,7 +195,7 @@ def patch_coding(versions: TwoVersions, profile: Profile) -> Coding:
     def encode() -> tuple[EncodedPatch, bytes]:
         new, old = flat_bits(versions.new), flat_bits(versions.old)
         patch = encode_patch(runs, new, old, start, profile=profile)
-        return patch, _root_of(patch)
+        return patch, _root_of(patch.chunks, patch.shared_tables)
 
     def apply() -> None:
         """Verify and apply as a puller does: chunks, root, resulting state, then the write."""
@@ -213,7 +213,7 @@ def patch_coding(versions: TwoVersions, profile: Profile) -> Coding:
     (patch, root), state = encode(), versions.old.copy()
     return Coding(
         name=profile.value,
-        nbytes=_wire_nbytes(patch),
+        nbytes=_wire_nbytes(patch.chunks) + len(patch.shared_tables),
         encode=encode,
         prepare=partial(np.copyto, state, versions.old),
         decode=apply,
@@ -225,13 +225,13 @@ def whole_coding(versions: TwoVersions, profile: Profile) -> Coding:
     """Return how a version of a profile is made from nothing and read."""
     runs = Runs(versions.layout)
 
-    def encode() -> tuple[EncodedPatch, bytes]:
+    def encode() -> tuple[Sequence[Chunk], bytes]:
         whole = encode_whole(runs, flat_bits(versions.new), profile=profile)
         return whole, _root_of(whole)
 
     def read() -> None:
-        _require(root_digest([digest_of(chunk) for chunk in whole.chunks]) == root)
-        for chunk in whole.chunks:
+        _require(root_digest([digest_of(chunk) for chunk in whole]) == root)
+        for chunk in whole:
             _bits_of(chunk, state)[:] = decode_whole(chunk)
         StateDigest.of(versions.layout, state)
 
@@ -255,16 +255,15 @@ def _bits_of(chunk: Chunk, flat: np.ndarray) -> np.ndarray:
     return flat[chunk.header.offset : chunk.header.end].view(chunk.header.dtype.bits)
 
 
-def _root_of(patch: EncodedPatch) -> bytes:
-    return root_digest([digest_of(chunk) for chunk in patch.chunks], patch.shared_tables)
+def _root_of(chunks: Sequence[Chunk], shared_tables: bytes = b"") -> bytes:
+    return root_digest([digest_of(chunk) for chunk in chunks], shared_tables)
 
 
-def _wire_nbytes(patch: EncodedPatch) -> int:
-    chunks = (
+def _wire_nbytes(chunks: Sequence[Chunk]) -> int:
+    return sum(
         encode_chunk_header(each.header).ByteSize() + _DIGEST_NBYTES + len(each.payload)
-        for each in patch.chunks
+        for each in chunks
     )
-    return sum(chunks) + len(patch.shared_tables)
 
 
 def made_up(count: int, share: float) -> TwoVersions:

@@ -53,6 +53,7 @@ class ShardLayout(Runs):
 
     The whole layout is cut as `Runs` cuts it. Of a shard every piece is cut for itself, every
     4 MiB, and the pieces lie in memory one behind the other, each on a 64-byte boundary.
+    `split`, `check_pieces` and `check_padding` are for a shard that is all of it.
 
     Attributes:
         pieces: By offset; those without bytes are left out.

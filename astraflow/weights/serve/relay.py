@@ -22,7 +22,7 @@ from astraflow.wire.weights import PatchIndex, digest_of
 
 def whole_patch(held: HeldState, info: PatchInfo) -> Patch | None:
     """Return the whole patch of a state; None: its bytes are not those that were registered."""
-    chunks = encode_whole(held.frame, flat_bits(held.flat)).chunks
+    chunks = encode_whole(held.frame, flat_bits(held.flat))
     index = PatchIndex(patch=info, chunk_digests=tuple(map(digest_of, chunks)))
     if index.root_digest != info.root_digest:
         return None
