@@ -92,7 +92,7 @@ async def test_one_process_serves_many_episodes(episode):
     workflow = command(persistent=1)
     scores = await asyncio.gather(*(workflow.run(episode(str(number))) for number in range(3)))
     assert {score.reward for score in scores} == {3.0}
-    assert len({score.parts["pid"] for score in scores}) == 1
+    assert len({score.parts["process"] for score in scores}) == 1
 
 
 @pytest.mark.slow
@@ -103,6 +103,22 @@ async def test_a_process_that_dies_is_replaced(episode):
         await workflow.run(episode("die"))
     second = await workflow.run(episode())
     assert first.reward == second.reward
+
+
+@pytest.mark.slow
+async def test_a_process_is_not_handed_on_whose_end_was_not_awaited(episode):
+    workflow = command(persistent=1, attempts=1)
+    first = await workflow.run(episode())
+    running = asyncio.ensure_future(workflow.run(episode("stay")))
+    while not workflow._free.empty():  # noqa: ASYNC110 - other tasks make it true
+        await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    second = await workflow.run(episode())
+    assert first.parts["process"] != second.parts["process"]
 
 
 @pytest.mark.parametrize("name", HARNESSES)

@@ -7,6 +7,8 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.protocol import PolicyFault
+from astraflow.workflows.sandbox.channel import run_inside
+from astraflow.workflows.sandbox.protocol import Finished, SandboxLimits
 
 
 async def test_a_program_that_ends_its_sandbox_is_at_fault(start):
@@ -48,3 +50,20 @@ async def test_a_sandbox_that_is_killed_from_outside_is_nobodys_fault(start):
         await running
     assert caught.value.reason is Reason.ENVIRONMENT_FAILED
     assert caught.value.retryable
+
+
+class Babbler:
+    """A sandbox of somebody's own, in which something else answers in place of the guest."""
+
+    limits = SandboxLimits()
+
+    async def exec(self, *_args, **_kwargs):
+        parts = b"time", b"no code"
+        header = [len(parts), *map(len, parts)]
+        answer = b"".join([*(each.to_bytes(4, "little") for each in header), *parts])
+        return Finished(exit_code=0, stdout=2 * answer)
+
+
+async def test_an_answer_of_no_guest_is_told_and_no_fault_of_the_policy():
+    with pytest.raises(ValueError, match="unpack"):
+        await run_inside(Babbler(), {"do": "program"}, time_s=1.0)

@@ -7,6 +7,10 @@ import urllib.request
 from pathlib import Path
 
 
+# Process ids are those of a namespace of its own.
+PROCESS = int.from_bytes(os.urandom(4), "big")
+
+
 def post(url, body, key=""):
     request = urllib.request.Request(
         url,
@@ -41,9 +45,11 @@ def many_episodes():
             continue
         if session["task"]["prompt"] == "die":
             os._exit(1)
+        if session["task"]["prompt"] == "stay":
+            sys.stdin.read()
         said = ask(session["base_url"], session["api_key"], session["task"]["prompt"])
         post(
-            session["session_url"] + "/reward", {"reward": len(said), "parts": {"pid": os.getpid()}}
+            session["session_url"] + "/reward", {"reward": len(said), "parts": {"process": PROCESS}}
         )
         post(session["session_url"] + "/end", {})
 
