@@ -6,7 +6,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-
 # Process ids are those of a namespace of its own.
 PROCESS = int.from_bytes(os.urandom(4), "big")
 
