@@ -129,36 +129,17 @@ class MixtureWatch:
                 self.passed()
 
 
-class ChoiceTap(MixtureWatch):
-    """Holds what was chosen in the last pass, while it is on.
+class _Tap(MixtureWatch):
+    """Holds what was chosen in the last pass, and nothing that it was chosen from."""
 
-    Attributes:
-        is_on: Whether passes are watched.
-        scores: f[tokens, experts]; None: nothing was chosen.
-        picked: i64[tokens, k].
-        times: How often something was chosen since it was cleared.
-    """
-
-    def __init__(self, mixture: Mixture, *, is_on: bool = True) -> None:
+    def __init__(self, mixture: Mixture) -> None:
         super().__init__(mixture)
-        self.is_on = is_on
-        self.scores: Tensor | None = None
         self.picked: Tensor | None = None
-        self.times = 0
-
-    def is_needed(self) -> bool:
-        """Whether the next pass is watched."""
-        return self.is_on
 
     def chosen(self, scores: Tensor, result: Any) -> Any:
-        """Take note of a choice."""
-        self.times += 1
-        self.scores, self.picked = scores, result[1]
+        del scores
+        self.picked = result[1]
         return result
-
-    def clear(self) -> None:
-        """Let go of what was chosen."""
-        self.times, self.scores, self.picked = 0, None, None
 
 
 class RouteTaps:
@@ -166,7 +147,7 @@ class RouteTaps:
 
     def __init__(self, module: nn.Module) -> None:
         """Listen to the routers of a model."""
-        self._taps = tuple(map(ChoiceTap, mixtures_of(module)))
+        self._taps = tuple(map(_Tap, mixtures_of(module)))
 
     def last(self, rows: int, length: int) -> np.ndarray | None:
         """Return u16[rows, length, layers, k] of the last pass; None: there is nothing to tell.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.routers import ChoiceTap, mixtures_of
+from astraflow.engines.routers import Mixture, MixtureWatch, mixtures_of
 from astraflow.trainers.tensors import to_tensor
 
 
@@ -30,11 +30,28 @@ def imbalance(scores: Tensor, chosen: Tensor) -> Tensor:
     return count * (shares * likely.mean(0)).sum()
 
 
+class _ScoredTap(MixtureWatch):
+    """Tells its owner, while that records, what was chosen and of which scores."""
+
+    def __init__(self, owner: "RouterBalance", mixture: Mixture) -> None:
+        super().__init__(mixture)
+        self._owner = owner
+
+    def is_needed(self) -> bool:
+        return self._owner.is_recording
+
+    def chosen(self, scores: Tensor, result: Any) -> Any:
+        self._owner.choices.append((scores, result[1]))
+        return result
+
+
 class RouterBalance:
     """Adds the imbalance of a model's routers to the loss of each pass.
 
     Attributes:
         is_on: Whether the recipe has such a loss.
+        is_recording: Whether what routers pick is kept, in
+        choices: Scores f[n, E] and experts i64[n, k], layer by layer.
     """
 
     def __init__(self, module: nn.Module, coefficient: float) -> None:
@@ -43,11 +60,12 @@ class RouterBalance:
         Raises:
             AstraflowError: INVALID_FIELD when the model has no routers.
         """
-        self.is_on = coefficient > 0
+        self.is_on, self.is_recording = coefficient > 0, False
+        self.choices: list[tuple[Tensor, Tensor]] = []
         self._coefficient = coefficient
         self._name = type(module).__name__
         mixtures = mixtures_of(module) if self.is_on else ()
-        self._taps = [ChoiceTap(each, is_on=False) for each in mixtures]
+        self._taps = [_ScoredTap(self, each) for each in mixtures]
         if self.is_on and not mixtures:
             raise self._unknown("has no experts")
 
@@ -60,14 +78,12 @@ class RouterBalance:
     @contextmanager
     def recording(self) -> Generator[None]:
         """Keep what routers pick in a pass."""
-        for each in self._taps:
-            each.clear()
-            each.is_on = True
+        self.choices.clear()
+        self.is_recording = True
         try:
             yield
         finally:
-            for each in self._taps:
-                each.is_on = False
+            self.is_recording = False
 
     def loss(self, slots: Any, *, share: float) -> tuple[Tensor, float]:
         """Return the loss of the pass, a scalar with a gradient, and the imbalance in it.
@@ -81,14 +97,10 @@ class RouterBalance:
         """
         if not share:
             return torch.zeros(()), 0.0
-        layers: list[Tensor] = []
-        for each in self._taps:
-            scores, picked = each.scores, each.picked
-            is_known = each.times == 1 and scores is not None and scores.requires_grad
-            if not is_known or scores is None or picked is None:
-                raise self._unknown("chooses its experts in a way that is not known")
-            at = to_tensor(slots, scores.device)
-            layers.append(imbalance(scores[at], picked[at]))
-            each.clear()
-        found = share * torch.stack(layers).mean()
+        is_known = all(scores.requires_grad for scores, _ in self.choices)
+        if not is_known or len(self.choices) != len(self._taps):
+            raise self._unknown("chooses its experts in a way that is not known")
+        at = to_tensor(slots, self.choices[0][0].device)
+        found = share * torch.stack([imbalance(s[at], e[at]) for s, e in self.choices]).mean()
+        self.choices.clear()
         return self._coefficient * found, float(found.detach())

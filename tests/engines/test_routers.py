@@ -1,11 +1,14 @@
 """Experts are told by routers, and replayed by them."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -60,6 +63,26 @@ def test_replay_of_a_models_own_routes_changes_no_bit(model):
     assert routes.shape == (2, 5, 2, 2)
     RouteReplay(model).expect(routes.reshape(10, 2, 2))
     assert torch.equal(logits_of(model), own)
+
+
+class ScoresSeen(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.refs = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.topk, torch.Tensor.topk):
+            self.refs.append(weakref.ref(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_told_keeps_no_scores_of_experts_alive(model):
+    taps = RouteTaps(model)
+    with ScoresSeen() as seen:
+        logits_of(model)
+    assert len(seen.refs) == len(mixtures_of(model))
+    assert all(ref() is None for ref in seen.refs)
+    assert taps.last(2, 5) is not None
 
 
 def test_other_experts_are_taken_with_the_routers_weights(model):

@@ -302,6 +302,17 @@ def test_a_family_is_balanced_however_it_scores_its_experts(name):
     assert any("router" in key or "gate" in key for key in moved)
 
 
+def test_a_family_that_chooses_in_an_unknown_way_is_not_balanced():
+    known = AutoConfig.for_model("phimoe")
+    fields = {key: value for key, value in TINY.items() if hasattr(known, key)}
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("phimoe", **fields))
+    balance = RouterBalance(module, 1.0)
+    with balance.recording():
+        module(input_ids=torch.arange(12)[None])
+    with pytest.raises(AstraflowError, match="chooses its experts in a way that is not known"):
+        balance.loss(np.arange(12), share=1.0)
+
+
 TINY = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2),
