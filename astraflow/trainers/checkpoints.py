@@ -254,8 +254,11 @@ class Checkpoints:
         for each in _found(self._run_dir, self._policy_id)[:-_RESUMABLE_COUNT]:
             if each.is_resumable and not each.is_named:
                 _amend(each.directory, is_resumable=False)
-                (each.directory / OPTIMIZER_FILE).unlink(missing_ok=True)
-                shutil.rmtree(each.directory / OPTIMIZER_DIR, ignore_errors=True)
+                for path in (each.directory / OPTIMIZER_FILE, each.directory / OPTIMIZER_DIR):
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
 
 
 def _state_of(directory: Path) -> dict[str, Any]:

@@ -116,6 +116,18 @@ def test_what_cannot_be_restored_changes_nothing(tmp_path, engine, make_batch):
     assert all(torch.equal(before[name], now) for name, now in engine.named_parameters())
 
 
+def test_a_state_that_cannot_be_let_go_is_told(tmp_path, engine):
+    run_dir = RunDir(tmp_path)
+    checkpoints = Checkpoints(engine, run_dir=run_dir, policy_id="solver")
+    checkpoints.save(step=1, version=1)
+    (tmp_path / "elsewhere").mkdir()
+    # A link is let go by nobody who does not know what it leads to.
+    (run_dir.checkpoint("solver", 1) / "optimizer").symlink_to(tmp_path / "elsewhere")
+    checkpoints.save(step=2, version=2)
+    with pytest.raises(OSError, match="symbolic link"):
+        checkpoints.save(step=3, version=3)
+
+
 def test_what_the_run_named_is_kept_whole_and_found_under_both_names(tmp_path, engine):
     run_dir = RunDir(tmp_path)
     checkpoints = Checkpoints(engine, run_dir=run_dir, policy_id="solver")
