@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, sqrt
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -337,14 +337,17 @@ def correction_of(inputs: LossInputs, settings: Correction) -> Tensor:
     return torch.where(is_kept, weights, 0.0)
 
 
-def divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> Tensor:
+def divergence(logprobs: Tensor, reference_logprobs: Tensor | None, estimator: str) -> Tensor:
     """Return f[k], estimates of KL(policy, reference) at tokens that the policy drew.
 
     With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
 
     Raises:
+        ValueError: There is no reference.
         AstraflowError: As `surrogate_of` and its result raise, for an estimator of the user's.
     """
+    if reference_logprobs is None:
+        raise ValueError("a KL term needs the log-probabilities of its reference")
     gap = log_ratio(logprobs, reference_logprobs)
     match estimator:
         case "k1":
@@ -381,8 +384,8 @@ def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, diviso
     if settings.correction is not None:
         costs = costs * correction_of(inputs, settings.correction)
     if settings.kl is not None and settings.kl.where == "loss":
-        reference = cast("Tensor", inputs.reference_logprobs)
-        estimate = divergence(inputs.logprobs, reference, settings.kl.estimator)
+        estimator = settings.kl.estimator
+        estimate = divergence(inputs.logprobs, inputs.reference_logprobs, estimator)
         costs = costs + settings.kl.coefficient * estimate
     if inputs.entropies is not None:
         costs = costs - settings.entropy_coefficient * inputs.entropies
@@ -414,7 +417,7 @@ def _less_kl(
         earned = settings.advantage_scale * earned
     if kl is None or kl.where == "loss":
         return earned
-    reference = to_tensor(cast("np.ndarray", reference_logprobs))
+    reference = None if reference_logprobs is None else to_tensor(reference_logprobs)
     sampler = to_tensor(tokens.sampler_logprobs)
     spent = divergence(sampler, reference, kl.estimator).double().numpy()
     owed = _rest_sums(spent, tokens.rows) if kl.where == "reward" else spent

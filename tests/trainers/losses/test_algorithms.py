@@ -183,6 +183,21 @@ def test_kl_is_taken_off_before_advantages_are_whitened():
     np.testing.assert_allclose(found.advantages, right, rtol=1e-5)
 
 
+def test_a_kl_term_without_its_reference_is_refused():
+    some = torch.zeros(2)
+    inputs = LossInputs(
+        **dict.fromkeys(("logprobs", "sampler_logprobs", "advantages", "weights"), some),
+        rows=torch.arange(2),
+        row_count=2,
+    )
+    in_the_loss = Loss(kl=Kl(coefficient=0.1))
+    in_the_reward = Loss(kl=Kl(coefficient=0.1, where="reward"))
+    with pytest.raises(ValueError, match="needs the log-probabilities of its reference"):
+        policy_loss(inputs, in_the_loss, clip_range_of(in_the_loss), divisor=1)
+    with pytest.raises(ValueError, match="needs the log-probabilities of its reference"):
+        prepared(loss_tokens(some_rows()), in_the_reward)
+
+
 @pytest.mark.parametrize(
     "keys",
     [
