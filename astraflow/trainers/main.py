@@ -36,6 +36,7 @@ from astraflow.trainers.origin import (
     version_listeners,
 )
 from astraflow.weights.publish.background import Scrub
+from astraflow.weights.publish.publisher import WeightPublisher
 
 Item = TypeVar("Item")
 
@@ -169,7 +170,7 @@ def train(
     place: TrainerPlace,
     *,
     loop: LoopThread,
-    publishing: Callable[[PolicyId, Layout], Publishing] = Publishing,
+    publishing: Callable[[PolicyId, Layout], Publishing] | None = None,
 ) -> None:
     """Train; who resumes goes on from the newest checkpoint that the run knows.
 
@@ -179,7 +180,7 @@ def train(
         settings: Of its trainer.
         place: Where the trainer stands.
         loop: Running; for all that is not training.
-        publishing: Makes what publishes the weights, of a layout.
+        publishing: Makes what publishes the weights, of a layout; None: this process does alone.
 
     Raises:
         AstraflowError: CHECKPOINT_UNKNOWN when it was told which one, and that is not there or not
@@ -217,11 +218,14 @@ def _train_from(
     place: TrainerPlace,
     loop: LoopThread,
     *,
-    make_publishing: Callable[[PolicyId, Layout], Publishing],
+    make_publishing: Callable[[PolicyId, Layout], Publishing] | None,
 ) -> None:
     """Join the run and train from one point; signals end it when this is the main thread."""
     layout = published_layout(engine.named_parameters(), Dtype(settings.export_dtype))
-    publishing = make_publishing(policy_id, layout)
+    if make_publishing is None:
+        publishing = Publishing(WeightPublisher(policy_id, layout))
+    else:
+        publishing = make_publishing(policy_id, layout)
     publishing.own.copies_on_device = settings.copy_on_device
     departure, tallies = GracefulShutdown(), TrainerMetrics(policy_id)
     replays = isinstance(engine, ReplaysExperts) and engine.replays_experts

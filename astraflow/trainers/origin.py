@@ -12,7 +12,6 @@ import structlog
 from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.rpc.address import split_address
@@ -225,16 +224,10 @@ class Publishing:
         rank_count: Ranks that share every batch.
     """
 
-    rank_count = 1
-
-    def __init__(self, policy_id: PolicyId, layout: Layout) -> None:
-        """Publish nothing yet.
-
-        Args:
-            policy_id: Whose weights.
-            layout: What they are published as.
-        """
-        self.own = WeightPublisher(policy_id, layout)
+    def __init__(self, own: WeightPublisher, *, rank_count: int = 1) -> None:
+        """Publish nothing yet."""
+        self.own = own
+        self.rank_count = rank_count
 
     @property
     def is_damaged(self) -> bool:

@@ -4,7 +4,7 @@ What they are to do it says as the name of a call with its arguments, see `Follo
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from astraflow.client.trainer import TrainerBatch, TrainerClient
-from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
@@ -21,54 +20,81 @@ from astraflow.trainers.fsdp.follow import SESSION, TRANSFER
 from astraflow.trainers.fsdp.ranks import Ranks, together
 from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
 from astraflow.trainers.origin import Publishing
+from astraflow.weights.publish.publisher import WeightPublisher
 
 
-class LeadEngine(ShardedEngine):
+class LeadEngine:
     """A `TrainEngine` whose every call is made on all ranks."""
 
-    def __init__(
-        self, settings: TrainerConfig, *, model_dir: Path, ranks: Ranks, lora: Lora | None = None
-    ) -> None:
-        """Lead the ranks that follow; see `ShardedEngine`."""
-        super().__init__(settings, model_dir=model_dir, ranks=ranks, lora=lora)
+    def __init__(self, engine: ShardedEngine, ranks: Ranks) -> None:
+        """Lead the ranks that follow.
+
+        Args:
+            engine: Of this rank, 0.
+            ranks: All of them.
+        """
+        self._engine = engine
+        self._ranks = ranks
         self._publishers = ranks.beside()
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps behind the present weights."""
+        return self._engine.step_count
+
+    @property
+    def replays_experts(self) -> bool:
+        """Whether tokens take the sampler's experts."""
+        return self._engine.replays_experts
 
     def prepare(self) -> None:
         """Load the first weights."""
         self._ranks.broadcast(("prepare",))
-        super().prepare()
+        self._engine.prepare()
 
-    def train_step(self, batch: TrainerBatch | None) -> Mapping[str, float]:
+    def train_step(self, batch: TrainerBatch) -> Mapping[str, float]:
         """Make a step on all ranks' shares of a batch; the metrics are those of all.
 
         Raises:
             AstraflowError: What makes all ranks refuse the batch; weights are what they were.
             RanksApartError: What ends the trainer.
         """
-        assert batch is not None, "rank 0 reads its share"  # noqa: S101
         with together():
             self._ranks.broadcast(("train_step", batch.header.batch_id))
             self._ranks.agree(None)
-            return super().train_step(batch)
+            return self._engine.train_step(batch)
 
     def at_version(self, version: int) -> None:
         """Note what the present weights are published as."""
         self._ranks.broadcast(("at_version", version))
-        super().at_version(version)
+        self._engine.at_version(version)
+
+    def before_change(self, call: Callable[[], None]) -> None:
+        """Call back in every step just before the weights of this rank change."""
+        self._engine.before_change(call)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the master weights, f32 DTensors."""
+        return self._engine.named_parameters()
 
     def save(self, directory: Path) -> None:
-        """Begin to write a checkpoint, each rank its rows; they end it without an order."""
+        """Begin to write a checkpoint, each rank its rows."""
         self._ranks.broadcast(("save", directory.absolute()))
-        super().save(directory)
+        self._engine.save(directory)
+
+    def wait_for_save(self) -> None:
+        """Wait until all ranks have written theirs, which they do without an order."""
+        self._engine.wait_for_save()
 
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, whatever the number of ranks that wrote it."""
         self._ranks.broadcast(("restore", directory.absolute()))
-        super().restore(directory)
+        self._engine.restore(directory)
 
     def publishing(self, policy_id: PolicyId, layout: Layout) -> "LeadPublishing":
         """Return what publishes and serves the rows of all ranks."""
-        return LeadPublishing(policy_id, layout, self, self._ranks, publishers=self._publishers)
+        own = shard_publisher(policy_id, layout, self._ranks)
+        return LeadPublishing(own, self._engine, self._ranks, publishers=self._publishers)
 
     def leave(self) -> None:
         """Let all ranks end."""
@@ -79,13 +105,7 @@ class LeadPublishing(Publishing):
     """Publishes versions of which every rank has its rows; rank 0 announces them."""
 
     def __init__(
-        self,
-        policy_id: PolicyId,
-        layout: Layout,
-        engine: ShardedEngine,
-        ranks: Ranks,
-        *,
-        publishers: Ranks,
+        self, own: WeightPublisher, engine: ShardedEngine, ranks: Ranks, *, publishers: Ranks
     ) -> None:
         """Publish nothing yet.
 
@@ -93,14 +113,12 @@ class LeadPublishing(Publishing):
         other connections knows no TLS: ranks belong into a network that is closed to others.
 
         Args:
-            policy_id: Whose weights.
-            layout: What they are published as.
+            own: Publisher of rank 0's rows.
             engine: Of rank 0.
             ranks: That are told on the thread that trains.
             publishers: The same, on the threads that encode.
         """
-        self.own = shard_publisher(policy_id, layout, ranks)
-        self.rank_count = ranks.data_count
+        super().__init__(own, rank_count=ranks.data_count)
         self._engine = engine
         self._rows: Mapping[str, Tensor] = {}
         self._ranks = ranks

@@ -46,13 +46,14 @@ def train_rank(
     settings = policy.trainer
     with joined_ranks(device=settings.device, fsdp=settings.fsdp) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
-        make = LeadEngine if ranks.rank == 0 else ShardedEngine
-        engine = make(settings, model_dir=model_dir, ranks=ranks, lora=policy.model.lora)
+        lora = policy.model.lora
+        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
         here = _place_here(place)
         with _ending_together():
-            if isinstance(engine, LeadEngine):
-                train(engine, policy_id, settings, here, loop=loop, publishing=engine.publishing)
-                engine.leave()
+            if ranks.rank == 0:
+                lead = LeadEngine(engine, ranks)
+                train(lead, policy_id, settings, here, loop=loop, publishing=lead.publishing)
+                lead.leave()
                 return
             # Rank 0 says when the step in progress is the last.
             for number in (signal.SIGTERM, signal.SIGINT):
