@@ -46,10 +46,10 @@ def train_rank(
     settings = policy.trainer
     with joined_ranks(device=settings.device, fsdp=settings.fsdp) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
-        lora = policy.model.lora
-        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
         here = _place_here(place)
         with _ending_together():
+            lora = policy.model.lora
+            engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
             if ranks.rank == 0:
                 lead = LeadEngine(engine, ranks)
                 train(lead, policy_id, settings, here, loop=loop, publishing=lead.publishing)
