@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from threading import Event, Thread
-from typing import Any, Self, cast
+from typing import Literal, Self, cast
 
 import structlog
 from torch._C._distributed_c10d import TCPStore
@@ -32,6 +32,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SESSION, TRANSFER = "session", "transfer"
 """What the store of rank 0 calls the tokens of the trainer's session, and of transfers."""
+
+Order = Literal[
+    "prepare", "serve", "join", "at_version", "train_step", "publish", "save", "restore"
+]
+"""What rank 0 may have another rank do; with the arguments of that, or None: leave."""
 
 _LOOK_S = 1.0
 
@@ -120,7 +125,7 @@ class FollowerRank:
         self._server: WeightServer | None = None
         self._followers: list[Wake] = []
         self._batches: RankClient | None = None
-        self._calls: Mapping[str, Callable[..., Any]] = {
+        self._calls: Mapping[Order, Callable[..., object]] = {
             "prepare": engine.prepare,
             "serve": self._serve,
             "join": self._join,

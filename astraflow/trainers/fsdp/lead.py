@@ -16,11 +16,16 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.trainers.fsdp.engine import ShardedEngine
-from astraflow.trainers.fsdp.follow import SESSION, TRANSFER
+from astraflow.trainers.fsdp.follow import SESSION, TRANSFER, Order
 from astraflow.trainers.fsdp.ranks import Ranks, together
 from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
 from astraflow.trainers.origin import Publishing
 from astraflow.weights.publish.publisher import WeightPublisher
+
+
+def _order(ranks: Ranks, name: Order, *arguments: object) -> None:
+    """Have the ranks that follow make a call."""
+    ranks.broadcast((name, *arguments))
 
 
 class LeadEngine:
@@ -49,7 +54,7 @@ class LeadEngine:
 
     def prepare(self) -> None:
         """Load the first weights."""
-        self._ranks.broadcast(("prepare",))
+        _order(self._ranks, "prepare")
         self._engine.prepare()
 
     def train_step(self, batch: TrainerBatch) -> Mapping[str, float]:
@@ -60,13 +65,13 @@ class LeadEngine:
             RanksApartError: What ends the trainer.
         """
         with together():
-            self._ranks.broadcast(("train_step", batch.header.batch_id))
+            _order(self._ranks, "train_step", batch.header.batch_id)
             self._ranks.agree(None)
             return self._engine.train_step(batch)
 
     def at_version(self, version: int) -> None:
         """Note what the present weights are published as."""
-        self._ranks.broadcast(("at_version", version))
+        _order(self._ranks, "at_version", version)
         self._engine.at_version(version)
 
     def before_change(self, call: Callable[[], None]) -> None:
@@ -79,7 +84,7 @@ class LeadEngine:
 
     def save(self, directory: Path) -> None:
         """Begin to write a checkpoint, each rank its rows."""
-        self._ranks.broadcast(("save", directory.absolute()))
+        _order(self._ranks, "save", directory.absolute())
         self._engine.save(directory)
 
     def wait_for_save(self) -> None:
@@ -88,7 +93,7 @@ class LeadEngine:
 
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, whatever the number of ranks that wrote it."""
-        self._ranks.broadcast(("restore", directory.absolute()))
+        _order(self._ranks, "restore", directory.absolute())
         self._engine.restore(directory)
 
     def publishing(self, policy_id: PolicyId, layout: Layout) -> "LeadPublishing":
@@ -128,7 +133,7 @@ class LeadPublishing(Publishing):
 
     def order(self, version: int, step: int, restored_from: int | None) -> None:
         """Have the other ranks encode their rows, beside their steps as here."""
-        self._ranks.broadcast(("publish", version, step, restored_from))
+        _order(self._ranks, "publish", version, step, restored_from)
         self._rows = published_rows(self._engine.named_parameters(), self._ranks)
 
     def publish(
@@ -157,7 +162,7 @@ class LeadPublishing(Publishing):
         Args:
             own: Where rank 0 does.
         """
-        self._ranks.broadcast(("serve",))
+        _order(self._ranks, "serve")
         said = self._ranks.all_gather_object((self._ranks.publishes, self._ranks.shard_rank, own))
         return tuple(
             WeightEndpoint(rank=rank, endpoint=endpoint)
@@ -172,4 +177,4 @@ class LeadPublishing(Publishing):
         super().entered(client)
         registration = client.registration
         place = (self._host, self._store.port)
-        self._ranks.broadcast(("join", place, registration.run_id, registration.signing_seed))
+        _order(self._ranks, "join", place, registration.run_id, registration.signing_seed)
