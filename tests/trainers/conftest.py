@@ -1,12 +1,15 @@
 """Small models and batches of known content."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from astraflow.client.trainer import TrainerBatch
@@ -19,6 +22,25 @@ from astraflow.workflows.tutors import write_tokenizer
 
 VOCABULARY = 14
 Row = dict[str, Any]
+
+# Of an optimizer that takes gradients as they have added up.
+UNCLIPPED = 1e9
+
+
+@contextmanager
+def seen_gradients(module: nn.Module) -> Generator[list[dict[str, Tensor]]]:
+    """Yield what gets the gradients of each update, by name, as the optimizer finds them."""
+    seen: list[dict[str, Tensor]] = []
+
+    def look(*_: object) -> None:
+        seen.append({name: p.grad.clone() for name, p in module.named_parameters()})
+
+    # It is called by all optimizers of the process.
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 @pytest.fixture(autouse=True)

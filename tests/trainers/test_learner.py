@@ -16,6 +16,7 @@ from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.passes import passes_of
 from astraflow.trainers.router_balance import RouterBalance, imbalance
 from astraflow.trainers.rows import TrainRows
+from tests.trainers.conftest import UNCLIPPED, seen_gradients
 
 SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
 
@@ -35,11 +36,12 @@ def assert_same(left, right):
 
 
 def gradients(model, rows, *, max_tokens):
-    """Return the gradient that one step adds up, without the step."""
-    learner = PolicyLearner(model, SETTINGS.model_copy(update={"max_tokens_per_pass": max_tokens}))
-    learner._optimizer.step = lambda step: 1.0
-    learner.step(rows, divisor=len(rows.loss))
-    return {name: p.grad.clone() for name, p in model.module.named_parameters()}
+    """Return the gradient that one step adds up."""
+    optimizer = Optimizer(max_grad_norm=UNCLIPPED)
+    settings = TrainerConfig(optimizer=optimizer, max_tokens_per_pass=max_tokens)
+    with seen_gradients(model.module) as seen:
+        PolicyLearner(model, settings).step(rows, divisor=len(rows.loss))
+    return seen[0]
 
 
 def test_same_batch_and_weights_give_the_same_bits(make_model, rows):

@@ -16,7 +16,7 @@ from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.pairs import compare
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
-from tests.trainers.conftest import make_row, to_part
+from tests.trainers.conftest import UNCLIPPED, make_row, seen_gradients, to_part
 
 PAIRS = {"beta": 0.3, "label_smoothing": 0.1, "margin": 0.2}
 
@@ -36,16 +36,16 @@ def pair_rows(count, *, seed=0):
 
 def settings(surrogate, **fields):
     loss = Loss.model_validate({"surrogate": surrogate, "pairs": PAIRS})
-    optimizer = Optimizer(learning_rate=1e-2)
+    optimizer = Optimizer(learning_rate=1e-2, max_grad_norm=UNCLIPPED)
     return TrainerConfig(loss=loss, optimizer=optimizer, max_tokens_per_pass=40, **fields)
 
 
 def learned(model, rows, config, **others):
-    """Return the gradient that one step adds up, without the step, and its numbers."""
+    """Return the gradient that one step adds up, and its numbers."""
     learner = PolicyLearner(model, config, **others)
-    learner._optimizer.step = lambda step: 1.0
-    metrics = learner.step(rows, divisor=len(rows.loss))
-    return {name: p.grad.clone() for name, p in model.module.named_parameters()}, metrics
+    with seen_gradients(model.module) as seen:
+        metrics = learner.step(rows, divisor=len(rows.loss))
+    return seen[0], metrics
 
 
 def row_tokens(rows, row):
@@ -93,9 +93,9 @@ def test_dpo_is_that_of_a_plain_loop_over_pairs(make_model):
 def test_a_reward_model_is_that_of_transformers(model_dir):
     rows = pair_rows(6, seed=1)
     model = load_causal_model(model_dir, device="cpu", makes_scores=True)
-    found, metrics = learned(model, rows, settings("bradley_terry"))
     plain = AutoModelForSequenceClassification.from_pretrained(model_dir, num_labels=1)
     plain.load_state_dict(model.module.state_dict())
+    found, metrics = learned(model, rows, settings("bradley_terry"))
     values = [plain(row_tokens(rows, row)[None]).logits[0, 0] for row in range(rows.row_count)]
     loss = plain_loss(values, rows)
     loss.backward()

@@ -19,7 +19,7 @@ from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import TrainRows
 from astraflow.workflows.tutors import write_tokenizer
-from tests.trainers.conftest import llama_config, to_part
+from tests.trainers.conftest import UNCLIPPED, llama_config, seen_gradients, to_part
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -93,14 +93,16 @@ def after_the_first(mask):
 
 
 def learned(model, rows, loss, **others):
-    """Return the loss and the gradients that one step adds up, without the step."""
+    """Return the loss and the gradients that one step adds up."""
     config = TrainerConfig(
-        loss=Loss.model_validate(loss), optimizer=Optimizer(), max_tokens_per_pass=40
+        loss=Loss.model_validate(loss),
+        optimizer=Optimizer(max_grad_norm=UNCLIPPED),
+        max_tokens_per_pass=40,
     )
     learner = PolicyLearner(model, config, **others)
-    learner._optimizer.step = lambda step: 1.0
-    metrics = learner.step(rows, divisor=len(rows.loss))
-    return metrics["train/loss"], {name: p.grad for name, p in model.module.named_parameters()}
+    with seen_gradients(model.module) as seen:
+        metrics = learner.step(rows, divisor=len(rows.loss))
+    return metrics["train/loss"], seen[0]
 
 
 def require_same(what, theirs, ours):

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from astraflow.config.recipe import Correction, Kl, Loss, Optimizer, TrainerConfig
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.passes import minibatches_of
 from astraflow.trainers.rows import TrainRows
-from tests.trainers.conftest import make_row, to_part
+from tests.trainers.conftest import UNCLIPPED, make_row, seen_gradients, to_part
 
 COUNT, RATE, EPS = 4, 5e-3, 0.1
 CLOSE = 1e-6
@@ -239,26 +238,17 @@ def learned(make_model, loss):
         loss=loss,
         minibatches=COUNT,
         # A large eps: an update is a smooth function of the gradient.
-        optimizer=Optimizer(learning_rate=RATE, eps=EPS, max_grad_norm=1e9),
+        optimizer=Optimizer(learning_rate=RATE, eps=EPS, max_grad_norm=UNCLIPPED),
         max_tokens_per_pass=64,
     )
     reference = make_model(**REFERENCE) if loss.kl else None
-    learner, rows, gradients = (
-        PolicyLearner(model, settings, reference=reference),
-        near_rows(make_model),
-        [],
-    )
-
-    def look(*_):
-        gradients.append(flat(each.grad for each in model.module.parameters()))
-
-    hook = register_optimizer_step_pre_hook(look)
-    metrics = learner.step(rows, divisor=len(rows.loss))
-    hook.remove()
+    learner, rows = PolicyLearner(model, settings, reference=reference), near_rows(make_model)
+    with seen_gradients(model.module) as seen:
+        metrics = learner.step(rows, divisor=len(rows.loss))
     assert metrics["train/updates"] == COUNT
     return (
         metrics["train/loss"],
-        np.stack(gradients),
+        np.stack([flat(each.values()) for each in seen]),
         flat(each.detach() for each in model.module.parameters()),
     )
 
