@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 
@@ -44,6 +46,26 @@ def test_what_is_served_is_what_the_parser_reads() -> None:
     assert samples["astraflow_wait_seconds_bucket", "0.1", "a"] == 2
     assert samples["astraflow_wait_seconds_bucket", "+Inf", "a"] == 4
     assert samples["astraflow_wait_seconds_sum", "a"] == pytest.approx(7.65)
+
+
+def test_a_family_stays_as_it_was_made() -> None:
+    seconds, levels = Histogram((1.0,)), {("a",): 1.0}
+    made = gauge("level", "A level.", levels, "policy"), histogram("wait_seconds", "W.", seconds)
+    kept = hash(made)
+    levels["b",] = 2.0
+    seconds.observe(0.5)
+    assert hash(made) == kept
+    assert made[0].samples == ((("a",), 1.0),)
+
+
+def test_families_are_made_without_what_formats_them() -> None:
+    code = """
+import sys
+from astraflow.telemetry.metrics import Histogram, counter, gauge, histogram
+gauge("level", "", 1.0), counter("things_total", "", 1), histogram("wait_seconds", "", Histogram())
+assert "prometheus_client" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_off_serves_nothing() -> None:
