@@ -7,15 +7,18 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
+from socket import AF_INET, AF_INET6
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
-from wsgiref.simple_server import WSGIServer
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 
 if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
     from prometheus_client.core import Metric
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -116,6 +119,9 @@ OFF = "off"
 
 _LOOP_S = 5.0
 
+# How long closing may wait for the thread.
+_POLL_S = 0.1
+
 
 class MetricsServer:
     """Serves `/metrics` until it is closed.
@@ -188,10 +194,15 @@ def _metric(family: Family) -> "Metric":
     return made
 
 
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named by the base
+        """Say nothing: a scrape is no news."""
+
+
 def _serve(listen: str, read: Read) -> tuple[WSGIServer, Thread]:
     """Serve the families, and those of the process itself."""
-    # 40 ms that few commands need.
-    from prometheus_client import ProcessCollector, start_http_server  # noqa: PLC0415
+    import prometheus_client  # noqa: PLC0415 - 40 ms that few commands need
+    from prometheus_client.exposition import ThreadingWSGIServer  # noqa: PLC0415
     from prometheus_client.registry import Collector, CollectorRegistry  # noqa: PLC0415
 
     class Families(Collector):
@@ -199,14 +210,23 @@ def _serve(listen: str, read: Read) -> tuple[WSGIServer, Thread]:
             return map(_metric, read())
 
     registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
+    prometheus_client.ProcessCollector(registry=registry)
     registry.register(Families())
+    # Its own type leaves the application's arguments open.
+    app = cast("WSGIApplication", prometheus_client.make_wsgi_app(registry))  # pyright: ignore[reportUnknownMemberType]
     host, _, port = listen.rpartition(":")
+
+    class Server(ThreadingWSGIServer):
+        address_family = AF_INET6 if ":" in host else AF_INET
+
     try:
-        return start_http_server(int(port), host.strip("[]"), registry)
+        server = make_server(host.strip("[]"), int(port), app, Server, handler_class=_Quiet)
     except (OSError, ValueError, OverflowError) as error:
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"metrics.listen: {listen} cannot be listened on ({error}); give host:port, port 0 "
             "for a free one, or off",
         ) from error
+    thread = Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
+    thread.start()
+    return server, thread
