@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from astraflow.core.errors import AstraflowError, Reason
 
 
@@ -218,6 +216,8 @@ class GrowingLines:
 
     def at(self, offset: int) -> dict[str, Any]:
         """Return the object of the line that begins there."""
+        from pydantic_core import from_json  # noqa: PLC0415 - 15 ms that few commands need
+
         with self.path.open("rb") as file:
             file.seek(offset)
             return from_json(file.readline())
