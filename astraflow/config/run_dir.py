@@ -170,6 +170,11 @@ def keep_files_private() -> None:
     os.umask(0o077)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; an empty one where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON-lines file; none of a missing one, and not a torn last line."""
     if not path.exists():

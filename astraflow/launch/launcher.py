@@ -16,9 +16,8 @@ from rich.markup import escape
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
-from astraflow.config.model_dirs import read_json
 from astraflow.config.recipe import Recipe, Restarts
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import RunDir, read_json
 from astraflow.core.errors import (
     BLOCKED_EXIT,
     CONFIGURATION_EXIT,
