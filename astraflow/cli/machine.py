@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from astraflow.cli.options import AsJson
 from astraflow.core.errors import AstraflowError, Reason
@@ -26,6 +23,10 @@ def doctor(*, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
         table = Table("area", "what", "", "found")
         # A line of it is to be pasted.
         table.add_column("to do", overflow="fold")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
 
 from astraflow.cli.options import AsJson, Overrides, RecipePath, RunPath, run_async
 from astraflow.config.run_dir import RunDir
@@ -84,6 +83,8 @@ def run(
     what has not begun; twice stops within seconds; --resume goes on. Exit code 0: the run reached
     its end; 1: it failed; 2: the recipe was refused, and nothing was started; 130: it was stopped.
     """
+    from rich.console import Console  # noqa: PLC0415
+
     console = Console(stderr=as_json)
     overrides = [*(overrides or []), *_placed(on, on_set or [])]
     if resume is not None:
@@ -141,6 +142,8 @@ def _checked(
     if is_dry and report.recipe is not None:
         _show_dry(report.recipe, RunDir(runs / report.recipe.name), as_json=as_json)
     if any(finding.severity is not Severity.NOTE for finding in report.findings):
+        from rich.console import Console  # noqa: PLC0415
+
         show_report(Console(stderr=True), report, has_notes=is_dry)
     if report.recipe is None or (report.errors and is_bound):
         raise typer.Exit(REFUSED)
@@ -221,6 +224,8 @@ def check(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
+        from rich.console import Console  # noqa: PLC0415
+
         from astraflow.launch.check.subject import show_report  # noqa: PLC0415
 
         show_report(Console(), report)
@@ -266,6 +271,8 @@ def ledger(
     Reads the journal in the run's folder, also beside a hub that writes it; asks the hub where
     there is none. Exit code 1: the books do not hold.
     """
+    from rich.console import Console  # noqa: PLC0415
+
     from astraflow.launch.ledger import requeue as issue_again  # noqa: PLC0415
     from astraflow.launch.ledger import show_ledger  # noqa: PLC0415
 
@@ -285,6 +292,8 @@ def rollouts(
     as_json: AsJson = False,
 ) -> None:
     """Look at the newest sampled rollouts of a run: prompt, text, reward and its parts."""
+    from rich.console import Console  # noqa: PLC0415
+
     from astraflow.launch.samples import find_rollouts, show_rollouts  # noqa: PLC0415
 
     found = find_rollouts(

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from astraflow.cli.options import AsJson, RunPath, run_async
 from astraflow.config.run_dir import RunDir
@@ -47,6 +46,8 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a folder, live or over: state, steps, reward, when it last changed."""
+    from rich.console import Console  # noqa: PLC0415
+
     from astraflow.launch.runs import list_runs, show_runs  # noqa: PLC0415
 
     rows = list_runs(runs)
@@ -58,6 +59,8 @@ def ls(
 
 def show(run: RunPath, *, as_json: AsJson = False) -> None:
     """Show what came of a run so far, as at its end."""
+    from rich.console import Console  # noqa: PLC0415
+
     from astraflow.launch.runs import summary_of  # noqa: PLC0415
     from astraflow.launch.summary import show_summary  # noqa: PLC0415
 
@@ -70,6 +73,8 @@ def show(run: RunPath, *, as_json: AsJson = False) -> None:
 
 def compare(runs: RunPaths, *, as_json: AsJson = False) -> None:
     """Compare runs: what came of each, and the keys in which their recipes differ."""
+    from rich.console import Console  # noqa: PLC0415
+
     from astraflow.launch.runs import differences, row_of, show_differences, show_runs  # noqa: PLC0415
 
     folders = [RunDir(path) for path in runs]

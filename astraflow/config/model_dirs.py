@@ -1,9 +1,9 @@
 """The folders that policies start from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from astraflow.config.run_dir import read_json
 from astraflow.core.errors import AstraflowError, Reason
 
 
@@ -40,11 +40,6 @@ def must_be_model(directory: Path, *, where: str) -> None:
             f"{where}: {directory} lacks {', '.join(missing)}; a Hugging Face model directory is "
             "needed",
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what a file of a model says; nothing where it is not there."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def read_config(directory: Path) -> dict[str, Any]:

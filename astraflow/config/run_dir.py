@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from astraflow.core.errors import AstraflowError, Reason
 
 
@@ -172,6 +170,11 @@ def keep_files_private() -> None:
     os.umask(0o077)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; an empty one where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON-lines file; none of a missing one, and not a torn last line."""
     if not path.exists():
@@ -218,6 +221,8 @@ class GrowingLines:
 
     def at(self, offset: int) -> dict[str, Any]:
         """Return the object of the line that begins there."""
+        from pydantic_core import from_json  # noqa: PLC0415 - 15 ms that few commands need
+
         with self.path.open("rb") as file:
             file.seek(offset)
             return from_json(file.readline())

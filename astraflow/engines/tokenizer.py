@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from astraflow.config.model_dirs import read_json
+from astraflow.config.run_dir import read_json
 from astraflow.core.errors import AstraflowError, Reason
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -52,8 +52,8 @@ async def evaluate_suite(
     models = {PolicyId(name): await _load(recipe, name, path) for name, path in checkpoints.items()}
     workflows = build_workflows(workflow_specs(recipe))
     sampling = {
-        PolicyId(name): SamplingParams(
-            **policy.sampling.model_dump() | recipe.evals[suite].sampling.changes, seed=recipe.seed
+        PolicyId(name): replace(
+            policy.sampling.params, **recipe.evals[suite].sampling.changes, seed=recipe.seed
         )
         for name, policy in recipe.policies.items()
     }

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
-from astraflow.config.model_dirs import read_json
 from astraflow.config.recipe import Recipe, Restarts
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import RunDir, read_json
 from astraflow.core.errors import (
     BLOCKED_EXIT,
     CONFIGURATION_EXIT,
@@ -68,6 +68,9 @@ _MEANINGS = {
 }
 
 
+RestartKey: TypeAlias = Literal["raas", "trainer", "hub"]
+
+
 class RestartLimit:
     """Bounds how often a run starts again what died, each role by itself.
 
@@ -79,7 +82,7 @@ class RestartLimit:
         self._settings = settings
         self._times: dict[str, deque[float]] = {}
 
-    def allow(self, key: str, now_s: float, *, name: str = "") -> bool:
+    def allow(self, key: RestartKey, now_s: float, *, name: str = "") -> bool:
         """Return whether it may be started again now, and count it.
 
         Args:
@@ -95,7 +98,7 @@ class RestartLimit:
             times.append(now_s)
         return is_allowed
 
-    def reached(self, key: str) -> str:
+    def reached(self, key: RestartKey) -> str:
         """Return for people why it is not started again."""
         count, window_s = getattr(self._settings, key), self._settings.window_s
         return f"it is not started again: {count} restarts in {window_s:g} s (restarts.{key})"
@@ -345,20 +348,24 @@ class Launcher:
         await self.control.stop_run(StopMode.CANCEL)
 
     async def _guard(self, process: StartedProcess) -> None:
-        """Act on the end of a process: some are started anew, any other end is that of the run.
+        """Start a process anew that failed, as often as `restarts` allows; else fail the run.
 
-        A node always is. A hub that was killed or lost its database goes on where its journal ends,
-        a trainer that was killed from its last checkpoint.
+        A node is started anew unless it cannot work as it is set up or the run ends; the run goes
+        on without one while there are others. A hub that was killed or lost its database goes on
+        where its journal ends, a trainer that was killed from its last checkpoint. What fails
+        otherwise fails the run, but while that ends: then only the last node matters, without
+        which it is cancelled.
         """
         while (code := await process.wait()) and not self.killed.is_set():
+            key: RestartKey | None = None
             name, news, refused = process.command.name, "", ""
             role, _, policy = name.partition("-")
             is_stoppage = code < 0 or code == TEMPORARY_EXIT
             if role == "hub" and is_stoppage and is_begun(self.recipe, self.run_dir):
                 why = "was killed" if code < 0 else "lost its database"
-                news = f"the hub {why} ({code}); it goes on where it was"
+                key, news = "hub", f"the hub {why} ({code}); it goes on where it was"
             elif role == "trainer" and code < 0 and not self._is_over():
-                news = f"the trainer of {policy} was killed ({code})"
+                key, news = "trainer", f"the trainer of {policy} was killed ({code})"
                 news += "; it goes on from its last checkpoint"
             elif self._is_ending():
                 if role == "raas" and not self._has_nodes() and not self._is_over():
@@ -367,14 +374,14 @@ class Launcher:
                 return
             # One that cannot work as it is set up would say the same again.
             elif role == "raas" and code != CONFIGURATION_EXIT:
-                news = f"{name} ended ({code}); what it held is issued again"
-            if news:
-                counted = policy if role == "trainer" else ""
-                if self.limit.allow(role, time.monotonic(), name=counted):
+                key, news = "raas", f"{name} ended ({code}); what it held is issued again"
+            if key is not None:
+                counted = policy if key == "trainer" else ""
+                if self.limit.allow(key, time.monotonic(), name=counted):
                     self.say(f"[yellow]{news}[/]")
                     process = await self._start(self._anew(process.command))
                     continue
-                refused = f"; {self.limit.reached(role)}"
+                refused = f"; {self.limit.reached(key)}"
             if self._is_ending():
                 return
             if role == "raas" and refused and self._has_nodes():

@@ -1,7 +1,6 @@
 """The folder of a run: claimed for a fresh run, or taken up again where an earlier one ended."""
 
 import fcntl
-import json
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +13,7 @@ import structlog
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
-from astraflow.config.run_dir import HubEndpoint, RunDir
+from astraflow.config.run_dir import HubEndpoint, RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState
 from astraflow.dataflow.journals import is_begun
@@ -209,9 +208,9 @@ def is_starting(run_dir: RunDir) -> bool:
 
 def _must_have_steps(run_dir: RunDir, recipe: Recipe) -> None:
     """Refuse a run whose steps are done; a hub leaves its status, one that died has none yet."""
-    if not run_dir.status.exists():
+    status = read_json(run_dir.status)
+    if not status:
         return
-    status = json.loads(run_dir.status.read_text())
     done = {each["policy_id"]: each["step"] for each in status["policies"]}
     limits = {name: policy.trainer.step_count for name, policy in recipe.policies.items()}
     is_done = all(limit is not None and done.get(n, 0) >= limit for n, limit in limits.items())

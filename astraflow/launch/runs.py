@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
-from astraflow.config.model_dirs import read_json
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import StopMode
 from astraflow.launch.run_folder import is_live, is_starting

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from astraflow.config.model_dirs import read_json
-from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.config.run_dir import RunDir, read_json, read_json_lines
 from astraflow.launch.status import causes_table
 
 Row = Mapping[str, Any]

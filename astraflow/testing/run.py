@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from astraflow.client.control import ControlClient
 from astraflow.client.loop_thread import HostLoop, LoopThread
@@ -56,14 +56,14 @@ class LiveRun:
     address: str
     run_dir: RunDir
     serving: asyncio.Task[RunStatus]
-    loop: LoopThread = field(default_factory=HostLoop)
-    nodes: dict[str, LiveNode] = field(default_factory=dict[str, LiveNode])
-    join_token: str = JOIN_TOKEN
-    operator_token: str = OPERATOR_TOKEN
+    loop: LoopThread = field(init=False, default_factory=HostLoop)
+    nodes: dict[str, LiveNode] = field(init=False, default_factory=dict[str, LiveNode])
+    join_token: ClassVar[str] = JOIN_TOKEN
+    operator_token: ClassVar[str] = OPERATOR_TOKEN
     _group: asyncio.TaskGroup
     _exits: AsyncExitStack
     _clock: Clock | None
-    _threads: list[asyncio.Task[Any]] = field(default_factory=list[asyncio.Task[Any]])
+    _threads: list[asyncio.Task[Any]] = field(init=False, default_factory=list[asyncio.Task[Any]])
 
     async def add_node(
         self,

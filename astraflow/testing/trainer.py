@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from astraflow.weights.serve.server import WeightServer
 _SIZE = 100
 
 
-VersionWeights = tuple[Layout, Callable[[int], Mapping[str, np.ndarray]]]
+VersionWeights: TypeAlias = tuple[Layout, Callable[[int], Mapping[str, np.ndarray]]]
 """The layout of a model, and what makes the tensors of a version, as bits by name."""
 
 

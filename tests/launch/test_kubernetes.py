@@ -12,7 +12,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import merged
 from astraflow.launch.executors.finding import Placement
-from astraflow.launch.executors.kubernetes import Pod, end_of
+from astraflow.launch.executors.kubernetes import KubernetesExecutor, Pod, end_of
 from astraflow.rpc.access import HubTokens
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"
@@ -208,3 +208,16 @@ def test_manifests_are_valid(tmp_path, release):
     for each in manifests(tmp_path, *sets).values():
         for manifest in each:
             validator.validate(manifest, release, strict=True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "no json", '{"items": null}', '{"items": [3]}', '{"items": [{"kind": "Pod"}]}'],
+)
+async def test_what_kubectl_says_is_read_or_refused(tmp_path, said):
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\necho '{said}'\n")
+    executor = placed(tmp_path, IMAGE, CLAIM).executor
+    assert isinstance(executor, KubernetesExecutor)
+    with pytest.raises(AstraflowError, match=r"kubectl .* said what cannot be read") as refused:
+        await executor.poll()
+    assert refused.value.reason is Reason.NOT_READY

@@ -1,5 +1,6 @@
 """Where processes are to be, and what they would be started with."""
 
+import json
 import os
 import stat
 import subprocess
@@ -12,11 +13,12 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import code_of_shell
 from astraflow.launch.executors.finding import Placement, reachable
-from astraflow.launch.executors.slurm import exit_code_of
+from astraflow.launch.executors.slurm import SlurmExecutor, SlurmJob
 from astraflow.rpc.access import HubTokens
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"
 TOKENS = HubTokens.generate()
+MARK = "the mark of the run"
 TOOLS = ("sbatch", "squeue", "scancel", "ssh", "rsync")
 
 
@@ -126,7 +128,7 @@ def test_a_machine_that_cannot_read_the_folder_says_so_and_is_not_to_be_tried_ag
 
 
 def job(state, code):
-    return exit_code_of({"job_id": 1, "job_state": state, "exit_code": code})
+    return SlurmJob.of({"job_id": 1, "job_state": state, "exit_code": code}).exit_code
 
 
 def test_the_end_of_a_job_is_read_in_the_schemas_of_old_and_new_releases():
@@ -141,6 +143,29 @@ def test_the_end_of_a_job_is_read_in_the_schemas_of_old_and_new_releases():
     ended = {"return_code": number, "signal": {"id": {"set": False, "number": 0}}}
     assert job(["FAILED"], ended) == 1
     assert job(["COMPLETED"], {"return_code": {"number": 0}, "signal": {"id": 0}}) == 0
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        "slurm_load_jobs error",
+        "null",
+        [1],
+        [{"comment": MARK, "job_id": 1}],
+        [{"comment": MARK, "job_id": 1, "job_state": [], "exit_code": 0}],
+        [{"comment": MARK, "job_id": 1, "job_state": 3, "exit_code": 0}],
+        [{"comment": MARK, "job_id": 1, "job_state": "FAILED", "exit_code": None}],
+        [{"comment": MARK, "job_id": 1, "job_state": "FAILED", "exit_code": {"signal": 9}}],
+    ],
+)
+async def test_what_squeue_says_is_read_whole_or_refused(tmp_path, tools, jobs):
+    said = json.dumps({"jobs": jobs}).replace(MARK, f"astraflow:{tmp_path / 'run'}")
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\ncat <<'.'\n{said}\n.\n")
+    executor = placed(tmp_path, "executor=slurm").executor
+    assert isinstance(executor, SlurmExecutor)
+    with pytest.raises(AstraflowError, match="squeue --json said what cannot be read") as refused:
+        await executor.poll()
+    assert refused.value.reason is Reason.NOT_READY
 
 
 def test_an_exit_code_of_a_shell_is_the_signal_that_it_stands_for():

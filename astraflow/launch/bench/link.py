@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -209,11 +209,27 @@ def pull_there(
         Console().print(_table(rates))
 
 
+def read_source(lines: Iterable[str]) -> tuple[str, str]:
+    """Return endpoint and token from what the serving end prints; anything else may go before.
+
+    Raises:
+        AstraflowError: NOT_READY when they are not there.
+    """
+    for line in lines:
+        with suppress(ValueError):
+            match json.loads(line):
+                case {"endpoint": str(endpoint), "token": str(token)}:
+                    return endpoint, token
+                case _:
+                    pass
+    raise AstraflowError(Reason.NOT_READY, "the serving end did not start: see what it printed")
+
+
 def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_json: bool) -> None:
     """Start the serving end as a process of this machine, and pull from it.
 
     Raises:
-        AstraflowError: See `measure_link`.
+        AstraflowError: See `measure_link`; NOT_READY when the serving end does not start.
     """
     lifeline, held = os.pipe()
     arguments = ("bench", "link", "--listen", "127.0.0.1:0", "--mb", str(nbytes // 1_000_000))
@@ -226,17 +242,8 @@ def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_
     ) as process:
         os.close(lifeline)
         try:
-            source: dict[str, str] = {}
-            # Its log goes before.
-            for line in process.stdout or ():
-                with suppress(ValueError, TypeError):
-                    source = dict(json.loads(line))
-                    break
-            if not source:
-                raise AstraflowError(
-                    Reason.NOT_READY, "the serving end did not start: see what it printed"
-                )
-            pull_there(**source, lanes=lanes, rounds=rounds, as_json=as_json)
+            endpoint, token = read_source(process.stdout or ())
+            pull_there(endpoint, token, lanes=lanes, rounds=rounds, as_json=as_json)
         finally:
             # It ends with this process, and with this.
             os.close(held)

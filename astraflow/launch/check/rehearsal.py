@@ -9,7 +9,7 @@ import inspect
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any, cast
@@ -350,7 +350,7 @@ class _Rehearsal:
         told = _Exchange(text=text)
         recipe, models = self.subject.recipe, self.subject.models
         sampling = {
-            PolicyId(name): SamplingParams(**recipe.policies[name].sampling.model_dump(), seed=0)
+            PolicyId(name): replace(recipe.policies[name].sampling.params, seed=0)
             for name in self.policies
         }
         task = RolloutTask(

@@ -109,17 +109,15 @@ class Finding:
         return replace(self, severity=Severity.NOTE) if self.is_local else self
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """Takes what is found, in the order in which it is."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
 
-    def error(
-        self, place: str, what: str, cure: str = "", *, detail: str = "", is_local: bool = False
-    ) -> None:
-        """Note what stops a run on any machine, or on this one alone."""
-        self._find(Severity.ERROR, place, what, cure, detail=detail, is_local=is_local)
+    def error(self, place: str, what: str, cure: str = "", *, detail: str = "") -> None:
+        """Note what stops a run on any machine."""
+        self._find(Severity.ERROR, place, what, cure, detail=detail)
 
     def error_here(self, place: str, what: str, cure: str = "") -> None:
         """Note what stops a run on this machine."""
@@ -147,14 +145,31 @@ class Findings:
         """
         said = raised.message.removeprefix(place).removeprefix(":").strip()
         what, _, cure = said.partition("; ")
-        self.error(place, what, cure, is_local=is_local)
+        self._find(Severity.ERROR, place, what, cure, is_local=is_local)
 
-    def _find(self, severity: Severity, place: str, what: str, cure: str, **others: Any) -> None:
-        found = Finding(severity=severity, place=place, what=what, cure=cure, **others)
-        self.findings.append(found)
+    def _find(
+        self,
+        severity: Severity,
+        place: str,
+        what: str,
+        cure: str,
+        *,
+        detail: str = "",
+        is_local: bool = False,
+    ) -> None:
+        self.findings.append(
+            Finding(
+                severity=severity,
+                place=place,
+                what=what,
+                cure=cure,
+                detail=detail,
+                is_local=is_local,
+            )
+        )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject(Findings):
     """A recipe under check.
 
@@ -172,7 +187,9 @@ class Subject(Findings):
     source: Path
     runs: Path
     loop: UserLoop
-    workflows: dict[str, tuple[Workflow, Scorer | None]] = field(default_factory=dict[str, Any])
+    workflows: dict[str, tuple[Workflow, Scorer | None]] = field(
+        default_factory=dict[str, tuple[Workflow, Scorer | None]]
+    )
     data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
     models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
 

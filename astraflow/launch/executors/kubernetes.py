@@ -375,12 +375,18 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         """Return the Jobs of the run by name, and their pods.
 
         Raises:
-            AstraflowError: NOT_READY when the API server does not answer.
+            AstraflowError: NOT_READY when the API server does not answer, or kubectl says what
+                cannot be read.
         """
         said = await call(*self._kubectl("get", "jobs,pods", "-l", self._mark, "-o", "json"))
-        items, now = json.loads(said)["items"], datetime.now(UTC)
-        jobs = {each["metadata"]["name"]: each for each in items if each["kind"] == "Job"}
-        return jobs, [Pod.of(each, now=now) for each in items if each["kind"] == "Pod"]
+        try:
+            items, now = json.loads(said)["items"], datetime.now(UTC)
+            jobs = {each["metadata"]["name"]: each for each in items if each["kind"] == "Job"}
+            return jobs, [Pod.of(each, now=now) for each in items if each["kind"] == "Pod"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise AstraflowError(
+                Reason.NOT_READY, f"kubectl get -o json said what cannot be read: {error!r}"
+            ) from error
 
     @property
     def _mark(self) -> str:

@@ -8,7 +8,7 @@ import json
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.launch.executors.base import (
@@ -47,19 +47,33 @@ class SlurmOptions(ExecutorOptions):
     """Further arguments of sbatch, such as --account=lab or --time=8:00:00."""
 
 
-def state_of(job: Mapping[str, Any]) -> str:
-    """Return the state of a job as squeue has it; releases from 23.11 on tell several in a list."""
-    states = job["job_state"]
-    return states if isinstance(states, str) else cast("list[str]", states)[0]
+class SlurmJob(NamedTuple):
+    """What squeue says of a job.
 
-
-def exit_code_of(job: Mapping[str, Any]) -> int | None:
-    """Return how a job ended; None while it is not over.
-
-    Its code is a wait status in numbers, or an object of later releases. Where Slurm took its
-    place from it, it is that of a process that a signal ended.
+    Attributes:
+        job_id: Its number.
+        state: Such as RUNNING.
+        reason: Why it waits.
+        exit_code: How it ended; None while it is not over. Where Slurm took its place from it,
+            it is that of a process that a signal ended.
     """
-    state, said = state_of(job), job["exit_code"]
+
+    job_id: int
+    state: str
+    reason: str
+    exit_code: int | None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self:
+        """Return a job; releases from 23.11 on tell several states in a list."""
+        states = said["job_state"]
+        state = states if isinstance(states, str) else cast("list[str]", states)[0]
+        reason, code = str(said.get("state_reason", "")), _exit_code(state, said["exit_code"])
+        return cls(int(said["job_id"]), state, reason, code)
+
+
+def _exit_code(state: str, said: Any) -> int | None:
+    """Return how a job ended, by a wait status in numbers, or an object of later releases."""
     if state in _WAITING or state in _RUNNING:
         return None
     if state not in ("COMPLETED", "FAILED"):
@@ -67,8 +81,7 @@ def exit_code_of(job: Mapping[str, Any]) -> int | None:
     if isinstance(said, int):
         number, status = said & 0x7F, said >> 8
     else:
-        code = cast("Mapping[str, Any]", said)
-        number, status = _number(code.get("signal", {}).get("id")), _number(code["return_code"])
+        number, status = _number(said.get("signal", {}).get("id")), _number(said["return_code"])
     if number:
         return CONFIGURATION_EXIT if number == _NO_OUTPUT else -number
     # srun tells of a signal as a shell does.
@@ -105,7 +118,7 @@ class SlurmProcess(WatchedProcess):
     async def kill(self) -> None:
         await attempt("scancel", str(self.job_id))
 
-    def update(self, job: Mapping[str, Any] | None) -> str | None:
+    def update(self, job: SlurmJob | None) -> str | None:
         """Take what squeue says; return what people should know of it.
 
         Args:
@@ -118,14 +131,13 @@ class SlurmProcess(WatchedProcess):
                 return f"{self.command.name}: Slurm does not know job {self.job_id} any more"
             return None
         self.missing_count = 0
-        code, state, reason = exit_code_of(job), state_of(job), str(job.get("state_reason", ""))
-        is_new, self.state = state != self.state, state
-        if code is not None:
-            self.has_ended(code)
-        if state == "PENDING" and is_new and reason not in ("None", "Priority", ""):
-            return f"{self.command.name}: job {self.job_id} waits ({reason})"
-        if code == LOST:
-            return f"{self.command.name}: job {self.job_id} ended as {state}"
+        is_new, self.state = job.state != self.state, job.state
+        if job.exit_code is not None:
+            self.has_ended(job.exit_code)
+        if job.state == "PENDING" and is_new and job.reason not in ("None", "Priority", ""):
+            return f"{self.command.name}: job {self.job_id} waits ({job.reason})"
+        if job.exit_code == LOST:
+            return f"{self.command.name}: job {self.job_id} ended as {job.state}"
         return None
 
 
@@ -186,27 +198,25 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         return process
 
     async def poll(self) -> None:
-        known = {job["job_id"]: job for job in await self._jobs()}
+        known = {job.job_id: job for job in await self._jobs()}
         for process in list(self.live.values()):
             if note := process.update(known.get(process.job_id)):
                 self.place.note(note)
 
-    async def _jobs(self) -> Sequence[Mapping[str, Any]]:
+    async def _jobs(self) -> Sequence[SlurmJob]:
         """Return the jobs of this run.
 
         Raises:
-            AstraflowError: NOT_READY when the controller does not answer.
+            AstraflowError: NOT_READY when the controller does not answer, or says what cannot be
+                read.
         """
         said = await call("squeue", "--me", "--json", "--states=all")
         try:
-            jobs = [job for job in json.loads(said)["jobs"] if self._is_mine(job)]
-            # A release that calls them otherwise is told of here.
-            _ = [(job["job_id"], job["job_state"], job["exit_code"]) for job in jobs]
-        except (ValueError, KeyError) as error:
+            return [SlurmJob.of(job) for job in json.loads(said)["jobs"] if self._is_mine(job)]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise AstraflowError(
                 Reason.NOT_READY, f"squeue --json said what cannot be read: {error!r}"
             ) from error
-        return jobs
 
     def _is_mine(self, job: Mapping[str, Any]) -> bool:
         comment = job.get("comment")
@@ -215,8 +225,8 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         return comment == self._mark
 
     async def sweep(self) -> None:
-        left = [job for job in await self._jobs() if exit_code_of(job) is None]
-        numbers = [str(job["job_id"]) for job in left]
+        left = [job for job in await self._jobs() if job.exit_code is None]
+        numbers = [str(job.job_id) for job in left]
         if numbers:
             await attempt("scancel", *numbers)
         if set(numbers) - self.live.keys():

@@ -17,8 +17,7 @@ from typing import Any
 import structlog
 import yaml
 
-from astraflow.config.model_dirs import read_json
-from astraflow.config.run_dir import GrowingLines, RunDir
+from astraflow.config.run_dir import GrowingLines, RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.tracking.trackers import (
     Tracked,

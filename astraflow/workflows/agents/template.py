@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import structlog
 from blake3 import blake3
 
-from astraflow.config.model_dirs import read_json
+from astraflow.config.run_dir import read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import ModelIdentity
 from astraflow.workflows.agents.messages import Message

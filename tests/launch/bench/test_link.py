@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.launch.bench.link import measure_link, serve_link
+from astraflow.launch.bench.link import measure_link, pull_here, read_source, serve_link
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,20 @@ def test_who_has_another_token_is_not_let_in(source):
     with pytest.raises(AstraflowError) as caught:
         measured((source[0], "guess"), LaneKind.GRPC)
     assert caught.value.reason is Reason.TOKEN_INVALID
+
+
+def test_where_the_serving_end_is_stands_among_other_lines():
+    other = ("log\n", "[]\n", '{"event": "bound"}\n', '{"endpoint": "h:1", "token": null}\n')
+    assert read_source([*other, '{"endpoint": "h:1", "token": "t"}\n']) == ("h:1", "t")
+    with pytest.raises(AstraflowError, match="did not start") as caught:
+        read_source(other)
+    assert caught.value.reason is Reason.NOT_READY
+
+
+def test_a_serving_end_that_does_not_start_is_told(monkeypatch):
+    monkeypatch.setenv("ASTRAFLOW_LOG_FORMAT", "xml")
+    with pytest.raises(AstraflowError, match="did not start"):
+        pull_here(1_000_000, lanes=[LaneKind.GRPC], rounds=1, as_json=True)
 
 
 @pytest.mark.slow
