@@ -155,6 +155,18 @@ async def test_a_result_that_is_not_there_yet_is_asked_for_again():
         assert gone.value.reason is Reason.TASK_EXPIRED
 
 
+async def test_who_waits_for_a_result_is_told_at_once_that_the_server_ends():
+    async with asyncio.TaskGroup() as tasks:
+        promises = Promises(tasks)
+        promise = promises.make("key", b"body", asyncio.Event().wait())
+        held = asyncio.ensure_future(promises.answer(promise.request_id, hold_s=100))
+        await asyncio.sleep(0)
+        promises.close()
+        with pytest.raises(AstraflowError) as ended:
+            await held
+    assert (ended.value.reason, ended.value.retryable) == (Reason.NOT_READY, True)
+
+
 async def test_what_waits_for_a_number_that_never_comes_fails():
     """All of it: what the missing request was to do is not known. Then numbers go on."""
     turns, ran = InOrder(gap_s=0.02), []
