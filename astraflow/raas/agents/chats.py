@@ -4,6 +4,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, Generic
@@ -83,8 +84,6 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
     def __init__(self, completion: AgentCompletion[Asked]) -> None:
         super().__init__(completion)
         self._done: list[Choice] = []
-        self._start = f'data: {compact(self._head(self.kinds[1]))[:-1]},"choices":['
-        self._rest = f"{self.after}}}]}}\n\n"
 
     @abstractmethod
     def choice(self, choice: Choice) -> Body:
@@ -99,9 +98,15 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
         fields = "".join(f",{quoted(name)}:{compact(value)}" for name, value in more.items())
         return f"{self._start}{','.join(map(compact, choices))}]{fields}}}\n\n".encode()
 
+    @cached_property
+    def _start(self) -> str:
+        """What all chunks begin with, up to their choices."""
+        return f'data: {compact(self._head(self.kinds[1]))[:-1]},"choices":['
+
     def show(self, piece: TextPiece) -> bytes:
-        place = f'{self._start}{{"index":{piece.index}{self.before}'
-        return f"{place}{quoted(piece.text)}{self._rest}".encode()
+        text = quoted(piece.text)
+        told = f'{self._start}{{"index":{piece.index}{self.before}{text}{self.after}}}]}}\n\n'
+        return told.encode()
 
     def close(self, choice: Choice) -> bytes:
         """Count its tokens."""
