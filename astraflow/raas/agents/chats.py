@@ -145,13 +145,10 @@ class ChatFormat(OpenAIFormat[ChatRequest]):
     """Chats; log-probabilities and token ids come with the last chunk of each choice."""
 
     path = "v1/chat/completions"
+    complete = staticmethod(chat_completion)
     kinds = ("chat.completion", "chat.completion.chunk")
     prefix = "chatcmpl"
     before, after = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
-
-    @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "ChatFormat":
-        return cls(chat_completion(session, body))
 
     def body(self, choices: Sequence[Choice]) -> Body:
         return {**super().body(choices), **self._prompt_token_ids()}
@@ -194,8 +191,8 @@ class TextFormat(OpenAIFormat[CompletionRequest]):
     prefix = "cmpl"
     before, after = ',"text":', ',"logprobs":null,"finish_reason":null'
 
-    @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "TextFormat":
+    @staticmethod
+    def complete(session: AgentSession, body: Body) -> AgentCompletion[CompletionRequest]:
         request = CompletionRequest.model_validate(body)
         capture, given = session.capture_of(request.model), request.one_prompt
 
@@ -204,7 +201,7 @@ class TextFormat(OpenAIFormat[CompletionRequest]):
                 capture.texts.keep(given, choice.turn)
 
         prompt = capture.texts.prompt(given) if isinstance(given, str) else given
-        return cls(AgentCompletion(session, capture, request, prompt=prompt, keep=keep))
+        return AgentCompletion(session, capture, request, prompt=prompt, keep=keep)
 
     def choice(self, choice: Choice) -> Body:
         logprobs = self._logprobs(choice) if self.request.logprobs is not None else None
