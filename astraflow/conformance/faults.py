@@ -1,14 +1,14 @@
 """Faults that a tap can be told to make, each of them once unless it says otherwise."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from astraflow.conformance.tap import Call, Fault
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY
 
 
-def cut(_: Any) -> Sequence[Any]:
+def cut(_: Any) -> NoReturn:
     """End a call in place of its response: what was asked for is done, the answer lost."""
     raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
 

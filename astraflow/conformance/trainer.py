@@ -274,7 +274,7 @@ class OtherForm(Fault):
         wanted = self._cut.lost.part
         if (message.part.batch_id, message.part.index) == (wanted.batch_id, wanted.index):
             self.part = message.part
-            return cut(message)
+            cut(message)
         return []
 
 
