@@ -17,7 +17,7 @@ class FirstResponse(Fault):
     """Puts others in the place of the first response that is wanted, or cuts the call there.
 
     Attributes:
-        lost: The response; None: it has not come.
+        message: The response as it came; None: it has not come.
         call: Whose it is.
     """
 
@@ -28,16 +28,16 @@ class FirstResponse(Fault):
         *,
         change: Callable[[Any], Sequence[Any]] = cut,
     ) -> None:
-        self.lost: Any = None
+        self.message: Any = None
         self.call: Call | None = None
         self._name = name
         self._wants = wants
         self._change = change
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
-        if self.lost is not None or call.name != self._name or not self._wants(message):
+        if self.message is not None or call.name != self._name or not self._wants(message):
             return [message]
-        self.lost, self.call = message, call
+        self.message, self.call = message, call
         return self._change(message)
 
 

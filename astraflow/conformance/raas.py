@@ -291,7 +291,7 @@ async def _check_lost_acks(stage: Stage) -> None:
     with stage.check("rollouts.redelivered"):
         fault = FirstResponse("StreamRollouts")
         stage.tap.faults.append(fault)
-        lost = {ack.item_id for ack in (await stage.until(lambda: fault.lost, "rollouts")).acks}
+        lost = {ack.item_id for ack in (await stage.until(lambda: fault.message, "rollouts")).acks}
 
         def is_sent() -> bool | None:
             later = stage.tap.of("StreamRollouts", after=fault.call)
@@ -306,7 +306,7 @@ async def _check_cut_tasks(stage: Stage) -> None:
     count, joined = len(stage.tap.of("StreamTasks")), len(stage.tap.of(JOIN))
     with stage.check("tasks.reopened"):
         stage.tap.faults.append(fault)
-        lost = (await stage.until(lambda: fault.lost, "a task")).task
+        lost = (await stage.until(lambda: fault.message, "a task")).task
         await stage.call("StreamTasks", "another StreamTasks, and tasks on it", after=count)
     with stage.check("tasks.recovered"):
 
@@ -325,7 +325,7 @@ async def _check_deadline(stage: Stage) -> None:
     with stage.check("tasks.deadline"):
         fault = FirstResponse("StreamTasks", _has_task, change=_with_cancellation)
         stage.tap.faults.append(fault)
-        task = (await stage.until(lambda: fault.lost, "another task")).task
+        task = (await stage.until(lambda: fault.message, "another task")).task
 
         def is_closed() -> bool | None:
             ended = [*results(stage.tap), *nacks(stage.tap)]

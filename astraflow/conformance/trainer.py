@@ -259,11 +259,11 @@ class OtherForm(Fault):
 
     def __init__(self, first: FirstResponse) -> None:
         self.part: Any = None
-        self._cut = first
+        self._first = first
         self._call: Call | None = None
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
-        if call.name == "StreamBatches" and self._cut.lost and self._call is None:
+        if call.name == "StreamBatches" and self._first.message and self._call is None:
             self._call = call
             message.sources = not message.sources
         return [message]
@@ -271,7 +271,7 @@ class OtherForm(Fault):
     def response(self, call: Call, message: Any) -> Sequence[Any]:
         if call is not self._call:
             return [message]
-        wanted = self._cut.lost.part
+        wanted = self._first.message.part
         if (message.part.batch_id, message.part.index) == (wanted.batch_id, wanted.index):
             self.part = message.part
             cut(message)
@@ -283,7 +283,7 @@ async def _check_cut_stream(stage: Stage) -> None:
     other = OtherForm(fault)
     with stage.check("batches.redelivered"):
         stage.tap.faults += [fault, other]
-        lost = await stage.until(lambda: fault.lost, "the part of another batch")
+        lost = await stage.until(lambda: fault.message, "the part of another batch")
         batch_id = lost.part.batch_id
 
         def header() -> Any:
