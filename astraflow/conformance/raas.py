@@ -13,7 +13,7 @@ from astraflow.conformance.session_checks import (
     check_resume,
     laws_of_sessions,
 )
-from astraflow.conformance.stage import Law, Stage
+from astraflow.conformance.stage import Law, Stage, first_of
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.weight_files import flatten, read_weights
@@ -48,10 +48,6 @@ def nacks(tap: Tap) -> list[Any]:
     """Return the tasks that the member gave back."""
     asked = [message for call in tap.of("StreamTasks") for message in call.requests]
     return [message.nack for message in asked if message.HasField("nack")]
-
-
-def first_of(found: Any) -> Any:
-    return next(iter(found), None)
 
 
 def laws() -> dict[str, Law]:
