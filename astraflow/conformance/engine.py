@@ -33,16 +33,16 @@ _TOLERANCE: Final = 1e-5
 _TOLERATED_SHARE: Final = 0.05
 _NO_TOKEN: Final = 2**31 - 1
 
-Law = Callable[[Bench], None]
+EngineLaw = Callable[[Bench], None]
+"""Raises Broken where an engine does not do what is expected."""
 
-LAWS: Final[dict[ContractCheck, Law]] = {}
-"""By the check; a law raises Broken where an engine does not do what is expected."""
+LAWS: Final[dict[ContractCheck, EngineLaw]] = {}
 
 _PAGE: Final = "trainers/engine.py, TrainEngine."
 _OPTIONAL: Final = f"{_PAGE}likelihoods"
 
 
-def _law(name: str, call: str, expected: str) -> Callable[[Law], Law]:
+def _law(name: str, call: str, expected: str) -> Callable[[EngineLaw], EngineLaw]:
     """Make a law of a function."""
     check = ContractCheck(name=name, expected=expected, source=_PAGE + call)
     return lambda law: LAWS.setdefault(check, law)

@@ -1,14 +1,14 @@
 """Faults that a tap can be told to make, each of them once unless it says otherwise."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from astraflow.conformance.tap import Call, Fault
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY
 
 
-def cut(_: Any) -> Sequence[Any]:
+def cut(_: Any) -> NoReturn:
     """End a call in place of its response: what was asked for is done, the answer lost."""
     raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
 
@@ -17,7 +17,7 @@ class FirstResponse(Fault):
     """Puts others in the place of the first response that is wanted, or cuts the call there.
 
     Attributes:
-        lost: The response; None: it has not come.
+        message: The response as it came; None: it has not come.
         call: Whose it is.
     """
 
@@ -28,16 +28,16 @@ class FirstResponse(Fault):
         *,
         change: Callable[[Any], Sequence[Any]] = cut,
     ) -> None:
-        self.lost: Any = None
+        self.message: Any = None
         self.call: Call | None = None
         self._name = name
         self._wants = wants
         self._change = change
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
-        if self.lost is not None or call.name != self._name or not self._wants(message):
+        if self.message is not None or call.name != self._name or not self._wants(message):
             return [message]
-        self.lost, self.call = message, call
+        self.message, self.call = message, call
         return self._change(message)
 
 

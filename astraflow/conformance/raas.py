@@ -13,7 +13,7 @@ from astraflow.conformance.session_checks import (
     check_resume,
     laws_of_sessions,
 )
-from astraflow.conformance.stage import Law, Stage
+from astraflow.conformance.stage import Law, Stage, first_of
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.weight_files import flatten, read_weights
@@ -48,10 +48,6 @@ def nacks(tap: Tap) -> list[Any]:
     """Return the tasks that the member gave back."""
     asked = [message for call in tap.of("StreamTasks") for message in call.requests]
     return [message.nack for message in asked if message.HasField("nack")]
-
-
-def first_of(found: Any) -> Any:
-    return next(iter(found), None)
 
 
 def laws() -> dict[str, Law]:
@@ -291,7 +287,7 @@ async def _check_lost_acks(stage: Stage) -> None:
     with stage.check("rollouts.redelivered"):
         fault = FirstResponse("StreamRollouts")
         stage.tap.faults.append(fault)
-        lost = {ack.item_id for ack in (await stage.until(lambda: fault.lost, "rollouts")).acks}
+        lost = {ack.item_id for ack in (await stage.until(lambda: fault.message, "rollouts")).acks}
 
         def is_sent() -> bool | None:
             later = stage.tap.of("StreamRollouts", after=fault.call)
@@ -306,7 +302,7 @@ async def _check_cut_tasks(stage: Stage) -> None:
     count, joined = len(stage.tap.of("StreamTasks")), len(stage.tap.of(JOIN))
     with stage.check("tasks.reopened"):
         stage.tap.faults.append(fault)
-        lost = (await stage.until(lambda: fault.lost, "a task")).task
+        lost = (await stage.until(lambda: fault.message, "a task")).task
         await stage.call("StreamTasks", "another StreamTasks, and tasks on it", after=count)
     with stage.check("tasks.recovered"):
 
@@ -325,7 +321,7 @@ async def _check_deadline(stage: Stage) -> None:
     with stage.check("tasks.deadline"):
         fault = FirstResponse("StreamTasks", _has_task, change=_with_cancellation)
         stage.tap.faults.append(fault)
-        task = (await stage.until(lambda: fault.lost, "another task")).task
+        task = (await stage.until(lambda: fault.message, "another task")).task
 
         def is_closed() -> bool | None:
             ended = [*results(stage.tap), *nacks(stage.tap)]

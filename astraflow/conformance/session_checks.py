@@ -8,7 +8,7 @@ import grpc
 
 from astraflow.conformance.checks import Broken, ContractCheck
 from astraflow.conformance.faults import EndSession
-from astraflow.conformance.stage import Law, Stage
+from astraflow.conformance.stage import Law, Stage, first_of
 from astraflow.conformance.tap import Tap
 from astraflow.core.errors import Reason
 
@@ -91,7 +91,7 @@ def _secrets(tap: Tap) -> str | None:
 
 def _keep_alives(join: str) -> Law:
     def law(tap: Tap) -> str | None:
-        opened = next((call for call in tap.of(join) if call.responses), None)
+        opened = first_of(call for call in tap.of(join) if call.responses)
         if opened is None:
             return None
         session = opened.responses[0].session
@@ -164,7 +164,7 @@ async def check_drain(stage: Stage, join: str) -> None:
         control = await stage.run.control()
         await control.drain_member(member_id, grace_s=None)
         await stage.until(
-            lambda: next((c for c in stage.tap.of("EndSession") if c.code is not None), None),
+            lambda: first_of(c for c in stage.tap.of("EndSession") if c.code is not None),
             "EndSession after DIRECTIVE_KIND_DRAIN",
         )
         code = await stage.left()

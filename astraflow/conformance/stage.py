@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,10 @@ _WAITED_FOR: Final = frozenset(
 
 Found = TypeVar("Found")
 Law = Callable[[Tap], str | None]
+
+
+def first_of(found: Iterable[Found]) -> Found | None:
+    return next(iter(found), None)
 
 
 class ScriptEnded(Exception):  # noqa: N818 - the end of a script, not a defect
@@ -94,14 +98,14 @@ class Stage:
                     self.require_laws()
                     await self._next_event(what)
                 return found
-        refused = next((call for call in reversed(self.tap.calls) if _is_refused(call)), None)
+        refused = first_of(call for call in reversed(self.tap.calls) if _is_refused(call))
         told = refused and f"; last refused was {refused.name}: {refused.text} [{refused.reason}]"
         raise Broken(f"nothing of this came within {patience_s:g} s: {what}{told or ''}")
 
     async def joined(self, name: str) -> Call:
         """Return the call by which the member joins, and says which contract it has."""
         call = await self.until(
-            lambda: next((c for c in self.tap.of(name) if c.responses or _is_refused(c)), None),
+            lambda: first_of(c for c in self.tap.of(name) if c.responses or _is_refused(c)),
             f"an answered {name}",
             patience_s=_START_FACTOR * self.patience_s,
         )
@@ -114,7 +118,7 @@ class Stage:
     async def call(self, name: str, what: str, *, after: int = 0) -> Call:
         """Return the first call of a method that was answered, of those after the first `after`."""
         return await self.until(
-            lambda: next((call for call in self.tap.of(name)[after:] if call.responses), None), what
+            lambda: first_of(call for call in self.tap.of(name)[after:] if call.responses), what
         )
 
     async def left(self) -> int:

@@ -15,7 +15,7 @@ from astraflow.conformance.session_checks import (
     check_resume,
     laws_of_sessions,
 )
-from astraflow.conformance.stage import DIGITS, Law, ScriptEnded, Stage
+from astraflow.conformance.stage import DIGITS, Law, ScriptEnded, Stage, first_of
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import CheckedSource, check_source
@@ -240,7 +240,7 @@ async def _check_lost_ack(stage: Stage) -> None:
         lost = await stage.until(lambda: fault.call, "another AckBatch")
         wanted = lost.requests[0]
         again = await stage.until(
-            lambda: next(iter(stage.tap.of("AckBatch", after=lost)), None),
+            lambda: first_of(stage.tap.of("AckBatch", after=lost)),
             "the ack again, whose answer was lost",
         )
         found = again.requests[0]
@@ -259,11 +259,11 @@ class OtherForm(Fault):
 
     def __init__(self, first: FirstResponse) -> None:
         self.part: Any = None
-        self._cut = first
+        self._first = first
         self._call: Call | None = None
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
-        if call.name == "StreamBatches" and self._cut.lost and self._call is None:
+        if call.name == "StreamBatches" and self._first.message and self._call is None:
             self._call = call
             message.sources = not message.sources
         return [message]
@@ -271,10 +271,10 @@ class OtherForm(Fault):
     def response(self, call: Call, message: Any) -> Sequence[Any]:
         if call is not self._call:
             return [message]
-        wanted = self._cut.lost.part
+        wanted = self._first.message.part
         if (message.part.batch_id, message.part.index) == (wanted.batch_id, wanted.index):
             self.part = message.part
-            return cut(message)
+            cut(message)
         return []
 
 
@@ -283,17 +283,17 @@ async def _check_cut_stream(stage: Stage) -> None:
     other = OtherForm(fault)
     with stage.check("batches.redelivered"):
         stage.tap.faults += [fault, other]
-        lost = await stage.until(lambda: fault.lost, "the part of another batch")
+        lost = await stage.until(lambda: fault.message, "the part of another batch")
         batch_id = lost.part.batch_id
 
         def header() -> Any:
             later = stage.tap.of("StreamBatches", after=fault.call)
             events = (event for call in later for event in call.responses)
-            return next((event for event in events if event.header.batch_id == batch_id), None)
+            return first_of(event for event in events if event.header.batch_id == batch_id)
 
         def ack() -> Call | None:
             acks = stage.tap.of("AckBatch")
-            return next((call for call in acks if call.requests[0].batch_id == batch_id), None)
+            return first_of(call for call in acks if call.requests[0].batch_id == batch_id)
 
         opened = await stage.until(header, "a new StreamBatches, on which the batch comes again")
         await stage.until(ack, f"the ack of {batch_id}")

@@ -84,7 +84,8 @@ CHECKS: Final = (
 )
 
 
-Script = Callable[[], Coroutine[Any, Any, None]]
+ScriptStep = Callable[[], Coroutine[Any, Any, None]]
+"""Judges one thing; raises Broken for what a peer does not do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +107,21 @@ class CheckedSource:
 
 
 async def check_source(
-    checks: CheckList, source: CheckedSource, *, keep_laws: Script | None = None
+    checks: CheckList, source: CheckedSource, *, keep_laws: ScriptStep | None = None
 ) -> bool:
     """Judge all checks of a source; return whether it passed them all."""
     channel = dial(source.address)
     try:
-        scripts = _Probe(source, channel).scripts()
-        found = [await _judge(checks, name, check, keep_laws) for name, check in scripts.items()]
+        steps = _Probe(source, channel).steps()
+        found = [await _judge(checks, name, check, keep_laws) for name, check in steps.items()]
     finally:
         await channel.close(None)
     return all(found)
 
 
-async def _judge(checks: CheckList, name: str, check: Script, keep_laws: Script | None) -> bool:
+async def _judge(
+    checks: CheckList, name: str, check: ScriptStep, keep_laws: ScriptStep | None
+) -> bool:
     try:
         await check()
     except Broken as broken:
@@ -155,7 +158,7 @@ class _Probe:
             f"{_PATH}Pull", request_serializer=pb.PullRequest.SerializeToString
         )
 
-    def scripts(self) -> dict[str, Script]:
+    def steps(self) -> dict[str, ScriptStep]:
         """Return each check by name."""
         return {
             "weights.secret": self._secret,

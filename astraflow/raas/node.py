@@ -343,11 +343,14 @@ class RaasNode:
 
     def _directed(self, directive: Directive) -> None:
         log.info("the run asks", directive=directive.kind, why=directive.message)
-        if directive.kind is DirectiveKind.STOP:
-            self.stop()
-        elif directive.kind is DirectiveKind.DRAIN:
-            self.drain()
-            if directive.grace is not None:
-                # Leave before the session is ended by the run.
-                grace_s = 0.9 * directive.grace.total_seconds()
-                asyncio.get_running_loop().call_later(grace_s, self.stop)
+        match directive.kind:
+            case DirectiveKind.DRAIN:
+                self.drain()
+                if directive.grace is not None:
+                    # Leave before the session is ended by the run.
+                    grace_s = 0.9 * directive.grace.total_seconds()
+                    asyncio.get_running_loop().call_later(grace_s, self.stop)
+            case DirectiveKind.STOP:
+                self.stop()
+            case DirectiveKind.CONTINUE:
+                pass

@@ -203,9 +203,13 @@ class EpisodeRunner:
         counters: What it counts, beside others of its node.
     """
 
+    # `start` sets them.
+    _group: asyncio.TaskGroup
+    _workflows: Mapping[WorkflowId, LoadedWorkflow]
     _results: Results
     _give_back: Callable[[TaskId, Failure], None]
-    _group: asyncio.TaskGroup
+    _run_time: Callable[[], datetime | None]
+    _payloads: PayloadWriter | None
 
     def __init__(
         self,
@@ -229,12 +233,9 @@ class EpisodeRunner:
         self.counters = NodeCounters()
         self._capacity = capacity
         self._places = Places(capacity=capacity, eval_extra=eval_extra)
-        self._run_time: Callable[[], datetime | None] = lambda: None
         self._clock = clock or SystemClock()
         self._policies = policies
         self._agents = agents
-        self._payloads: PayloadWriter | None = None
-        self._workflows: Mapping[WorkflowId, LoadedWorkflow] = {}
         self._notes = NodeFailureLog()
         self._held: dict[TaskId, HeldTask] = {}
         self._running_count = 0

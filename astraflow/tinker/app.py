@@ -224,15 +224,16 @@ class TinkerApp:
 
         async def answer(request: Request) -> Response:
             body = await self._body(request)
+            digest = digest_of(body)
             try:
-                return _promised(act(_parse(kind, body), digest_of(body)))
+                fields = _parse(kind, body)
             except AstraflowError as error:
                 try:
                     head = _Head.model_validate_json(body)
                 except ValidationError:
                     raise error from None
-                promise = self._service.refuse(head.model_id, head.seq_id, digest_of(body), error)
-                return _promised(promise)
+                return _promised(self._service.refuse(head.model_id, head.seq_id, digest, error))
+            return _promised(act(fields, digest))
 
         return answer
 

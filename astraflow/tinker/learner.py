@@ -175,19 +175,20 @@ class LoadedBase:
 
     def _scorer(self, snapshot: Path | None) -> CausalModel:
         """Return a model with the weights of a snapshot; the last few are kept."""
-        model = self._scorers.pop(snapshot, None)
-        if model is not None:
-            pass
-        elif snapshot is None:
-            model = CausalModel(twin_of(self._module))
-        elif (lora := lora_in(snapshot)) is None:
-            model = CausalModel(load_module(snapshot, device=self.settings.engine.device))
-        else:
-            model = self._model(lora)
-            read_adapters(model.module, snapshot)
+        model = self._scorers.pop(snapshot, None) or self._read(snapshot)
         self._scorers[snapshot] = model
         while len(self._scorers) > _SCORER_COUNT:
             self._scorers.popitem(last=False)
+        return model
+
+    def _read(self, snapshot: Path | None) -> CausalModel:
+        if snapshot is None:
+            return CausalModel(twin_of(self._module))
+        lora = lora_in(snapshot)
+        if lora is None:
+            return CausalModel(load_module(snapshot, device=self.settings.engine.device))
+        model = self._model(lora)
+        read_adapters(model.module, snapshot)
         return model
 
 

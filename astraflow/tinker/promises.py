@@ -100,7 +100,8 @@ class Promises:
         """Wait for a result, for so many seconds at most; None: not yet.
 
         Raises:
-            AstraflowError: TASK_EXPIRED for a request that is not known, or no more.
+            AstraflowError: TASK_EXPIRED for a request that is not known, or no more; NOT_READY once
+                the server ends, for a result that is not there.
         """
         promise = self._promises.get(request_id)
         if promise is None:
@@ -111,6 +112,8 @@ class Promises:
             )
         if not (await asyncio.wait([promise.task], timeout=hold_s))[0]:
             return None
+        if promise.task.cancelled():
+            raise AstraflowError(Reason.NOT_READY, "the server ends", retryable=True)
         promise.drop_at = min(promise.drop_at, loop_time() + _TOLD_S)
         return promise.task.result()
 

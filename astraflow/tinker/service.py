@@ -157,7 +157,9 @@ class Service:
     def load_weights(self, fields: LoadWeights, digest: bytes) -> Promise:
         """Go on from a checkpoint, with a new model or with one that is there."""
 
-        async def load(model: ClientModel, learner: Learner) -> Response:
+        async def load(model: ClientModel) -> Response:
+            learner = await model.ready()
+
             def read() -> None:
                 directory = self._checkpoints.find(CheckpointPath.parse(fields.path))
                 learner.load(directory, with_optimizer=fields.optimizer)
@@ -186,7 +188,9 @@ class Service:
     ) -> Promise:
         """Add the gradient of a loss; the body of the message had `nbytes`."""
 
-        async def work(_: ClientModel, learner: Learner) -> Response:
+        async def work(model: ClientModel) -> Response:
+            learner = await model.ready()
+
             def learn() -> bytes:
                 logprobs, loss = learner.forward_backward(parse_request(message))
                 return train_output(logprobs, {"loss:sum": loss})
@@ -208,7 +212,8 @@ class Service:
         return promise
 
     def optim_step(self, fields: OptimStep, digest: bytes) -> Promise:
-        async def work(_: ClientModel, learner: Learner) -> Response:
+        async def work(model: ClientModel) -> Response:
+            learner = await model.ready()
             metrics = await self._train(lambda: learner.optim_step(fields.adam_params))
             return json_answer({"metrics": dict(metrics)})
 
@@ -217,7 +222,8 @@ class Service:
     def save_weights(self, fields: SaveWeights, digest: bytes) -> Promise:
         """Keep weights and optimizer."""
 
-        async def work(model: ClientModel, learner: Learner) -> Response:
+        async def work(model: ClientModel) -> Response:
+            learner = await model.ready()
             place = CheckpointPath.of(model.model_id, STATE, fields.path or f"seq-{fields.seq_id}")
 
             def save() -> None:
@@ -236,9 +242,10 @@ class Service:
     def save_weights_for_sampler(self, fields: SaveWeightsForSampler, digest: bytes) -> Promise:
         """Keep weights by a name, or for a sampling session that begins with them."""
 
-        async def work(model: ClientModel, learner: Learner) -> Response:
+        async def work(model: ClientModel) -> Response:
             if fields.kind != "snapshot":
                 raise unserved(f"kind {fields.kind}", "sample from snapshots")
+            learner = await model.ready()
             if fields.path is None and fields.sampling_session_seq_id is not None:
                 place = CheckpointPath.of(model.model_id, SNAPSHOT, f"{fields.seq_id:09d}")
                 sampler_id = f"{model.session_id}:sample:{fields.sampling_session_seq_id}"
@@ -265,7 +272,7 @@ class Service:
     def refuse(self, model_id: str, seq_id: int, digest: bytes, error: AstraflowError) -> Promise:
         """Let a wrong request have its turn all the same: those after it wait for it."""
 
-        async def work(_: ClientModel, __: Learner) -> Response:
+        async def work(_: ClientModel) -> Response:
             raise error
 
         return self._ordered(model_id, seq_id, digest, work)
@@ -418,7 +425,7 @@ class Service:
         model_id: str,
         seq_id: int,
         digest: bytes,
-        work: Callable[[ClientModel, Learner], Awaitable[Response]],
+        work: Callable[[ClientModel], Awaitable[Response]],
     ) -> Promise:
         """Do a request when it is its turn among those of its model."""
         key = (model_id, seq_id)
@@ -433,7 +440,7 @@ class Service:
 
         async def in_turn() -> Response:
             async with model.turns.turn(seq_id):
-                return await work(model, await model.ready())
+                return await work(model)
 
         return self.promises.make(key, digest, in_turn())
 

@@ -1,9 +1,11 @@
 """Bodies, keys, orders and processes: what clients meet before anything is computed."""
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
+import time
 
 import httpx
 import pytest
@@ -11,7 +13,12 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.tinker.app import serving
+from astraflow.tinker.checkpoints import TinkerCheckpoints
+from astraflow.tinker.learner import LoadedBase
 from astraflow.tinker.promises import InOrder, Promises, json_answer
+from astraflow.tinker.requests import CreateModel, OptimStep, SaveWeightsForSampler
+from astraflow.tinker.samplers import Samplers
+from astraflow.tinker.service import Service
 
 from .conftest import NAME, Peer, RefusedError, made_data, process, sampled, to_data
 
@@ -148,6 +155,18 @@ async def test_a_result_that_is_not_there_yet_is_asked_for_again():
         assert gone.value.reason is Reason.TASK_EXPIRED
 
 
+async def test_who_waits_for_a_result_is_told_at_once_that_the_server_ends():
+    async with asyncio.TaskGroup() as tasks:
+        promises = Promises(tasks)
+        promise = promises.make("key", b"body", asyncio.Event().wait())
+        held = asyncio.ensure_future(promises.answer(promise.request_id, hold_s=100))
+        await asyncio.sleep(0)
+        promises.close()
+        with pytest.raises(AstraflowError) as ended:
+            await held
+    assert (ended.value.reason, ended.value.retryable) == (Reason.NOT_READY, True)
+
+
 async def test_what_waits_for_a_number_that_never_comes_fails():
     """All of it: what the missing request was to do is not known. Then numbers go on."""
     turns, ran = InOrder(gap_s=0.02), []
@@ -193,6 +212,38 @@ async def test_an_error_of_the_server_is_told_as_one():
     fields = json.loads(answer.body)
     assert fields["category"] == "server"
     assert "broken" in fields["error"]
+
+
+async def test_a_wrong_request_is_refused_for_what_is_wrong_before_its_model_is_made(settings):
+    """Its model is not waited for: that nothing came of it is another error."""
+    base = LoadedBase(settings)
+    samplers = Samplers(
+        settings.model_dir, settings.engine, layer_shapes=base.layer_shapes, max_rank=8
+    )
+    kept = TinkerCheckpoints(settings.directory, base_model=NAME, now=time.time)
+    async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as exits:
+        exits.push_async_callback(samplers.close)
+        promises = Promises(tasks)
+        service = Service(base, samplers, kept, promises, base_model=NAME, max_rank=8)
+        exits.callback(service.close)
+        service.create_model(
+            CreateModel(session_id="s", model_seq_id=0, base_model="other/model"), b""
+        )
+        ids = {"model_id": "s:train:0"}
+        wrong = AstraflowError(Reason.INVALID_FIELD, "adam_params.beta1: is a text")
+        unserved = SaveWeightsForSampler(**ids, seq_id=2, kind="inflight")
+        asked = [
+            service.refuse("s:train:0", 1, b"", wrong),
+            service.save_weights_for_sampler(unserved, b""),
+            service.optim_step(OptimStep(**ids, seq_id=3, adam_params={}), b""),
+        ]
+        answers = [await promises.answer(each.request_id, hold_s=100) for each in asked]
+    told = [json.loads(each.body)["error"] for each in answers]
+    assert [each.rpartition(" ")[2] for each in told] == [
+        "[INVALID_FIELD]",
+        "[CAPABILITY_MISSING]",
+        "[POLICY_UNKNOWN]",
+    ]
 
 
 @pytest.mark.slow

@@ -237,7 +237,10 @@ class BridgedRaas:
         self._leaving.set()
 
     def _directed(self, directive: Directive) -> None:
-        if directive.kind is DirectiveKind.DRAIN:
-            self._draining.set()
-        elif directive.kind is DirectiveKind.STOP:
-            self._leaving.set()
+        match directive.kind:
+            case DirectiveKind.DRAIN:
+                self._draining.set()
+            case DirectiveKind.STOP:
+                self._leaving.set()
+            case DirectiveKind.CONTINUE:
+                pass

@@ -23,7 +23,6 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.workflows.agents.messages import text_of
-from astraflow.workflows.agents.session import AgentSession
 
 _SAME = {
     "model": "model",
@@ -115,14 +114,11 @@ class MessagesFormat(ApiFormat[ChatRequest]):
 
     path = "v1/messages"
     read = staticmethod(chat_of)
+    complete = staticmethod(chat_completion)
 
     def __init__(self, completion: AgentCompletion[ChatRequest]) -> None:
         super().__init__(completion)
         self._is_open = False
-
-    @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "MessagesFormat":
-        return cls(chat_completion(session, body))
 
     @staticmethod
     def error_body(error: AstraflowError) -> Body:

@@ -217,14 +217,14 @@ class _Routes:
     async def reward(self, request: Request) -> Response:
         """Take a reward."""
         session = self._session(request)
-        told = Reward.model_validate(await self._body(request, or_none=True))
+        told = Reward.model_validate(await self._body(request, may_be_empty=True))
         session.report(Score(reward=told.reward, parts=told.parts, metrics=told.metrics))
         return JSONResponse({"reward": told.reward})
 
     async def end(self, request: Request) -> Response:
         """End an episode."""
         session = self._session(request)
-        told = End.model_validate(await self._body(request, or_none=True))
+        told = End.model_validate(await self._body(request, may_be_empty=True))
         session.end(told.failure)
         return JSONResponse({"ended": True})
 
@@ -234,8 +234,8 @@ class _Routes:
             return self.endpoint.session(session_id)
         return self.endpoint.session_of_key(_bearer(request))
 
-    async def _body(self, request: Request, *, or_none: bool = False) -> dict[str, Any]:
-        """Return a body as an object; `or_none`: an empty one is an object without fields.
+    async def _body(self, request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
+        """Return a body as an object; `may_be_empty`: none is one without fields.
 
         Raises:
             AstraflowError: INVALID_FIELD when it is none, MESSAGE_TOO_LARGE, SOURCE_TIMEOUT.
@@ -257,9 +257,9 @@ class _Routes:
                 Reason.SOURCE_TIMEOUT,
                 f"the body did not come within {settings.patience_s:g} s; send it again",
             ) from None
-        if not body and or_none:
-            return {}
         if not body:
+            if may_be_empty:
+                return {}
             why = "the request has no body; send a JSON object"
             raise AstraflowError(Reason.INVALID_FIELD, why)
         try:

@@ -4,6 +4,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, Generic
@@ -83,8 +84,6 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
     def __init__(self, completion: AgentCompletion[Asked]) -> None:
         super().__init__(completion)
         self._done: list[Choice] = []
-        self._start = f'data: {compact(self._head(self.kinds[1]))[:-1]},"choices":['
-        self._rest = f"{self.after}}}]}}\n\n"
 
     @abstractmethod
     def choice(self, choice: Choice) -> Body:
@@ -99,9 +98,15 @@ class OpenAIFormat(ApiFormat[Asked], Generic[Asked]):
         fields = "".join(f",{quoted(name)}:{compact(value)}" for name, value in more.items())
         return f"{self._start}{','.join(map(compact, choices))}]{fields}}}\n\n".encode()
 
+    @cached_property
+    def _start(self) -> str:
+        """What all chunks begin with, up to their choices."""
+        return f'data: {compact(self._head(self.kinds[1]))[:-1]},"choices":['
+
     def show(self, piece: TextPiece) -> bytes:
-        place = f'{self._start}{{"index":{piece.index}{self.before}'
-        return f"{place}{quoted(piece.text)}{self._rest}".encode()
+        text = quoted(piece.text)
+        told = f'{self._start}{{"index":{piece.index}{self.before}{text}{self.after}}}]}}\n\n'
+        return told.encode()
 
     def close(self, choice: Choice) -> bytes:
         """Count its tokens."""
@@ -140,13 +145,10 @@ class ChatFormat(OpenAIFormat[ChatRequest]):
     """Chats; log-probabilities and token ids come with the last chunk of each choice."""
 
     path = "v1/chat/completions"
+    complete = staticmethod(chat_completion)
     kinds = ("chat.completion", "chat.completion.chunk")
     prefix = "chatcmpl"
     before, after = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
-
-    @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "ChatFormat":
-        return cls(chat_completion(session, body))
 
     def body(self, choices: Sequence[Choice]) -> Body:
         return {**super().body(choices), **self._prompt_token_ids()}
@@ -189,8 +191,8 @@ class TextFormat(OpenAIFormat[CompletionRequest]):
     prefix = "cmpl"
     before, after = ',"text":', ',"logprobs":null,"finish_reason":null'
 
-    @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "TextFormat":
+    @staticmethod
+    def complete(session: AgentSession, body: Body) -> AgentCompletion[CompletionRequest]:
         request = CompletionRequest.model_validate(body)
         capture, given = session.capture_of(request.model), request.one_prompt
 
@@ -199,7 +201,7 @@ class TextFormat(OpenAIFormat[CompletionRequest]):
                 capture.texts.keep(given, choice.turn)
 
         prompt = capture.texts.prompt(given) if isinstance(given, str) else given
-        return cls(AgentCompletion(session, capture, request, prompt=prompt, keep=keep))
+        return AgentCompletion(session, capture, request, prompt=prompt, keep=keep)
 
     def choice(self, choice: Choice) -> Body:
         logprobs = self._logprobs(choice) if self.request.logprobs is not None else None

@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, Self
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
@@ -93,14 +93,19 @@ class ApiFormat(ABC, Generic[Asked]):
         """Return a request of the API as one of OpenAI's."""
         return body
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def of(cls, session: AgentSession, body: Body) -> "ApiFormat[Any]":
-        """Take up what was read.
+    def complete(session: AgentSession, body: Body) -> AgentCompletion[Asked]:
+        """Return the completion of what was read.
 
         Raises:
             AstraflowError: INVALID_FIELD, or POLICY_UNKNOWN for the model.
         """
+
+    @classmethod
+    def of(cls, session: AgentSession, body: Body) -> Self:
+        """Take up what was read; raises as `complete`."""
+        return cls(cls.complete(session, body))
 
     @staticmethod
     def error_body(error: AstraflowError) -> Body:

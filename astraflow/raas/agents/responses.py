@@ -20,7 +20,6 @@ from astraflow.raas.agents.formats import (
 )
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.workflows.agents.messages import text_of
-from astraflow.workflows.agents.session import AgentSession
 
 _SAME = {
     "model": "model",
@@ -116,6 +115,7 @@ class ResponsesFormat(ApiFormat[ChatRequest]):
 
     path = "v1/responses"
     read = staticmethod(chat_of)
+    complete = staticmethod(chat_completion)
 
     def __init__(self, completion: AgentCompletion[ChatRequest]) -> None:
         super().__init__(completion)
@@ -124,10 +124,6 @@ class ResponsesFormat(ApiFormat[ChatRequest]):
         self._place: Body = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._is_open = False
         self._number = 0
-
-    @classmethod
-    def of(cls, session: AgentSession, body: Body) -> "ResponsesFormat":
-        return cls(chat_completion(session, body))
 
     def body(self, choices: Sequence[Choice]) -> Body:
         (choice,) = choices

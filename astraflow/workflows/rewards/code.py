@@ -313,8 +313,8 @@ class Code:
                 ENVIRONMENT_FAILED when no sandbox starts here.
         """
         options = self._options
+        said = answer_of(prompt, options.field)
         try:
-            said = answer_of(prompt, options.field)
             tests = parse_tests(said, is_wrapped=options.wrapped)
         except ValueError as error:
             raise self._unsound(prompt, str(error)) from error

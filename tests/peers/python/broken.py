@@ -16,7 +16,7 @@ import numpy as np
 from astraflow.conformance.faults import EveryResponse
 from astraflow.conformance.tap import Fault, Tap, method_of
 from astraflow.raas.policies import ServedModel
-from astraflow.rpc.auth import BEARER_KEY, SESSION_KEY
+from astraflow.rpc.auth import BEARER_KEY, SESSION_KEY, TRANSFER_KEY
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, train_counter
 from astraflow.testing.nodes import make_node
 from astraflow_proto.common.v1 import failure_pb2
@@ -374,16 +374,29 @@ class GivesBack(Fault):
         return [message]
 
 
-class TrustsChunks(EveryResponse):
-    """Goes live on whatever chunk comes: here by mending the one that the kit spoils."""
+class BreaksTransfers(EveryResponse):
+    """Has its own calls to sources pass here."""
 
     def __init__(self):
         super().__init__("WatchVersions", self.lead)
-        self.is_mended = False
 
     def lead(self, message):
         for source in message.version.sources:
             source.endpoint = self.tap.address
+
+
+class AsksForLanesAsAStranger(BreaksTransfers):
+    """Shows no secret where it asks for lanes."""
+
+    def begin(self, call):
+        if call.name == "ListLanes":
+            call.metadata.pop(TRANSFER_KEY, None)
+
+
+class TrustsChunks(BreaksTransfers):
+    """Goes live on whatever chunk comes: here by mending the one that the kit spoils."""
+
+    is_mended = False
 
     def response(self, call, message):
         if call.name == "Pull" and message.chunk.payload and not self.is_mended:
@@ -507,6 +520,11 @@ TRAINERS = {
 RAASES = {
     "no_capacity": ("raas.joined", "capacity", On("JoinPool", ask=put(capacity=0))),
     "trusts_chunks": ("weights.corrupt_chunk", "went live on bytes", TrustsChunks()),
+    "lanes_without_the_secret": (
+        "calls.secrets",
+        "ListLanes was refused",
+        AsksForLanesAsAStranger(),
+    ),
     "never_live": (
         "versions.reported",
         "VERSION_STATE_LIVE",
