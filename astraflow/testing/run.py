@@ -189,7 +189,9 @@ class LiveRun:
             await asyncio.wait(self._threads, timeout=_THREAD_GRACE_S)
         for node in self.nodes.values():
             node.left.cancel()
-        self.serving.cancel()
+        if not self.hub.executor.over.is_set():
+            # One whose run is over ends by itself, and would leave a thread that writes.
+            self.serving.cancel()
 
     def advance(self, seconds: float) -> None:
         """Move the hub's manual clock on.

@@ -54,6 +54,15 @@ async def test_a_run_goes_from_its_first_prompt_to_its_last_version(tmp_path, re
     assert all(account.is_balanced for account in run.accounts())
 
 
+async def test_a_block_that_ends_with_its_run_waits_for_what_the_hub_leaves(tmp_path, recipe):
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        await run.add_node(answer=lambda text: text[-1])
+        run.add_trainer()
+        await run.hub.wait_over()
+    assert run.serving.result().state is RunState.DONE
+    assert run.run_dir.status.exists()
+
+
 async def test_every_policy_has_a_trainer_and_engines_of_its_own(tmp_path):
     recipe = small_recipe(
         tmp_path,
