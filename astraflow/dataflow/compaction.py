@@ -42,6 +42,9 @@ _REPLAY_S: Final = 0.5
 # Gigabytes take a minute; who takes longer waits for what never comes.
 _LIMIT_S: Final = 600.0
 
+# Where they share a core the hub has nine tenths of it.
+_NICE: Final = 10
+
 
 async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
     """Write the state that the records before position `end` come to.
@@ -238,6 +241,8 @@ def _work_and_exit(work: Callable[[Callable[[], bool]], None], answer: int, orde
     try:
         # What garbage there is dies with this process.
         gc.disable()
+        # Members wait for the hub, and nobody for this.
+        os.nice(_NICE)
         signal.set_wakeup_fd(-1)
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
