@@ -18,6 +18,7 @@ from astraflow.core.tasks import TaskCredit
 from astraflow.wire import dataflow, tasks
 from astraflow.wire.converters import FieldRule, converter
 from astraflow.wire.fields import decode_time, set_time
+from astraflow.wire.rollout import decode_rollout
 from astraflow_proto.journal.v1 import record_pb2 as pb
 
 
@@ -226,6 +227,15 @@ def read_record(data: bytes) -> JournalRecord:
         ) from error
 
 
+_encode_arrived, _ = converter(ev.RolloutArrived, pb.RolloutArrived)
+
+
+def _decode_arrived(message: pb.RolloutArrived) -> ev.RolloutArrived:
+    return ev.RolloutArrived(
+        member_id=MemberId(message.member_id), rollout=decode_rollout(message.rollout)
+    )
+
+
 _FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     RunOpened: converter(RunOpened, pb.RunOpened),
     ev.HubRestarted: converter(ev.HubRestarted, pb.HubRestarted),
@@ -236,7 +246,7 @@ _FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]
     ev.MemberLeft: converter(ev.MemberLeft, pb.SessionLeft),
     TaskCredit: (_encode_credit, _decode_credit),
     ev.TaskNacked: converter(ev.TaskNacked, pb.TaskNacked),
-    ev.RolloutArrived: converter(ev.RolloutArrived, pb.RolloutArrived),
+    ev.RolloutArrived: (_encode_arrived, _decode_arrived),
     ev.RolloutRepeated: converter(ev.RolloutRepeated, pb.RolloutRepeated),
     ev.TaskFinished: converter(ev.TaskFinished, pb.TaskFinished),
     StreamBatches: (_encode_stream, _decode_stream),

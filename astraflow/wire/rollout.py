@@ -232,7 +232,7 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
     """Return what `scan` found."""
     name, task, group, index, outcome, reward, reward_parts, digest, trajectories = parts[:9]
     metrics, start_time, finish_time, traceparent = parts[9:]
-    return Rollout(
+    rollout = Rollout(
         rollout_id=RolloutId(name or required(name, "rollout_id")),
         task_id=TaskId(task or required(task, "task_id")),
         group_id=GroupId(group or required(group, "group_id")),
@@ -247,6 +247,8 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
         finish_time=None if finish_time is None else moment_of(*finish_time),
         traceparent=traceparent or "",
     )
+    object.__setattr__(rollout, "received", data)
+    return rollout
 
 
 def _trajectory(data: bytes, parts: Any) -> Trajectory:
