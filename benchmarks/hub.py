@@ -4,8 +4,8 @@ The hub is a process on one core; a node and a trainer whose work costs nothing 
 other. Groups of 8 rollouts, 1,000 tokens each, in messages of up to 64 items.
 
 - `throughput`: as many rollouts as there can be, or `--rate`, with each kind of journal.
-- `many`: the same from 64 nodes with 2 rollouts per message and from 256 with one, each on a
-  connection of its own.
+- `many`: the same from 64 and 256 nodes with 2 rollouts per message and from 256 with one, each on
+  a connection of its own.
 - `callbacks`: the same, with a look at every callback of the hub's event loop: its thread's CPU.
 - `handover`: 256 rollouts of 4,000 tokens, from the last one until the trainer has parsed all.
 - `flood`: a node that ignores its credit and sends for ever, while the trainer stands still; then
@@ -42,7 +42,7 @@ BARS: Final = {
     "lost": 0,
 }
 ROWS: Final = ("throughput", "many", "callbacks", "handover", "flood")
-MANY: Final = ((64, 2), (256, 1))
+MANY: Final = ((64, 2), (256, 2), (256, 1))
 _STALE: Final[dict[str, Any]] = {"max_staleness": 8}
 
 Measure = Callable[[HubProcess], Awaitable[Row]]

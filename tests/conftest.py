@@ -31,13 +31,13 @@ from astraflow.wire.dataflow import (
     encode_pool_membership,
     encode_task_cancellation,
     encode_trainer_registration,
+    write_batch_part,
 )
 from astraflow.wire.rollout import (
     decode_rollout,
     decode_task_result,
     encode_batch_header,
     encode_end_of_data,
-    fill_batch_part,
 )
 from astraflow.wire.tasks import encode_rollout_task
 from astraflow.wire.versions import decode_version_info, decode_version_report, encode_version_info
@@ -368,8 +368,8 @@ def _held(request, kind, told):
 def _batch_messages(header, parts):
     messages = [trainer_service_pb2.StreamBatchesResponse(header=encode_batch_header(header))]
     for part in parts:
-        messages.append(trainer_service_pb2.StreamBatchesResponse())
-        fill_batch_part(messages[-1].part, part)
+        message = write_batch_part(part)
+        messages.append(trainer_service_pb2.StreamBatchesResponse.FromString(message))
     return messages
 
 

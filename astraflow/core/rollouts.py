@@ -394,6 +394,8 @@ class Rollout:
         start_time: When the workflow began.
         finish_time: When it ended.
         traceparent: W3C trace context.
+        received: The message that it came in, which says the same; None: it came in none that can
+            be kept. A copy with other values has none.
     """
 
     rollout_id: RolloutId
@@ -410,6 +412,7 @@ class Rollout:
     start_time: datetime | None = None
     finish_time: datetime | None = None
     traceparent: str = ""
+    received: bytes | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         outcome, is_whole = self.outcome, self.outcome in (Outcome.SCORED, Outcome.TRUNCATED)

@@ -35,12 +35,16 @@ _POLL_S: Final = 0.5
 
 _ERROR_NBYTES: Final = 4000
 
-# A snapshot is begun when to replay what came since the last one takes so long: with what comes
-# while it is made, and with the start of a process, a hub serves again within five seconds.
+# A snapshot is begun when to decide what came since the last one took so long; to replay that takes
+# about twice as long. With what comes while it is made, and with the start of a process, a hub
+# serves again within five seconds.
 _REPLAY_S: Final = 0.5
 
 # Gigabytes take a minute; who takes longer waits for what never comes.
 _LIMIT_S: Final = 600.0
+
+# Where they share a core the hub has nine tenths of it.
+_NICE: Final = 10
 
 
 async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
@@ -238,6 +242,8 @@ def _work_and_exit(work: Callable[[Callable[[], bool]], None], answer: int, orde
     try:
         # What garbage there is dies with this process.
         gc.disable()
+        # Members wait for the hub, and nobody for this.
+        os.nice(_NICE)
         signal.set_wakeup_fd(-1)
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)

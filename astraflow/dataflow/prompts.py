@@ -1,9 +1,8 @@
 """Prompts: reads the data sets of a recipe as the run asks for them, pass after pass."""
 
 import asyncio
-from collections import deque
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count, islice
 from pathlib import Path
 
 import structlog
@@ -34,16 +33,23 @@ class PromptSource:
                 f"data set {name} has no rows; look at its path, limit and max_prompt_chars",
                 metadata={"field": f"data.{name}"},
             )
-        passes = range(epochs) if epochs is not None else count()
-        self._rows = (prompt for number in passes for prompt in reader.epoch(number))
+        self._reader = reader
+        self._epochs = epochs
+        self.skip(0)
 
     def skip(self, count: int) -> None:
-        """Pass over prompts that were drawn before."""
-        deque(islice(self._rows, count), maxlen=0)
+        """Begin after so many prompts, which were drawn before and are not read again."""
+        first, start = divmod(count, len(self._reader))
+        passes = itertools.count(first) if self._epochs is None else range(first, self._epochs)
+        self._rows = (
+            prompt
+            for number in passes
+            for prompt in self._reader.epoch(number, start=start if number == first else 0)
+        )
 
     def draw(self, count: int) -> tuple[Prompt, ...]:
         """Return the next prompts; fewer than asked for means that the last pass is through."""
-        return tuple(islice(self._rows, count))
+        return tuple(itertools.islice(self._rows, count))
 
 
 class DataSets:

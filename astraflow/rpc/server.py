@@ -64,9 +64,14 @@ class ErrorInterceptor(
         self._wrapped[method] = getattr(grpc, f"{kind}_rpc_method_handler")(
             _guarded(getattr(handler, kind), method),
             request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            response_serializer=_serializer(handler.response_serializer),
         )
         return self._wrapped[method]
+
+
+def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Have methods answer with bytes, too: a message that is serialized."""
+    return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
 def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:

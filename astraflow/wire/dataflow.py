@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
 
-from astraflow.core.batches import AckBatch, StreamBatches
+from astraflow.core.batches import AckBatch, BatchPart, StreamBatches
 from astraflow.core.members import (
     JoinPool,
     PoolMembership,
@@ -16,7 +16,15 @@ from astraflow.core.rollouts import ItemAck
 from astraflow.core.tasks import TaskCancellation, TaskCredit
 from astraflow.core.versions import WeightEndpoint
 from astraflow.wire.converters import FieldRule, converter, least
-from astraflow.wire.fields import decode_span, encode_span, invalid, required
+from astraflow.wire.fields import (
+    decode_span,
+    encode_span,
+    invalid,
+    message_field,
+    required,
+    tag_of,
+)
+from astraflow.wire.rollout import batch_part_pieces
 from astraflow_proto.dataflow.v1 import raas_service_pb2, trainer_service_pb2
 from astraflow_proto.weights.v1 import version_pb2
 
@@ -118,3 +126,11 @@ encode_ack_batch, decode_ack_batch = converter(
     wait_s=FieldRule(name="wait_duration", encode=_encode_seconds, decode=_decode_seconds),
     train_s=FieldRule(name="train_duration", encode=_encode_seconds, decode=_decode_seconds),
 )
+
+
+_PART_TAG = tag_of(trainer_service_pb2.StreamBatchesResponse, "part")
+
+
+def write_batch_part(part: BatchPart) -> bytes:
+    """Return a serialized StreamBatchesResponse with a part of a batch."""
+    return b"".join(message_field(_PART_TAG, batch_part_pieces(part)))

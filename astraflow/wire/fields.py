@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from math import prod
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
@@ -236,3 +236,31 @@ def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.nd
     if dtype is Dtype.BOOL and data.translate(None, b"\0\1"):
         raise invalid(field, _NO_BOOL)
     return np.frombuffer(data, numpy)
+
+
+# Bytes with their length before them, and four bytes; all else is none of what is written here.
+_WIRE_TYPES: Mapping[int, int] = {
+    FieldDescriptor.TYPE_MESSAGE: 2,
+    FieldDescriptor.TYPE_FIXED32: 5,
+}
+
+
+def tag_of(message: type[Message], name: str) -> bytes:
+    """Return what goes before a field in a serialized message."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return _varint(field.number << 3 | _WIRE_TYPES[field.type])
+
+
+def message_field(tag: bytes, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return a field that is a message, in pieces: it is serialized by joining them."""
+    return [tag, _varint(sum(map(len, pieces))), *pieces]
+
+
+def _varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

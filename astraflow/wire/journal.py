@@ -17,7 +17,8 @@ from astraflow.core.requests import REQUESTS
 from astraflow.core.tasks import TaskCredit
 from astraflow.wire import dataflow, tasks
 from astraflow.wire.converters import FieldRule, converter
-from astraflow.wire.fields import decode_time, set_time
+from astraflow.wire.fields import decode_time, message_field, set_time, tag_of
+from astraflow.wire.rollout import decode_rollout
 from astraflow_proto.journal.v1 import record_pb2 as pb
 
 
@@ -136,9 +137,8 @@ def record_bytes(
     # Fields of a message may follow each other in pieces.
     head = _head(time, goes_on)
     if received is not None and isinstance(entry, ev.RolloutArrived):
-        member, length = _member(entry.member_id), _varint(len(received))
-        arrived = _varint(len(member) + len(_ROLLOUT_TAG) + len(length) + len(received))
-        return b"".join((head, _ARRIVED_TAG, arrived, member, _ROLLOUT_TAG, length, received))
+        arrived = [_member(entry.member_id), *message_field(_ROLLOUT_TAG, [received])]
+        return b"".join((head, *message_field(_ARRIVED_TAG, arrived)))
     field, encode = _ENCODERS[type(entry)]
     record = pb.Record()
     getattr(record, field).CopyFrom(encode(entry))
@@ -157,27 +157,9 @@ def _member(member_id: MemberId) -> bytes:
     return pb.RolloutArrived(member_id=member_id).SerializeToString()
 
 
-def _varint(value: int) -> bytes:
-    """Return a number as protobuf writes it."""
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
-
-
-# Of protobuf: bytes with their length before them, and four bytes.
-_DELIMITED, _FIXED32 = 2, 5
-
-_ARRIVED_TAG, _ROLLOUT_TAG, _DECISION_TAG = (
-    _varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | wire_type)
-    for message, name, wire_type in (
-        (pb.Record, "rollout_arrived", _DELIMITED),
-        (pb.RolloutArrived, "rollout", _DELIMITED),
-        (pb.Record, "decision", _FIXED32),
-    )
-)
+_ARRIVED_TAG = tag_of(pb.Record, "rollout_arrived")
+_ROLLOUT_TAG = tag_of(pb.RolloutArrived, "rollout")
+_DECISION_TAG = tag_of(pb.Record, "decision")
 
 
 def with_decision(record: bytes, digest: int) -> bytes:
@@ -226,6 +208,15 @@ def read_record(data: bytes) -> JournalRecord:
         ) from error
 
 
+_encode_arrived, _ = converter(ev.RolloutArrived, pb.RolloutArrived)
+
+
+def _decode_arrived(message: pb.RolloutArrived) -> ev.RolloutArrived:
+    return ev.RolloutArrived(
+        member_id=MemberId(message.member_id), rollout=decode_rollout(message.rollout)
+    )
+
+
 _FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     RunOpened: converter(RunOpened, pb.RunOpened),
     ev.HubRestarted: converter(ev.HubRestarted, pb.HubRestarted),
@@ -236,7 +227,7 @@ _FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]
     ev.MemberLeft: converter(ev.MemberLeft, pb.SessionLeft),
     TaskCredit: (_encode_credit, _decode_credit),
     ev.TaskNacked: converter(ev.TaskNacked, pb.TaskNacked),
-    ev.RolloutArrived: converter(ev.RolloutArrived, pb.RolloutArrived),
+    ev.RolloutArrived: (_encode_arrived, _decode_arrived),
     ev.RolloutRepeated: converter(ev.RolloutRepeated, pb.RolloutRepeated),
     ev.TaskFinished: converter(ev.TaskFinished, pb.TaskFinished),
     StreamBatches: (_encode_stream, _decode_stream),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -32,8 +32,10 @@ from astraflow.wire.fields import (
     decode_vector,
     fill_tensor,
     invalid,
+    message_field,
     moment_of,
     required,
+    tag_of,
 )
 from astraflow.wire.tasks import read_sampling, write_sampling
 from astraflow_proto.rollout.v1 import (
@@ -232,7 +234,7 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
     """Return what `scan` found."""
     name, task, group, index, outcome, reward, reward_parts, digest, trajectories = parts[:9]
     metrics, start_time, finish_time, traceparent = parts[9:]
-    return Rollout(
+    rollout = Rollout(
         rollout_id=RolloutId(name or required(name, "rollout_id")),
         task_id=TaskId(task or required(task, "task_id")),
         group_id=GroupId(group or required(group, "group_id")),
@@ -247,6 +249,8 @@ def _rollout(data: bytes, parts: Any) -> Rollout:
         finish_time=None if finish_time is None else moment_of(*finish_time),
         traceparent=traceparent or "",
     )
+    object.__setattr__(rollout, "received", data)
+    return rollout
 
 
 def _trajectory(data: bytes, parts: Any) -> Trajectory:
@@ -317,19 +321,6 @@ encode_batch_header, decode_batch_header = converter(
 )
 
 
-def _fill_source(message: batch_pb2.RowSource, source: RowSource) -> None:
-    received = source.trajectory.received
-    if received is None:
-        _fill_trajectory(message.trajectory, source.trajectory)
-    else:
-        # It reads any buffer; its stubs know bytes alone.
-        message.trajectory.MergeFromString(cast("bytes", received))
-    message.advantage = source.advantage
-    message.masked = source.is_masked
-    if source.loss_weight is not None:
-        message.loss_weight = source.loss_weight
-
-
 def _decode_source(message: batch_pb2.RowSource) -> RowSource:
     return RowSource(
         trajectory=decode_trajectory(message.trajectory),
@@ -339,16 +330,33 @@ def _decode_source(message: batch_pb2.RowSource) -> RowSource:
     )
 
 
-def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
-    """Fill an empty BatchPart in place: megabytes are not copied from message to message."""
-    message.batch_id = part.batch_id
-    message.index = part.index
+_SOURCE_TAG = tag_of(batch_pb2.BatchPart, "sources")
+_TRAJECTORY_TAG = tag_of(batch_pb2.RowSource, "trajectory")
+
+
+def batch_part_pieces(part: BatchPart) -> list[bytes | memoryview]:
+    """Return a serialized BatchPart in pieces: megabytes that came so are not read again."""
+    message = batch_pb2.BatchPart(
+        batch_id=part.batch_id,
+        index=part.index,
+        trajectory_ids=part.trajectory_ids,
+        rollout_ids=part.rollout_ids,
+    )
     fill_tensor(message.row_offsets, part.row_offsets)
-    message.trajectory_ids.extend(part.trajectory_ids)
-    message.rollout_ids.extend(part.rollout_ids)
     fill_columns(message.columns, part.columns)
+    pieces: list[bytes | memoryview] = [message.SerializeToString()]
     for source in part.sources:
-        _fill_source(message.sources.add(), source)
+        pieces += message_field(_SOURCE_TAG, _source_pieces(source))
+    return pieces
+
+
+def _source_pieces(source: RowSource) -> list[bytes | memoryview]:
+    trajectory = source.trajectory
+    said = trajectory.received or encode_trajectory(trajectory).SerializeToString()
+    rest = batch_pb2.RowSource(
+        advantage=source.advantage, masked=source.is_masked, loss_weight=source.loss_weight
+    )
+    return [*message_field(_TRAJECTORY_TAG, [said]), rest.SerializeToString()]
 
 
 def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:

@@ -1,8 +1,9 @@
 """astraflow.journal.v1, snapshots: the state of a run as a graph of plain values.
 
 Any object of the named modules is written by its attributes, so that a new rule of the hub needs
-nothing here. Objects that are shared stay shared. No code is read back: a class is looked up
-among those modules, and never called.
+nothing here; a rollout as the message that it came in, which is most of a state. Objects that are
+shared stay shared. No code is read back: a class is looked up among those modules, and never
+called.
 
 A later release reads it as far as it can be sure: a class that moved to another module is found by
 its name, one that got another name by `RENAMED`, a new field of a dataclass has its default.
@@ -27,7 +28,10 @@ from google.protobuf.message import DecodeError
 from astraflow import __version__
 from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import Rollout
+from astraflow.wire.rollout import decode_rollout
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
+from astraflow_proto.rollout.v1 import rollout_pb2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -64,7 +68,9 @@ RENAMED: Mapping[str, str] = {
 }
 """Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""
 
-LEFT_OUT = frozenset({"astraflow.core.rollouts:Trajectory.received"})
+LEFT_OUT = frozenset(
+    {"astraflow.core.rollouts:Rollout.received", "astraflow.core.rollouts:Trajectory.received"}
+)
 """Attributes, as in RENAMED, that say again what others do; they have their defaults once read."""
 
 # A class, the attributes that its nodes have, and what makes the others.
@@ -111,6 +117,8 @@ class _Writer:
         self._numbers: dict[int, int] = {}
         self._texts: dict[str, pb.Value] = {}
         self._classes: dict[type[Any], tuple[str, list[str]]] = {}
+        # Trajectories by identity, and their places in rollouts that are written as messages.
+        self._parts: dict[int, tuple[Rollout, int]] = {}
         # Whoever is written must live until the end: numbers go by identity.
         self._kept: list[object] = []
 
@@ -169,6 +177,13 @@ class _Writer:
             return "array", (), _array_parts(thing)
         if kind is int:
             return "int", (), (str(thing),)
+        if id(thing) in self._parts:
+            return "trajectory", (), self._parts[id(thing)]
+        if kind is Rollout and thing.received is not None:
+            trajectories = {id(each): (thing, at) for at, each in enumerate(thing.trajectories)}
+            if self._numbers.keys().isdisjoint(trajectories):
+                self._parts |= trajectories
+                return "rollout", (), (thing.received,)
         return self._of_ours(thing)
 
     def _of_ours(self, thing: Any) -> _Apart:
@@ -368,5 +383,7 @@ _BUILT: Mapping[str, Callable[[list[Any]], Any]] = {
     "time": lambda values: _EPOCH + values[0] * _MICROSECOND,
     "span": lambda values: values[0] * _MICROSECOND,
     "array": _array,
+    "rollout": lambda values: decode_rollout(rollout_pb2.Rollout.FromString(values[0]), values[0]),
+    "trajectory": lambda values: values[0].trajectories[values[1]],
     "int": lambda values: int(values[0]),
 }

@@ -317,9 +317,15 @@ class DataSetReader:
                 fields, blobs = _split(row)
                 yield Prompt(prompt_id=ids[index], data_set=self.name, fields=fields, blobs=blobs)
 
-    def epoch(self, number: int) -> Iterator[Prompt]:
-        """Yield every prompt once; the order is the same whenever it is asked for."""
-        return (self.prompt(index, epoch=number) for index in self._order(number).tolist())
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[Prompt]:
+        """Yield every prompt once; the order is the same whenever it is asked for.
+
+        Args:
+            number: Of the pass, from 0.
+            start: Prompts at its beginning that are passed over; they are not read.
+        """
+        order = self._order(number)[start:].tolist()
+        return (self.prompt(index, epoch=number) for index in order)
 
     def _order(self, number: int) -> np.ndarray:
         """Return i64[n], the order of one pass."""

@@ -9,15 +9,13 @@ from astraflow.conformance.trainer import require_same_rows
 from astraflow.core.packing import Share, laid_out
 from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
 from astraflow.core.samples import AcceptedRollout, sample_of
-from astraflow.wire.rollout import fill_batch_part
+from astraflow.wire.rollout import batch_part_pieces
 from astraflow_proto.rollout.v1 import batch_pb2
 from made_up import made_up_trajectory
 
 
 def encoded(part):
-    message = batch_pb2.BatchPart()
-    fill_batch_part(message, part)
-    return message
+    return batch_pb2.BatchPart.FromString(b"".join(batch_part_pieces(part)))
 
 
 def test_a_column_that_differs_from_its_sources_is_told():

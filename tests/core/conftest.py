@@ -491,7 +491,8 @@ def _is_frozen(kind):
 @cache
 def _slots(kind):
     slots = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
-    return tuple(dict.fromkeys(slots))
+    # The message that something came in says what the others do.
+    return tuple(name for name in dict.fromkeys(slots) if name != "received")
 
 
 def _parts(thing, seen):

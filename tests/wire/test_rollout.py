@@ -19,10 +19,10 @@ from astraflow.wire import rollout as rollout_module
 from astraflow.wire._rollouts import scan
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import (
+    batch_part_pieces,
     decode_rollout,
     decode_trajectory,
     encode_rollout,
-    fill_batch_part,
 )
 from astraflow_proto.rollout.v1 import batch_pb2, column_pb2, rollout_pb2, trajectory_pb2
 
@@ -215,8 +215,7 @@ def _passed_on(trajectory: Trajectory) -> bytes:
         columns={},
         sources=(source,),
     )
-    message = batch_pb2.BatchPart()
-    fill_batch_part(message, part)
+    message = batch_pb2.BatchPart.FromString(b"".join(batch_part_pieces(part)))
     return message.sources[0].trajectory.SerializeToString()
 
 

@@ -309,8 +309,8 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
     if is_dataclass(left):
-        # The arrays of a trajectory may be elsewhere.
-        names = [field.name for field in fields(left) if hasattr(left, field.name)]
+        # The arrays of a trajectory may be elsewhere, and a value has come in a message or not.
+        names = [f.name for f in fields(left) if hasattr(left, f.name) and f.name != "received"]
         return type(left) is type(right) and all(
             same(getattr(left, name), getattr(right, name)) for name in names
         )

@@ -1,6 +1,6 @@
 """A later release reads a snapshot as far as it can be sure, and refuses the rest by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -87,15 +87,20 @@ def test_a_field_that_is_new_has_its_default():
     assert read == span
 
 
-def test_a_trajectory_is_kept_without_the_message_that_it_came_in():
-    made = Trajectory(
-        trajectory_id="t1",
-        policy_id="solver",
-        tokens=np.array([5, 6, 7], np.int32),
-        sampled_mask=np.array([False, True, True]),
-        logprobs=np.array([0, -1, -2], np.float32),
-        version_spans=(VersionSpan(version=3, length=2),),
-        finish_reason=FinishReason.STOP,
+@pytest.fixture
+def came():
+    """A rollout that came in a message."""
+    first, second = (
+        Trajectory(
+            trajectory_id=name,
+            policy_id="solver",
+            tokens=np.array([5, 6, 7], np.int32),
+            sampled_mask=np.array([False, True, True]),
+            logprobs=np.array([0, -1, -2], np.float32),
+            version_spans=(VersionSpan(version=3, length=2),),
+            finish_reason=FinishReason.STOP,
+        )
+        for name in ("t1", "t2")
     )
     rollout = Rollout(
         rollout_id="r1",
@@ -104,13 +109,36 @@ def test_a_trajectory_is_kept_without_the_message_that_it_came_in():
         sample_index=0,
         outcome=Outcome.SCORED,
         reward=1.0,
-        trajectories=(made,),
+        trajectories=(first, second),
     )
-    came = decode_rollout(encode_rollout(rollout))
-    assert came.trajectories[0].received is not None
-    read, _ = load_state(dump_state(came, position=0, modules=OURS), modules=OURS)
-    assert read.trajectories[0].received is None
-    assert encode_rollout(read) == encode_rollout(rollout)
+    return decode_rollout(encode_rollout(rollout))
+
+
+def read_again(thing):
+    return load_state(dump_state(thing, position=0, modules=OURS), modules=OURS)[0]
+
+
+def test_a_rollout_is_kept_as_the_message_that_it_came_in(came):
+    assert came.received is not None
+    rollout, again, trajectory = read_again((came, came, came.trajectories[1]))
+    assert again is rollout
+    assert trajectory is rollout.trajectories[1]
+    assert rollout.received == came.received
+    assert trajectory.received == came.trajectories[1].received
+
+
+def test_a_trajectory_that_comes_before_its_rollout_is_shared_with_it_too(came):
+    trajectory, rollout = read_again((came.trajectories[1], came))
+    assert trajectory is rollout.trajectories[1]
+    assert encode_rollout(rollout) == encode_rollout(came)
+
+
+def test_a_rollout_with_other_values_is_kept_with_these(came):
+    changed = replace(came, reward=0.5)
+    read = read_again(changed)
+    assert read.reward == 0.5
+    assert read.received is read.trajectories[0].received is None
+    assert encode_rollout(read) == encode_rollout(changed)
 
 
 @dataclass

@@ -257,9 +257,7 @@ class MemberServicer:
             if not has_sources:
                 # Takes some milliseconds.
                 made = await asyncio.to_thread(laid_out, part, batch.header.policy_ids)
-            message = trainer_pb.StreamBatchesResponse()
-            rollout.fill_batch_part(message.part, made)
-            await context.write(message)
+            await context.write(wire.write_batch_part(made))
 
 
 def _load(request: session_pb.KeepAliveRequest) -> RaasLoad | TrainerLoad | None:
