@@ -1,6 +1,7 @@
 """Snapshots are written by forks of the hub, which goes on meanwhile; a fork may fail or die."""
 
 import asyncio
+import os
 
 import psutil
 import pytest
@@ -105,6 +106,24 @@ async def test_one_that_is_killed_is_followed_by_another(hub, compaction, point,
     assert logs[-1]["why"] == "exit code -9"
     assert hub.run_dir.snapshot.exists() is is_written
     assert await compaction.write() == hub.hub.commits.position
+
+
+async def test_one_leaves_the_core_to_the_hub_unless_the_one_before_had_none(
+    hub, compaction, tmp_path, monkeypatch
+):
+    dump, seen = Replica.dump, tmp_path / "seen"
+
+    def dump_and_tell(replica):
+        with seen.open("a") as file:
+            file.write(f"{os.nice(0)} ")
+        return dump(replica)
+
+    monkeypatch.setattr(Replica, "dump", dump_and_tell)
+    own = os.nice(0)
+    for limit_s in (60.0, 0.0, 60.0, 60.0):
+        monkeypatch.setattr("astraflow.dataflow.compaction._STARVED_S", limit_s)
+        await compaction.write()
+    assert [*map(int, seen.read_text().split())] == [19, 19, own, 19]
 
 
 async def test_a_fork_holds_nothing_of_the_hub_and_ends_with_it(hub, tmp_path):
