@@ -35,12 +35,13 @@ _QUICK = "another language in place of Python; tests/docs/test_quickstart.py, ma
 _STANDBY = "two hosts; tests/dataflow/test_takeover.py, marker postgres"
 _TINKER = "a model for GPUs; tests/tinker/test_cookbook.py, marker tinker"
 _VERIFIERS = "tests/workflows/agents/test_verifiers.py, marker verifiers"
+_SGLANG = "a server of gigabytes; tests/engines/served, marker sglang"
 _VLLM = "a server of gigabytes; tests/engines/served, marker vllm"
 ELSEWHERE = {
     ("README.md", "make test"): "what runs this",
-    ("README.md", "python3 -m venv vllm"): _VLLM,
-    ("README.md", "export ASTRAFLOW_VLLM_PYTHON"): _VLLM,
-    ("README.md", "astraflow run big-run/recipe.yaml\n"): "eight GPUs; tests/recipes checks the recipe",
+    ("README.md", "python3 -m venv sglang"): _SGLANG,
+    ("README.md", "export ASTRAFLOW_SGLANG_PYTHON"): _SGLANG,
+    ("README.md", "astraflow run big-run/recipe.yaml"): "eight GPUs and SGLang; tests/recipes checks the recipe",
     ("benchmarks/README.md", "sudo python"): "an emulated link; tests/benchmarks/test_long_way.py, marker root",
     ("docs/adapters.md", "ASTRAFLOW_VLLM_PYTHON"): _VLLM,
     ("docs/agents.md", "python -m venv my-venv"): _VERIFIERS,
@@ -170,7 +171,10 @@ def sets(recipe):
     policies = VARIANTS.get(recipe, ("solver",))
     folder = "math" if recipe.startswith("my-run/") else Path(recipe).parent.name
     short = [each.replace("solver", policy) for policy in policies for each in SHORT_SORT]
-    return shlex.join(each for key in SHORT.get(folder, short) for each in ("--set", key))
+    keys = SHORT.get(folder, short)
+    if recipe.startswith("my-run/"):
+        keys = [key.replace("../tools/", "../recipes/tools/") for key in keys]
+    return shlex.join(each for key in keys for each in ("--set", key))
 
 
 def shortened(command):
