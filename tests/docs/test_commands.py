@@ -126,7 +126,11 @@ SHORT_SORT = [
     "policies.solver.trainer.optimizer.decay=null",
     FEW,
 ]
-VARIANTS = {"recipes/sort-pair-lora.yaml": ("solver", "verifier")}
+VARIANTS = {
+    "recipes/sort-pair-lora.yaml": ("solver", "verifier"),
+    "recipes/preferences/cpu.yaml": ("sorter",),
+    "recipes/preferences/reward_model.yaml": ("judge",),
+}
 PORTS = re.compile(r"\b(7000|7070|7100|8000|19190)\b")
 SHELL = """set -eo pipefail -m
 pip() { if [ "$1$VIRTUAL_ENV" = install ]; then set -- "$@" --dry-run; fi; command pip "$@"; }
@@ -171,6 +175,9 @@ def sets(recipe):
     policies = VARIANTS.get(recipe, ("solver",))
     folder = "math" if recipe.startswith("my-run/") else Path(recipe).parent.name
     short = [each.replace("solver", policy) for policy in policies for each in SHORT_SORT]
+    if recipe == "recipes/preferences/reward_model.yaml":
+        # It is not evaluated.
+        short.remove(FEW)
     keys = SHORT.get(folder, short)
     if recipe.startswith("my-run/"):
         keys = [key.replace("../tools/", "../recipes/tools/") for key in keys]
