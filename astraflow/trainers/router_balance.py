@@ -31,17 +31,22 @@ def imbalance(scores: Tensor, chosen: Tensor) -> Tensor:
 
 
 class _ScoredTap(MixtureWatch):
-    """Tells its owner, while that records, what was chosen and of which scores."""
+    """Keeps what one layer chose and of which scores, while its owner records.
+
+    Attributes:
+        choices: Scores f[n, E] and experts i64[n, k]; one of each in a pass, as far as is known.
+    """
 
     def __init__(self, owner: "RouterBalance", mixture: Mixture) -> None:
         super().__init__(mixture)
+        self.choices: list[tuple[Tensor, Tensor]] = []
         self._owner = owner
 
     def is_needed(self) -> bool:
         return self._owner.is_recording
 
     def chosen(self, scores: Tensor, result: Any) -> Any:
-        self._owner.choices.append((scores, result[1]))
+        self.choices.append((scores, result[1]))
         return result
 
 
@@ -50,8 +55,7 @@ class RouterBalance:
 
     Attributes:
         is_on: Whether the recipe has such a loss.
-        is_recording: Whether what routers pick is kept, in
-        choices: Scores f[n, E] and experts i64[n, k], layer by layer.
+        is_recording: Whether what routers pick is kept.
     """
 
     def __init__(self, module: nn.Module, coefficient: float) -> None:
@@ -61,7 +65,6 @@ class RouterBalance:
             AstraflowError: INVALID_FIELD when the model has no routers.
         """
         self.is_on, self.is_recording = coefficient > 0, False
-        self.choices: list[tuple[Tensor, Tensor]] = []
         self._coefficient = coefficient
         self._name = type(module).__name__
         mixtures = mixtures_of(module) if self.is_on else ()
@@ -78,7 +81,8 @@ class RouterBalance:
     @contextmanager
     def recording(self) -> Generator[None]:
         """Keep what routers pick in a pass."""
-        self.choices.clear()
+        for each in self._taps:
+            each.choices.clear()
         self.is_recording = True
         try:
             yield
@@ -97,10 +101,12 @@ class RouterBalance:
         """
         if not share:
             return torch.zeros(()), 0.0
-        is_known = all(scores.requires_grad for scores, _ in self.choices)
-        if not is_known or len(self.choices) != len(self._taps):
-            raise self._unknown("chooses its experts in a way that is not known")
-        at = to_tensor(slots, self.choices[0][0].device)
-        found = share * torch.stack([imbalance(s[at], e[at]) for s, e in self.choices]).mean()
-        self.choices.clear()
+        layers: list[Tensor] = []
+        for each in self._taps:
+            if len(each.choices) != 1 or not each.choices[0][0].requires_grad:
+                raise self._unknown("chooses its experts in a way that is not known")
+            scores, picked = each.choices.pop()
+            at = to_tensor(slots, scores.device)
+            layers.append(imbalance(scores[at], picked[at]))
+        found = share * torch.stack(layers).mean()
         return self._coefficient * found, float(found.detach())

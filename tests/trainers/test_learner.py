@@ -315,6 +315,18 @@ def test_a_family_that_chooses_in_an_unknown_way_is_not_balanced():
         balance.loss(np.arange(12), share=1.0)
 
 
+def test_a_layer_that_chooses_twice_does_not_stand_for_one_that_does_not():
+    known = AutoConfig.for_model("mixtral")
+    fields = {key: value for key, value in TINY.items() if hasattr(known, key)}
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **fields))
+    balance = RouterBalance(module, 1.0)
+    module.model.layers[1] = module.model.layers[0]
+    with balance.recording():
+        module(input_ids=torch.arange(12)[None], use_cache=False)
+    with pytest.raises(AstraflowError, match="chooses its experts in a way that is not known"):
+        balance.loss(np.arange(12), share=1.0)
+
+
 TINY = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2),
