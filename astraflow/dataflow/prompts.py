@@ -35,10 +35,10 @@ class PromptSource:
             )
         self._reader = reader
         self._epochs = epochs
-        self.skip(0)
+        self.seek(0)
 
-    def skip(self, count: int) -> None:
-        """Begin after so many prompts, which were drawn before and are not read again."""
+    def seek(self, count: int) -> None:
+        """Go on after the first so many prompts, which are not read."""
         first, start = divmod(count, len(self._reader))
         passes = itertools.count(first) if self._epochs is None else range(first, self._epochs)
         self._rows = (

@@ -212,6 +212,7 @@ _encode_arrived, _ = converter(ev.RolloutArrived, pb.RolloutArrived)
 
 
 def _decode_arrived(message: pb.RolloutArrived) -> ev.RolloutArrived:
+    # With the message, which batches and snapshots pass on.
     return ev.RolloutArrived(
         member_id=MemberId(message.member_id), rollout=decode_rollout(message.rollout)
     )

@@ -38,13 +38,13 @@ def source(rows):
 def test_a_source_goes_on_after_what_was_drawn(source, count):
     whole = source().draw(20)
     again = source()
-    again.skip(count)
+    again.seek(count)
     assert again.draw(20 - count) == whole[count:]
 
 
 def test_what_was_drawn_before_is_not_read_again(source, rows):
     again = source()
-    again.skip(1_000_003)
+    again.seek(1_000_003)
     again.draw(2)
     assert len(rows.asked) == 2
 
@@ -52,5 +52,5 @@ def test_what_was_drawn_before_is_not_read_again(source, rows):
 @pytest.mark.parametrize(("count", "left"), [(4, 6), (10, 0), (12, 0)])
 def test_the_last_pass_ends_where_it_would_have(source, count, left):
     again = source(epochs=2)
-    again.skip(count)
+    again.seek(count)
     assert len(again.draw(100)) == left

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import IdGenerator, RunId
-from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
+from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
 from astraflow.wire.rollout import decode_rollout, encode_rollout
 from astraflow.wire.snapshot import RENAMED, dump_state, load_state
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
+from made_up import made_up_trajectory
 
 OURS = ("astraflow.core.",)
 
@@ -90,18 +90,8 @@ def test_a_field_that_is_new_has_its_default():
 @pytest.fixture
 def came():
     """A rollout that came in a message."""
-    first, second = (
-        Trajectory(
-            trajectory_id=name,
-            policy_id="solver",
-            tokens=np.array([5, 6, 7], np.int32),
-            sampled_mask=np.array([False, True, True]),
-            logprobs=np.array([0, -1, -2], np.float32),
-            version_spans=(VersionSpan(version=3, length=2),),
-            finish_reason=FinishReason.STOP,
-        )
-        for name in ("t1", "t2")
-    )
+    spans = (VersionSpan(version=3, length=2),)
+    trajectories = tuple(made_up_trajectory(name, "solver", spans) for name in ("t1", "t2"))
     rollout = Rollout(
         rollout_id="r1",
         task_id="k1",
@@ -109,7 +99,7 @@ def came():
         sample_index=0,
         outcome=Outcome.SCORED,
         reward=1.0,
-        trajectories=(first, second),
+        trajectories=trajectories,
     )
     return decode_rollout(encode_rollout(rollout))
 
