@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import signal
-import time
 import traceback
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -45,12 +44,9 @@ _REPLAY_S: Final = 0.5
 # Gigabytes take a minute; who takes longer waits for what never comes.
 _LIMIT_S: Final = 600.0
 
-# Members wait for the hub, and nobody for a snapshot: where they share a core the hub comes first.
-_NICE: Final = 19
-
-# After one that waited so long for its core the next one has a share of it: what comes meanwhile
-# has to be replayed, too.
-_STARVED_S: Final = 10.0
+# Members wait for the hub, and nobody for a snapshot; yet what comes meanwhile has to be replayed,
+# too: on a core that has no rest a snapshot gets a quarter of it.
+_NICE: Final = 5
 
 
 async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
@@ -107,7 +103,6 @@ class Compaction:
         self._run_dir = run_dir
         self._recipe = load_recipe(run_dir.recipe, ())
         self._took_s = 0.0
-        self._nice = _NICE
 
     async def run(self) -> None:
         """Let a snapshot take the place of records whenever enough of them have come, for ever.
@@ -136,20 +131,19 @@ class Compaction:
 
     async def write(self) -> int | None:
         """Have a snapshot of this moment written; return its position, None when that failed."""
-        commits, started = self._hub.commits, time.monotonic()
+        commits = self._hub.commits
         position, ticket = commits.position, commits.ticket
         why = f"it took more than {_LIMIT_S:.0f} s"
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(_LIMIT_S),
-                _Fork.begin(partial(self._write_here, position), nice=self._nice) as fork,
+                _Fork.begin(partial(self._write_here, position)) as fork,
             ):
                 if await fork.is_ready():
                     await commits.passed(ticket)
                     fork.go()
                 why = await fork.end()
                 self._took_s = fork.cpu_s
-        self._nice = _NICE if time.monotonic() - started < _STARVED_S else 0
         if why is not None:
             log.warning("journal: no snapshot; it keeps growing", why=why)
         return position if why is None else None
@@ -187,14 +181,11 @@ class _Fork:
 
     @classmethod
     @asynccontextmanager
-    async def begin(
-        cls, work: Callable[[Callable[[], bool]], None], *, nice: int = 0
-    ) -> AsyncGenerator[Self]:
+    async def begin(cls, work: Callable[[Callable[[], bool]], None]) -> AsyncGenerator[Self]:
         """Begin work in a copy that ends at the end of the context, if it has not yet.
 
         Args:
             work: Gets a call that returns whether to take the second step.
-            nice: How much less the copy's share of a core is to be than the hub's.
         """
         answers, answer = os.pipe()
         order, orders = os.pipe()
@@ -203,7 +194,7 @@ class _Fork:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if not pid:
-            _work_and_exit(work, answer, order, nice)
+            _work_and_exit(work, answer, order)
         os.close(answer)
         os.close(order)
         reader = asyncio.StreamReader()
@@ -248,14 +239,12 @@ _FAILED: Final = "!"
 _STDERR: Final = 2
 
 
-def _work_and_exit(
-    work: Callable[[Callable[[], bool]], None], answer: int, order: int, nice: int
-) -> NoReturn:
+def _work_and_exit(work: Callable[[Callable[[], bool]], None], answer: int, order: int) -> NoReturn:
     code = 1
     try:
         # What garbage there is dies with this process.
         gc.disable()
-        os.nice(nice)
+        os.nice(_NICE)
         signal.set_wakeup_fd(-1)
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)

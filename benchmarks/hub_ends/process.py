@@ -49,6 +49,12 @@ class HubProcess:
         return times.user + times.system
 
     @property
+    def snapshot_cpu_s(self) -> float:
+        """Seconds of CPU of the forks that have written snapshots so far."""
+        times = self.process.cpu_times()
+        return times.children_user + times.children_system
+
+    @property
     def written_nbytes(self) -> int:
         """Bytes sent to disks so far."""
         return self.process.io_counters().write_bytes
