@@ -10,8 +10,10 @@ times as many products a second on a Zen 5 core), in f32 as well and just as exa
 the bits of a row do not depend on how many others there are, as `embedded.shapes` needs it.
 """
 
+import copy
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,12 +78,19 @@ def read_causal_model(
     return module
 
 
-def make_causal_model(config: "PretrainedConfig", *, dtype: torch.dtype) -> torch.nn.Module:
-    """Make the module of a config, with random weights."""
+def make_causal_model(
+    config: "PretrainedConfig", *, dtype: torch.dtype, is_empty: bool = False
+) -> torch.nn.Module:
+    """Make the module of a config, with random weights; empty: with whatever memory holds."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+    from transformers.initialization import no_init_weights  # noqa: PLC0415
 
-    with _MODEL_LOCK:
-        return cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+    drawing = cast("Any", no_init_weights)() if is_empty else nullcontext()
+    with _MODEL_LOCK, drawing:
+        module = cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+    if is_empty:
+        module.tie_weights()
+    return module
 
 
 def _auto_class(*, makes_scores: bool) -> tuple[Any, dict[str, Any]]:
@@ -206,6 +215,47 @@ class _OnednnProduct(torch.autograd.Function):
             product(pulls.T, states.flatten(0, -2)) if wanted[1] else None,
             pulls.sum(0) if ctx.has_bias and wanted[2] else None,
         )
+
+
+class FusedRMSNorm(nn.Module):
+    """An RMS norm of transformers in one kernel: sums in f32, rounded once at the end."""
+
+    weight: Tensor
+    fused_eps: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return [..., n]."""
+        return functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.fused_eps)
+
+
+def fuse_norms(module: nn.Module) -> nn.Module:
+    """Let the RMS norms of a module be one kernel each, those that are the plain ones; return it.
+
+    On a GPU what transformers writes out reads and writes a layer's states six times over.
+    """
+    is_plain: dict[tuple[type[nn.Module], int], bool] = {}
+    for norm in module.modules():
+        kind, weight = type(norm), getattr(norm, "weight", None)
+        eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        if not kind.__name__.endswith("RMSNorm") or weight is None or not isinstance(eps, float):
+            continue
+        key = (kind, len(weight))
+        if key not in is_plain:
+            is_plain[key] = _is_plain_norm(norm, eps)
+        if is_plain[key]:
+            cast("Any", norm).__class__, cast("Any", norm).fused_eps = FusedRMSNorm, eps
+    return module
+
+
+def _is_plain_norm(norm: nn.Module, eps: float) -> bool:
+    """Whether a norm, some of which add one to their weight, says what torch's does."""
+    tried = copy.deepcopy(norm).to(device="cpu", dtype=torch.float32)
+    count = len(cast("Tensor", tried.weight))
+    weight, states = torch.linspace(0.5, 2, count), torch.arange(3.0 * count).sin().view(3, count)
+    cast("Tensor", tried.weight).data = weight
+    with torch.no_grad():
+        expected = functional.rms_norm(states, (count,), weight, eps)
+        return torch.allclose(tried(states), expected, rtol=1e-5, atol=1e-6)
 
 
 def _is_ours(left: Tensor, right: Tensor) -> bool:

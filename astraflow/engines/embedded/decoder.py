@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from math import lcm
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ _PROMPT_TOKENS_PER_STEP = 8192
 _MAX_DELAY_STEPS = 3
 
 _FULL_SHARE = 0.5
+
+_GPU_ROW_STEP = 16
 
 # A request that is watched, and i32[n] that it sampled since the last time.
 Shown = tuple[Request, np.ndarray]
@@ -325,7 +328,7 @@ class Decoder:
             return
         tokens = self._rows.tokens[row, :length]
         states = self._cache.states(slice(row, row + 1), length=length)
-        self._prefixes.keep(request.adapter, tokens, [state[0].clone() for state in states])
+        self._prefixes.keep(request.adapter, tokens, _copied(states))
 
     def _ids(self, rows: slice, length: int) -> np.ndarray:
         """Return the tokens of rows, i64[rows, length]; what follows the last means nothing."""
@@ -413,6 +416,14 @@ class Decoder:
         return torch.as_tensor(array, device=self._settings.device)
 
 
+def _copied(states: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return a copy of the states of one row, in one launch where all are of one shape."""
+    rows = [state[0] for state in states]
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows).unbind()
+    return [row.clone() for row in rows]
+
+
 def _failed(error: Exception) -> AstraflowError:
     if isinstance(error, AstraflowError):
         return error
@@ -473,6 +484,9 @@ def build_decoder_settings(
         AstraflowError: INVALID_FIELD when the settings do not fit.
     """
     device = device_of(settings.device)
+    if device.type == "cuda":
+        # Each number of rows has graphs of its own, and a GPU computes some more in the same time.
+        architecture = replace(architecture, row_step=lcm(architecture.row_step, _GPU_ROW_STEP))
     return DecoderSettings(
         architecture=architecture,
         max_batch=settings.max_batch,

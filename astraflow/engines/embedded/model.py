@@ -3,7 +3,8 @@
 For a small model the Python of its forward pass takes longer than the arithmetic, and holds the
 interpreter lock meanwhile. Where nothing in that Python depends on data, the step is recorded
 once by TorchScript, weights as inputs, and replayed for every row count, length and version.
-A recording is used only if its bits equal those of the module at another shape too.
+A recording is used only if its bits equal those of the module at another shape too. On a GPU, where
+hundreds of launches take longer than what they start, it is captured as a CUDA graph.
 """
 
 import copy
@@ -23,10 +24,12 @@ from transformers import AutoConfig, PretrainedConfig, masking_utils
 from transformers.cache_utils import Cache
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.embedded import attention
 from astraflow.engines.embedded.adapters import expect_rows
 from astraflow.engines.embedded.cache import PassLayer
+from astraflow.engines.embedded.graphs import StepGraphs
 from astraflow.engines.embedded.shapes import row_step
-from astraflow.engines.modules import make_causal_model, use_onednn
+from astraflow.engines.modules import fuse_norms, make_causal_model, use_onednn
 
 # Transformers 5.24 renamed the argument of all its models, and of what makes their masks.
 _MASK_INPUTS = inspect.signature(cast("Any", masking_utils).create_causal_mask).parameters
@@ -158,7 +161,11 @@ def build_module(
     config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> torch.nn.Module:
     """Make the module of a config; its weights mean nothing yet."""
-    module = use_onednn(make_causal_model(config, dtype=dtype))
+    module = use_onednn(make_causal_model(config, dtype=dtype, is_empty=True))
+    if device.type == "cuda":
+        # It takes a plan of its own, and a tenth of a second, for each number of rows and columns.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+        attention.adopt(fuse_norms(module))
     return module.to(device).eval().requires_grad_(requires_grad=False)
 
 
@@ -223,11 +230,17 @@ class Stepper:
         """Start with nothing recorded."""
         self._may_record = is_recordable
         self._recorded: Any = None
+        self._graphs = StepGraphs() if is_recordable else None
 
     @property
     def is_recorded(self) -> bool:
         """Whether steps are replayed."""
         return self._recorded is not None
+
+    @property
+    def graph_count(self) -> int:
+        """CUDA graphs that are kept."""
+        return self._graphs.count if self._graphs is not None else 0
 
     def run(
         self,
@@ -256,6 +269,12 @@ class Stepper:
         rows = torch.arange(len(ids), device=ids.device)
         taken = ids.new_empty(len(ids), 0) if shares is None else shares
         inputs = (ids, positions, rows, taken, *given, *states)
+        if self._graphs is not None and ids.is_cuda:
+            return self._graphs.run(
+                partial(_forward_rows, module, states, kinds),
+                (ids, positions, rows, taken, *given),
+                (*parameters, *states),
+            )
         if self._may_record:
             self._may_record = False
             self._recorded = _recorded(module, inputs, kinds)
@@ -344,6 +363,23 @@ def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -
         attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],
     )
     return logits[:, -1]
+
+
+def _forward_rows(
+    module: torch.nn.Module,
+    states: Sequence[torch.Tensor],
+    kinds: tuple[str, ...],
+    given: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Do a step in which every row attends to its own keys alone."""
+    rows = attention.DecodedRows(lengths=(given[1] + 1).int(), has_windows=_has_windows(module))
+    with rows.attending():
+        return _forward(module, (*given, *states), kinds)
+
+
+def _has_windows(module: torch.nn.Module) -> bool:
+    fields = cast("Any", module).config.get_text_config()
+    return getattr(fields, "sliding_window", None) is not None
 
 
 def _recorded(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> Any:

@@ -1,5 +1,6 @@
 """The recorded decode step: the bits of the model, whatever the shape and the weights."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,13 +17,17 @@ from transformers import (
     Qwen3Config,
 )
 
+from astraflow.engines.embedded import attention
 from astraflow.engines.embedded.model import (
     Architecture,
     StepMasks,
     Stepper,
+    build_module,
     read_architecture,
     twin_of,
 )
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 24,
@@ -59,8 +64,9 @@ def _module(config: Any, seed: int) -> torch.nn.Module:
 class _Rig:
     """Runs steps of an architecture on random states."""
 
-    def __init__(self, config: Any, stepper: Stepper) -> None:
+    def __init__(self, config: Any, stepper: Stepper, device: str = "cpu") -> None:
         self.config = config
+        self.device = device
         self.architecture: Architecture = read_architecture(config)
         self.masks = StepMasks(self.architecture, dtype=torch.float32)
         self.stepper = stepper
@@ -70,12 +76,12 @@ class _Rig:
         heads = getattr(self.config, "num_key_value_heads", self.config.num_attention_heads)
         shape = (rows, heads, columns, 8)
         count = 2 * self.architecture.layer_count
-        states = [torch.randn(shape, generator=draw) for _ in range(count)]
-        positions = torch.randint(0, columns, (rows,), generator=draw)
+        states = [torch.randn(shape, generator=draw).to(self.device) for _ in range(count)]
+        positions = torch.randint(0, columns, (rows,), generator=draw).to(self.device)
         logits = self.stepper.run(
             module,
             parameters=tuple(module.parameters()),
-            ids=torch.randint(0, 24, (rows,), generator=draw),
+            ids=torch.randint(0, 24, (rows,), generator=draw).to(self.device),
             positions=positions,
             masks=self.masks.of(positions[:, None], columns),
             states=states,
@@ -144,3 +150,88 @@ def test_a_recording_that_would_lie_is_not_used() -> None:
         logits = rig.step(module, 32, 16)[0]
         plain = _Rig(config, Stepper(is_recordable=False)).step(module.inner, 32, 16)[0]
         assert torch.equal(logits, plain + 1)
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_what_attends_by_rows_on_a_gpu_is_as_before_on_the_cpu(name: str) -> None:
+    config = copy.deepcopy(_CONFIGS[name])
+    plain, adopted = _module(config, 1), _module(config, 1)
+    attention.adopt(adopted)
+    rows = attention.DecodedRows(lengths=torch.ones(16, dtype=torch.int32), has_windows=True)
+    with torch.inference_mode(), rows.attending():
+        steps = [
+            _Rig(config, Stepper(is_recordable=False)).step(m, 16, 48) for m in (plain, adopted)
+        ]
+        tokens = torch.arange(20)[None]
+        assert torch.equal(plain(tokens).logits, adopted(tokens).logits)
+    assert all(torch.equal(a, b) for a, b in zip(*steps, strict=True))
+
+
+@pytest.mark.gpu
+@NEEDS_CUDA
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_a_step_that_attends_to_the_keys_of_each_row_says_what_one_under_a_mask_does(
+    name: str,
+) -> None:
+    config, draw = copy.deepcopy(_CONFIGS[name]), torch.Generator().manual_seed(0)
+    architecture = read_architecture(config)
+    module = build_module(config, dtype=torch.bfloat16, device=torch.device("cuda"))
+    module.load_state_dict(_module(config, 1).state_dict())
+    masks = StepMasks(architecture, dtype=torch.bfloat16)
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    positions = torch.randint(0, 48, (16,), generator=draw).cuda()
+    begun = [
+        torch.randn(20, heads, 64, 8, generator=draw, dtype=torch.bfloat16).cuda()
+        for _ in range(2 * architecture.layer_count)
+    ]
+    found = []
+    with torch.inference_mode():
+        for stepper in (Stepper(is_recordable=True), Stepper(is_recordable=False)):
+            logits = stepper.run(
+                module,
+                parameters=tuple(module.parameters()),
+                ids=torch.arange(16, device="cuda"),
+                positions=positions,
+                masks=masks.of(positions[:, None], 48),
+                states=[state.clone()[:16, :, :48] for state in begun],
+            )
+            found.append(logits.float())
+    assert (found[0] - found[1]).norm() < 0.03 * found[1].norm()
+
+
+@pytest.mark.gpu
+@NEEDS_CUDA
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_a_captured_step_has_the_bits_of_the_model(name: str) -> None:
+    config = _CONFIGS[name]
+    architecture = read_architecture(config)
+    stepper, module = Stepper(is_recordable=True), _module(config, 1).cuda()
+    other, parameters = _module(config, 2).cuda(), tuple(module.parameters())
+    masks = StepMasks(architecture, dtype=torch.float32)
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    begun = [torch.randn(16, heads, 48, 8).cuda() for _ in range(2 * architecture.layer_count)]
+
+    def steps(taken: Stepper) -> list[torch.Tensor]:
+        """Decode on, as an engine does: in one cache, at another place each time."""
+        states, found = [state.clone() for state in begun], []
+        for place in range(12):
+            positions = torch.full((16,), place, device="cuda")
+            found.append(
+                taken.run(
+                    module,
+                    parameters=parameters,
+                    ids=torch.arange(16, device="cuda") + place % 3,
+                    positions=positions,
+                    masks=masks.of(positions[:, None], 48),
+                    states=states,
+                ).clone()
+            )
+        return [*found, *states]
+
+    with torch.inference_mode():
+        for weights in (module, other):
+            for parameter, new in zip(parameters, list(weights.parameters()), strict=True):
+                parameter.data = new.data
+            ours, theirs = steps(stepper), steps(Stepper(is_recordable=False))
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert stepper.graph_count >= 2
