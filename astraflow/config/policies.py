@@ -223,11 +223,11 @@ class Fsdp(Strict):
     ranks weights are gathered among 8, and gradients are summed over both groups."""
     compute: Literal["auto", "f32", "bf16"] = "auto"
     """In which the blocks compute; master weights, sums of gradients, embeddings and the output
-    layer are f32, whose products are TF32 on a GPU beside bf16. auto: bf16 on a GPU, f32 on the
-    CPU."""
+    layer are f32. Beside bf16 the output layer of a GPU multiplies bf16 and sums in f32. auto: bf16
+    on a GPU, f32 on the CPU."""
     checkpointing: bool | None = None
     """Keep the inputs of blocks alone, and compute the rest again for the gradient. Unset: on a
-    GPU."""
+    GPU, but for passes of one rank that fit three quarters of its part of the memory."""
     offload: bool = False
     """Keep weights, gradients and optimizer on the host while they are not used; needs ranks."""
     context_parallel: int = Field(default=1, ge=1)

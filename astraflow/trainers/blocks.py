@@ -67,7 +67,7 @@ def require_shareable(module: nn.Module, key: str, count: int, why: Iterable[str
         )
 
 
-def prepare_blocks(module: nn.Module, settings: Fsdp) -> None:
+def prepare_blocks(module: nn.Module, settings: Fsdp, *, kept_tokens: int = 0) -> None:
     """Have the blocks of a model that is whole here compute as FSDP2 would have them.
 
     Master weights and their gradients stay f32: the copies in bf16 are there for one block at a
@@ -76,6 +76,7 @@ def prepare_blocks(module: nn.Module, settings: Fsdp) -> None:
     Args:
         module: A causal model of transformers, in f32.
         settings: As `resolved` returns them.
+        kept_tokens: Of the largest pass that is not computed again, though others are.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.
@@ -86,13 +87,24 @@ def prepare_blocks(module: nn.Module, settings: Fsdp) -> None:
         if settings.compute != "f32":
             _compute_in(block, COMPUTED[settings.compute], is_last=block is blocks[-1])
         if settings.checkpointing:
-            recompute(block)
+            recompute(block, kept_tokens=kept_tokens)
 
 
-def recompute(block: nn.Module) -> None:
-    """Have a block keep its inputs alone, and compute the rest again for its gradient."""
+def recompute(block: nn.Module, *, kept_tokens: int = 0) -> None:
+    """Have a block keep its inputs alone, and compute the rest again for its gradient.
+
+    Passes of up to `kept_tokens` tokens, padding among them, keep all.
+    """
     again: Callable[..., Any] = cast("Any", torch.utils.checkpoint).checkpoint
-    block.forward = partial(again, block.forward, use_reentrant=False, preserve_rng_state=False)
+    plain = block.forward
+
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if hidden_states[..., 0].numel() <= kept_tokens:
+            return plain(hidden_states, *args, **kwargs)
+        kwargs = {"use_reentrant": False, "preserve_rng_state": False, **kwargs}
+        return again(plain, hidden_states, *args, **kwargs)
+
+    block.forward = forward
 
 
 def _compute_in(block: nn.Module, dtype: torch.dtype, *, is_last: bool) -> None:

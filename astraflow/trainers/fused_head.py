@@ -9,12 +9,16 @@ in the array that the weight's gradient will take: as many tokens as a hidden st
 Tiles are as large as memory allows. Threads share each product and wait for each other after it,
 so the fewer products there are, the less is lost. Which tokens have their target in a tile is no
 question to the device: on a GPU nothing waits between the first tile and the last.
+
+Where a GPU's products of f32 may be TF32, they are of bf16 with sums in f32: half as long, and what
+samplers compute. Logits, softmax and gradients of the weight stay f32.
 """
 
 import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -86,6 +90,8 @@ class Tiles:
     Attributes:
         hidden: f[k, H], what the output layer reads.
         head: The output layer.
+        states: The same, as it is multiplied: rounded, perhaps.
+        weight: That of the output layer, likewise.
         kept: f[V, H], in which logits wait; None: all are made again.
         dtype: Of logits, and of all that is summed up: f32 where the rest is bf16.
         tokens: How they are cut up; those whose logits wait are the first tile.
@@ -102,6 +108,9 @@ class Tiles:
         """
         self.hidden = hidden
         self.head = head
+        is_rounded = _may_round(hidden, head.weight)
+        self.states = hidden.bfloat16() if is_rounded else hidden
+        self.weight = head.weight.detach().bfloat16() if is_rounded else head.weight
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         self.kept = torch.empty_like(head.weight) if _fits_logits(head) else None
         size, count = head.tiling.token_count, len(hidden)
@@ -114,13 +123,27 @@ class Tiles:
         most = _STRIP_ELEMENTS.get(hidden.device.type, rows * columns)
         self.strip_rows = min(rows, max(1, most // columns))
         self._strip = hidden.new_empty(self.strip_rows * columns, dtype=self.dtype)
+        self._rounded: Tensor | None = None
         self._banned = head.banned.to(hidden.device)
         self._banned_ids: list[int] = cast("Any", head.banned).tolist()
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether what is multiplied is of fewer bits than what was given."""
+        return self.states is not self.hidden
 
     def tile_buffer(self, tokens: slice, words: slice) -> Tensor:
         """Return the room of a tile, f[t, v]."""
         rows, columns = _size(tokens), _size(words)
         return self._tile[: rows * columns].view(rows, columns)
+
+    def slopes_buffer(self, tile: Tensor) -> Tensor:
+        """Return room for a tile in the type that it is multiplied in: the same, or another."""
+        if not self.is_rounded:
+            return tile
+        if self._rounded is None:
+            self._rounded = torch.empty_like(self._tile, dtype=self.states.dtype)
+        return self._rounded[: tile.numel()].view(tile.shape)
 
     def strip_buffer(self, strip: Tensor) -> Tensor:
         """Return room for as much as a strip."""
@@ -136,10 +159,11 @@ class Tiles:
     def make(self, tokens: slice, words: slice, into: Tensor) -> Tensor:
         """Make logits, f[t, v]."""
         head = self.head
-        if into.dtype == self.hidden.dtype:
-            multiply(self.hidden[tokens], head.weight[words].T, into)
+        left, right = self.states[tokens], self.weight[words].T
+        if into.dtype == left.dtype or self.is_rounded:
+            multiply(left, right, into)
         else:
-            into.copy_(self.hidden[tokens] @ head.weight[words].T)
+            into.copy_(left @ right)
         if head.bias is not None:
             into += head.bias[words]
         if head.temperatures is not None:
@@ -160,17 +184,34 @@ class Tiles:
 
 
 def multiply(left: Tensor, right: Tensor, into: Tensor, *, adds_up: bool = False) -> None:
-    """Put the product of two matrices of one type where there is room, or add it to what is there.
+    """Put the product of two matrices where there is room, or add it to what is there.
+
+    Matrices of another type than the sums are for a GPU: see `_may_round`.
 
     oneDNN has no way to write into a tile; that its product is copied costs less than it saves.
     """
-    if left.dtype == torch.float32 and left.device.type == "cpu" and onednn_is_faster():
+    if left.dtype != into.dtype:
+        wider: Any = {"out_dtype": into.dtype, "out": into}
+        _ = torch.addmm(into, left, right, **wider) if adds_up else torch.mm(left, right, **wider)
+    elif left.dtype == torch.float32 and left.device.type == "cpu" and onednn_is_faster():
         found = product(left, right)
         _ = into.add_(found) if adds_up else into.copy_(found)
     elif adds_up:
         into.addmm_(left, right)
     else:
         torch.mm(left, right, out=into)
+
+
+@cache
+def _sums_wider() -> bool:
+    """Whether this torch multiplies bf16 into f32 (torch 2.8)."""
+    return "dtype_out" in cast("Any", torch.ops.aten.addmm).overloads()
+
+
+def _may_round(hidden: Tensor, weight: Tensor) -> bool:
+    is_f32 = hidden.dtype == weight.dtype == torch.float32
+    may_be_tf32 = hidden.is_cuda and bool(torch.backends.cuda.matmul.allow_tf32)
+    return is_f32 and may_be_tf32 and _sums_wider()
 
 
 def cuts(count: int, size: int, *, start: int = 0) -> tuple[slice, ...]:
@@ -288,18 +329,21 @@ def _gradients(
         for tokens in tiles.tokens:
             tile, waiting = tiles.tile_buffer(tokens, words), tiles.waiting(kept, tokens, words)
             logits = tiles.make(tokens, words, tile) if waiting is None else waiting
-            torch.sub(logits, norms[tokens, None], out=tile).exp_().mul_(-scale[tokens])
+            torch.sub(logits, norms[tokens, None], out=tile).exp_()
             is_here, columns = tiles.targets(tokens, words)
-            tile.scatter_(1, columns, tile.gather(1, columns) + is_here * scale[tokens])
+            at_targets = scale[tokens] * (is_here.to(tile.dtype) - tile.gather(1, columns))
+            slopes = tiles.slopes_buffer(tile)
+            torch.mul(tile, -scale[tokens], out=slopes)
+            slopes.scatter_(1, columns, at_targets.to(slopes.dtype))
             if by_hidden is not None:
-                _add_product(by_hidden[tokens], tile, head.weight[words])
+                _add_product(by_hidden[tokens], slopes, tiles.weight[words])
             if sums is not None:
                 if is_new and tokens.start == 0:
                     # Not before: the tile's logits may have waited here.
                     sums.zero_()
-                _add_product(sums, tile.T, hidden[tokens])
+                _add_product(sums, slopes.T, tiles.states[tokens])
             if by_bias is not None:
-                by_bias[words] += tile.sum(0)
+                by_bias[words] += slopes.sum(0, dtype=by_bias.dtype)
         if by_weight is not None and sums is not None and sums.dtype != by_weight.dtype:
             by_weight[words] = sums
     return (
@@ -311,7 +355,7 @@ def _gradients(
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a product of matrices, in the type of the right one."""
-    if into.dtype == right.dtype:
+    if right.dtype in (into.dtype, left.dtype):
         multiply(left, right, into, adds_up=True)
     else:
         into += left.to(right.dtype) @ right

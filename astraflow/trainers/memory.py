@@ -1,12 +1,30 @@
-"""How much of a device's memory a step takes, by arithmetic: no device and no model is needed."""
+"""How much of a device's memory a step takes, by arithmetic, and what of one there is."""
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
+
+import torch
 
 from astraflow.config.policies import Fsdp
 
 _F32 = 4
+
+# Of what is ours: the allocator's gaps, the runtime, and what a step's arithmetic leaves out.
+_USABLE: Final = 0.75
+_FRACTION: Final = re.compile(r"per_process_memory_fraction:([0-9.]+)")
+
+
+def usable_nbytes(device: torch.device) -> int:
+    """Return how much of a GPU's memory a step may count on: of our part, or of what is free."""
+    free, total = torch.cuda.mem_get_info(device)
+    said = _FRACTION.search(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    ours = float(said[1]) * total if said else total
+    held = torch.cuda.memory_reserved(device)
+    return int(_USABLE * min(ours, free + held))
+
 
 # Of the logits of one tile, f32: the tile, a strip as large, and a product; `fused_head.Tiling`.
 _HEAD_NBYTES = 3 * 4096 * 8192 * _F32
@@ -133,6 +151,24 @@ class StepMemory:
             + (2 * block * size if is_cast and not is_shared else 0),
             head=(3 * tokens + shape.vocabulary) * shape.hidden * _F32 + _HEAD_NBYTES,
         )
+
+    @classmethod
+    def tokens_that_fit(cls, shape: ModelShape, fsdp: Fsdp, nbytes: int) -> int:
+        """Return of how many tokens a pass on one rank may be in so many bytes; 0: of none.
+
+        Example:
+            >>> qwen3 = ModelShape(
+            ...     layers=28, hidden=2048, intermediate=6144, heads=2048, kv_heads=1024,
+            ...     vocabulary=151_936, is_tied=True,
+            ... )  # fmt: skip
+            >>> settings = Fsdp(compute="bf16", checkpointing=False)
+            >>> StepMemory.tokens_that_fit(qwen3, settings, 60 << 30) // 1024
+            10
+        """
+        many = 1 << 20
+        none = cls.of(shape, fsdp, tokens=0).total
+        each = (cls.of(shape, fsdp, tokens=many).total - none) / many
+        return max(0, int((nbytes - none) / each))
 
     @property
     def total(self) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from itertools import groupby
 from typing import Any, Final, cast
 
@@ -67,18 +68,21 @@ class PackedRows:
         """Return f[1, T, heads, D] of f[1, heads, T, D] and f[1, key heads, T, D]."""
         if query.device.type == "cpu":
             return self._row_by_row(query, key, value, scale)
-        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - torch 2.10 has it
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - torch 2.11 has it
 
         width, longest = value.shape[-1], max(self.lengths)
         if rest := query.shape[-1] - width:
             # The kernel has one size for all three.
             value = functional.pad(value, [0, rest])
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        # Before torch 2.12 keys of fewer heads are taken without being asked for.
+        is_grouped = query.shape[1] != key.shape[1]
+        asked: Any = {"enable_gqa": True} if is_grouped and _asks_for_groups(varlen_attn) else {}
         found = varlen_attn(
             *(query, key, value, self.offsets, self.offsets, longest, longest),
             scale=scale,
             window_size=(-1 if self.window is None else self.window - 1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
+            **asked,
         )
         return cast("Tensor", found)[None, ..., :width]
 
@@ -112,6 +116,11 @@ class PackedRows:
         index = torch.arange(length, device=self.offsets.device)
         behind = index[:, None] - index
         return (behind >= 0) & (behind < self.window)
+
+
+@cache
+def _asks_for_groups(attend: Callable[..., Any]) -> bool:
+    return "enable_gqa" in signature(attend).parameters
 
 
 _LAID: ContextVar[PackedRows | None] = ContextVar("packed rows", default=None)

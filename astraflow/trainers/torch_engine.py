@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import UNROUTED
 from astraflow.core.tensors import Dtype
+from astraflow.engines.modules import fuse_norms
 from astraflow.trainers.blocks import prepare_blocks, resolved
 from astraflow.trainers.causal_model import (
     CausalModel,
@@ -28,6 +30,7 @@ from astraflow.trainers.critic import CriticLearner, valued
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import adapt, trained_parameters
 from astraflow.trainers.losses import divisor_of
+from astraflow.trainers.memory import ModelShape, StepMemory, usable_nbytes
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.model_files import on_host, write_model
 from astraflow.trainers.peers import ALONE, Peers, agreeing
@@ -271,5 +274,24 @@ class TorchEngine:
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep what this rank has of a model: alone, all of it."""
-        prepare_blocks(model.module, resolved(self._settings.fsdp, self._device))
+        if self._device.type == "cuda":
+            fuse_norms(model.module)
+        fsdp = resolved(self._settings.fsdp, self._device)
+        prepare_blocks(model.module, fsdp, kept_tokens=self._kept_tokens(model))
         return model
+
+    def _kept_tokens(self, model: CausalModel) -> int:
+        """Return up to which size passes are not computed again: what fits a GPU beside the rest.
+
+        None where the recipe decides, or the arithmetic does not know what is there besides.
+        """
+        settings = self._settings
+        is_known = not (settings.critic or settings.loss.has_reference or model.has_routers)
+        if self._device.type != "cuda" or settings.fsdp.checkpointing is not None or not is_known:
+            return 0
+        try:
+            shape = ModelShape.of(cast("Any", model.module).config.get_text_config().to_dict())
+        except KeyError:
+            return 0
+        plain = resolved(settings.fsdp.model_copy(update={"checkpointing": False}), self._device)
+        return StepMemory.tokens_that_fit(shape, plain, usable_nbytes(self._device))

@@ -156,3 +156,29 @@ def test_bf16_is_summed_in_f32():
     ):
         assert one.dtype is torch.bfloat16
         torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_multiplies_bf16_and_sums_in_f32(monkeypatch):
+    hidden, head = made(
+        torch.float64, bias=True, temperatures=True, banned=True, tokens=600, words=4000, width=256
+    )
+    # Logits of a few units, as those of models are.
+    head = replace(head, weight=(head.weight.detach() / 16).requires_grad_())
+    upstream = torch.randn(600, dtype=torch.float64)
+    wanted = outcome(plain, hidden, head, upstream)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    leaves = [each.detach().float().cuda().requires_grad_() for each in (hidden, head.weight)]
+    own = replace(
+        head,
+        weight=leaves[1],
+        bias=head.bias.detach().float().cuda().requires_grad_(),
+        targets=head.targets.cuda(),
+        temperatures=head.temperatures.float().cuda(),
+        tiling=Tiling(token_count=256, word_count=1024),
+    )
+    found = outcome(fused_logprobs, leaves[0], own, upstream.float().cuda())
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert (one.cpu() - other).norm() < 0.01 * other.norm()

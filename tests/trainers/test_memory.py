@@ -140,3 +140,15 @@ def test_what_is_not_cut_does_not_fit():
     plain = Fsdp(compute="f32", checkpointing=False)
     found = StepMemory.of(ModelShape.of(QWEN3), plain, tokens=8192)
     assert found.total > 60 * GIB
+
+
+@pytest.mark.parametrize(("kept_tokens", "passes"), [(0, 2), (63, 2), (64, 1)])
+def test_blocks_of_a_pass_that_fits_are_not_computed_again(make_model, kept_tokens, passes):
+    model = make_model()
+    calls = []
+    for block in model.module.model.layers:
+        block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    settings = Fsdp(compute="f32", checkpointing=True)
+    prepare_blocks(model.module, settings, kept_tokens=kept_tokens)
+    model.module(torch.zeros(4, 16, dtype=torch.long)).logits.sum().backward()
+    assert len(calls) == passes * len(model.module.model.layers)
