@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.codec.chunks import CHUNK_NBYTES, Runs
+from astraflow.codec.chunks import CHUNK_NBYTES, Encoding, Runs
 from astraflow.codec.encode import encode_patch, flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.layouts import WHOLE, Shard
+from astraflow.weights.publish import device as device_module
 from astraflow.weights.publish.device import DeviceExport, encode_patch_on_device
 from astraflow.weights.publish.publisher import WeightPublisher
 
@@ -49,7 +50,8 @@ def check(layout, base, target, device):
     runs, start = Runs(layout), StateDigest.of(layout, base)
     host = encode_patch(runs, flat_bits(target), flat_bits(base), start)
 
-    made = encode_patch_on_device(runs, on_device(target, device), on_device(base, device), start)
+    given = (runs, on_device(target, device), on_device(base, device), start)
+    made = encode_patch_on_device(*given, device=torch.device(device))
 
     assert content(made) == content(host)
     assert made.digest == host.digest
@@ -75,6 +77,31 @@ def test_several_ranges_are_as_on_the_host(device):
     target[:CHUNK_NBYTES] = base[:CHUNK_NBYTES]
 
     check(layout, base, target, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("most", [4 << 20, 1000])
+def test_a_span_of_ranges_that_change_more_and_less_is_as_on_the_host(device, most, monkeypatch):
+    monkeypatch.setattr(device_module, "_MOST_CHANGES", most)
+    monkeypatch.setattr(device_module, "_MOST_SPAN", 4 * CHUNK_NBYTES)
+    layout, base, target = draw(1, Dtype.BF16, 3 * CHUNK_NBYTES + 77, 0)
+    rng = np.random.default_rng(2)
+    bits = target.view(np.int16)
+    for at, share in enumerate((0.01, 0, 1e-6, 0.9, 0.001, 0.3)):
+        where = slice(at * CHUNK_NBYTES // 2, (at + 1) * CHUNK_NBYTES // 2)
+        bits[where] += (rng.random(CHUNK_NBYTES // 2) < share).astype(np.int16)
+    bits[-CHUNK_NBYTES // 2 :] = rng.integers(-(2**15), 2**15, CHUNK_NBYTES // 2)
+    runs, start = Runs(layout), StateDigest.of(layout, base)
+    host = encode_patch(runs, flat_bits(target), flat_bits(base), start)
+    given = (runs, on_device(target, device), on_device(base, device), start)
+    made = encode_patch_on_device(*given, device=torch.device(device))
+    assert content(made) == content(host)
+    assert made.digest == host.digest
+    assert {chunk.header.encoding for chunk in made.chunks} == {
+        Encoding.UNCHANGED,
+        Encoding.SPARSE_FAST,
+        Encoding.DENSE,
+    }
 
 
 LAYOUT = Layout.of(

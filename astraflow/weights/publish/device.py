@@ -1,20 +1,33 @@
 """The copy of a publisher where the weights are, and the codec's FAST profile by torch operations.
 
 What is compared never leaves the device: patches have the same bytes as those that are made on the
-host, and what crosses to the host are the streams of what changed; Zstandard packs them there.
+host, and what crosses to the host are the streams of what changed; Zstandard packs them there, in a
+thread, while the device goes on. Neighbouring ranges are compared together, as a span: a device is
+as long busy with a launch as with a megabyte. It takes up to a quarter of what is free meanwhile.
 
 Elements are tensors of signed integers of their size (`weights.view(torch.int16)` for bf16), of one
 byte `torch.uint8`.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 
-from astraflow.codec.chunks import Chunk, ChunkRange, Encoding, Runs, merge_unchanged, numbered
+from astraflow.codec.chunks import (
+    CHUNK_NBYTES,
+    Chunk,
+    ChunkRange,
+    Encoding,
+    Runs,
+    merge_unchanged,
+    numbered,
+)
 from astraflow.codec.encode import EncodedPatch, EncodedRange, RangeBits, fast_limit, fast_range
 from astraflow.codec.sparse_fast import ESCAPE, FastScan, Streams
 from astraflow.codec.state_digest import MIXING, StateDigest
@@ -22,7 +35,15 @@ from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.weights.publish.tensors import TORCH_NAMES, can_round, dtype_of, local_part
 
 DeviceBits = Callable[[ChunkRange], torch.Tensor]
-"""Gives the elements of a range: iN[element_count]."""
+"""Gives the elements of a range, or of neighbouring ones: iN[element_count]."""
+
+_LEAST_SPAN: Final = 64 << 20
+_MOST_SPAN: Final = 2 << 30
+# Of what is free of the device.
+_SPAN_SHARE: Final = 8
+
+# Of one scan, unless a range alone has more: it holds some 20 numbers of 8 bytes for each.
+_MOST_CHANGES: Final = 4 << 20
 
 _KINDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -54,23 +75,29 @@ class DeviceCopy:
                 self._bits(where).copy_(torch.as_tensor(bits))
 
     def encode(
-        self, target: DeviceBits, digest: StateDigest, *, made: Callable[[Chunk], None]
+        self,
+        target: DeviceBits,
+        digest: StateDigest,
+        *,
+        made: Callable[[Chunk], None],
     ) -> EncodedPatch:
         """Return the patch to the next version, and make it what is held.
 
         The target stays as it is until this returns; the digest is of what is held.
         """
         with self._beside():
-            encoded = encode_patch_on_device(self._part, target, self._bits, digest, made=made)
+            encoded = encode_patch_on_device(
+                self._part, target, self._bits, digest, device=self.device, made=made
+            )
             # Not before: what fails on the way leaves what is held as it was.
             changed = {
                 chunk.header.offset
                 for chunk in encoded.chunks
                 if chunk.header.encoding is not Encoding.UNCHANGED
             }
-            for where in self._part.ranges():
-                if where.offset in changed:
-                    self._bits(where).copy_(target(where))
+            for span in _spans(self._part, self.device):
+                if any(where.offset in changed for where in span):
+                    self._bits(_joined(span)).copy_(target(_joined(span)))
         return encoded
 
     def digest(self) -> StateDigest:
@@ -86,7 +113,8 @@ class DeviceCopy:
         return StateDigest(low & _MASK, high & _MASK)
 
     def _bits(self, where: ChunkRange) -> torch.Tensor:
-        return self._flat[self._part.place(where)].view(_KINDS[where.dtype.itemsize])
+        start = self._part.place(where).start
+        return self._flat[start : start + where.nbytes].view(_KINDS[where.dtype.itemsize])
 
     @contextmanager
     def _beside(self) -> Generator[None]:
@@ -124,22 +152,22 @@ class DeviceExport:
             self._flat[spec.name] = flat[first : first + piece.nbytes // spec.dtype.itemsize]
         self.device = devices.pop() if len(devices) == 1 else None
 
+    def _rounded(self, piece: Any, part: torch.Tensor) -> torch.dtype:
+        """Return the type in which a part is published."""
+        is_other = dtype_of(part) is not piece.dtype and can_round(part, piece.dtype)
+        return getattr(torch, TORCH_NAMES[piece.dtype]) if is_other else part.dtype
+
     def bits(self, where: ChunkRange) -> torch.Tensor:
         """Return the bits of a range, iN[element_count]: a view where it lies in one tensor."""
-        kind = _KINDS[where.dtype.itemsize]
-        room: torch.Tensor | None = None
-        for piece, here, of_piece in self._part.parts(where):
+        kind, parts = _KINDS[where.dtype.itemsize], list(self._part.parts(where))
+        if len(parts) == 1 and parts[0][1] == slice(0, where.element_count):
+            ((piece, _, of_piece),) = parts
             part = self._flat[piece.spec.name][of_piece]
-            if dtype_of(part) is not piece.dtype and can_round(part, piece.dtype):
-                part = part.to(getattr(torch, TORCH_NAMES[piece.dtype]))
-            found = part.view(kind)
-            if len(found) == where.element_count:
-                return found
-            if room is None:
-                room = torch.zeros(where.element_count, dtype=kind, device=found.device)
-            room[here] = found
-        if room is None:
-            raise AssertionError("no range lies between the tensors")
+            return part.to(self._rounded(piece, part)).view(kind)
+        room = torch.zeros(where.element_count, dtype=kind, device=self.device)
+        for piece, here, of_piece in parts:
+            part = self._flat[piece.spec.name][of_piece]
+            room[here].view(self._rounded(piece, part)).copy_(part)
         return room
 
 
@@ -149,6 +177,7 @@ def encode_patch_on_device(
     base: DeviceBits,
     digest: StateDigest,
     *,
+    device: torch.device,
     made: Callable[[Chunk], None] = lambda _: None,
 ) -> EncodedPatch:
     """Return what `codec.encode.encode_patch` returns, of bits on a device."""
@@ -156,8 +185,7 @@ def encode_patch_on_device(
 
     def chunks_of() -> Iterator[Chunk]:
         nonlocal low, high
-        for where in runs.ranges():
-            each = encode_range_on_device(where, target(where), base(where))
+        for each in _encoded(runs, target, base, device):
             low, high = low + each.low, high + each.high
             yield each.chunk
 
@@ -165,56 +193,189 @@ def encode_patch_on_device(
     return EncodedPatch(chunks=chunks, digest=digest.plus_sums(low, high))
 
 
-def encode_range_on_device(where: ChunkRange, new: torch.Tensor, old: torch.Tensor) -> EncodedRange:
-    """Return what `codec.encode.encode_fast` returns: iN[element_count] each."""
-    indices = (new != old).nonzero().reshape(-1)  # i64[n], rising, from the start of the range
+def _spans(runs: Runs, device: torch.device) -> Iterator[list[ChunkRange]]:
+    """Yield neighbouring ranges, all but the last as large as ranges are."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    most = min(_MOST_SPAN, max(_LEAST_SPAN, free // _SPAN_SHARE))
+    span: list[ChunkRange] = []
+    for where in runs.ranges():
+        is_next = span and (span[-1].end, span[-1].dtype) == (where.offset, where.dtype)
+        is_full = len(span) * CHUNK_NBYTES >= most
+        if span and (not is_next or is_full or span[-1].nbytes < CHUNK_NBYTES):
+            yield span
+            span = []
+        span.append(where)
+    if span:
+        yield span
+
+
+def _joined(span: Sequence[ChunkRange]) -> ChunkRange:
+    return replace(span[0], nbytes=span[-1].end - span[0].offset)
+
+
+def _encoded(
+    runs: Runs, target: DeviceBits, base: DeviceBits, device: torch.device
+) -> Iterator[EncodedRange]:
+    """Yield what `codec.encode.encode_fast` returns of each range; sums of a scan are its first's.
+
+    While a thread packs the streams of a span, the device scans the next one.
+    """
+    beside = _this_stream()
+
+    def packed(scanned: tuple[ChunkRange, FastScan, torch.Tensor]) -> EncodedRange:
+        where, found, new = scanned
+
+        def whole() -> bytes:
+            with beside():
+                return _to_array(new).tobytes()
+
+        return fast_range(where, found, whole)
+
+    # One: of many packets as small as a range's, more threads contend for the interpreter.
+    with ThreadPoolExecutor(1, "codec") as pool:
+        waiting: deque[Iterator[EncodedRange]] = deque()
+        for span in _spans(runs, device):
+            where = _joined(span)
+            waiting.append(pool.map(packed, _scans(span, target(where), base(where))))
+            if len(waiting) > 1:
+                yield from waiting.popleft()
+        for each in waiting:
+            yield from each
+
+
+def _scans(
+    span: Sequence[ChunkRange], new: torch.Tensor, old: torch.Tensor
+) -> Iterator[tuple[ChunkRange, FastScan, torch.Tensor]]:
+    """Yield each range of a span with what changed in it and its new elements, iN[n]."""
+    size = span[0].element_count
+    indices = (new != old).nonzero().reshape(-1)  # i64[n], rising, from the start of the span
+    starts = _numbers(torch.searchsorted(indices, _edges(span, new.device) * size))
+    first = 0
+    while first < len(span):
+        last = first + 1
+        while last < len(span) and starts[last + 1] - starts[first] <= _MOST_CHANGES:
+            last += 1
+        some, where = span[first:last], slice(first * size, last * size)
+        changed = indices[starts[first] : starts[last]] - where.start
+        found = _scan(some, changed, new[where], old[where])
+        yield from zip(some, found, _parts(new[where], size), strict=True)
+        first = last
+
+
+def _edges(span: Sequence[ChunkRange], device: torch.device) -> torch.Tensor:
+    return torch.arange(len(span) + 1, device=device)
+
+
+def _parts(elements: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+    return cast("Any", elements).split(size)
+
+
+def _numbers(values: torch.Tensor) -> Any:
+    """Return integers as lists."""
+    return cast("Any", values).tolist()
+
+
+def _scan(
+    span: Sequence[ChunkRange], indices: torch.Tensor, new: torch.Tensor, old: torch.Tensor
+) -> list[FastScan]:
+    """Return what changed in each range of a span, i64[n] of iN[m] and iN[m]."""
+    if not len(indices):
+        return [FastScan(changed_count=0, low=0, high=0, streams=None)] * len(span)
+    size = span[0].element_count
     before, values = old[indices], new[indices]  # iN[n]
     # What the change adds to the sums of the state digest, modulo 2^64.
-    offsets = (indices + where.first) * where.dtype.itemsize
+    offsets = (indices + span[0].first) * span[0].dtype.itemsize
     pairs = zip(_mixed(offsets, values), _mixed(offsets, before), strict=True)
-    low, high = (int((after - was).sum()) & _MASK for after, was in pairs)
-    streams = _streams(indices, before, values, fast_limit(where))
-    found = FastScan(changed_count=len(indices), low=low, high=high, streams=streams)
-    return fast_range(where, found, lambda: _to_bytes(new))
-
-
-def _streams(
-    indices: torch.Tensor, before: torch.Tensor, values: torch.Tensor, limit_nbytes: int
-) -> Streams | None:
+    sums = torch.stack([(after - was).sum() for after, was in pairs])
+    # Which range a change is in, and between which changes each range begins and ends.
+    of_range = indices // size
+    bounds = torch.searchsorted(of_range, _edges(span, new.device))
+    gaps, gap_ends = _encode_gaps(indices, of_range, size, new.numel())
     # Folded distances; those of 64 bits may look negative.
     spare = 64 - 8 * values.element_size()
     distance = (_ordered(values) - _ordered(before)) << spare >> spare
     less = ((distance << 1) ^ (distance >> 63)) - 1
     steps = _shifted(less, 1)
     marks = steps > 0
+    masks, mask_bounds = _packed_bits(torch.stack([less & 1, marks]), of_range, bounds)
     steps = steps[marks]
     is_far = steps >= ESCAPE
+    step_bounds = _from_zero(marks)[bounds]
     streams = (
-        _encode_gaps(indices),
-        _packed_bits(less & 1),
-        _packed_bits(marks.long()),
+        gaps,
+        *masks,
         torch.where(is_far, ESCAPE, steps).to(torch.uint8),
         steps[is_far].to(values.dtype),
     )
-    if sum(each.numel() * each.element_size() for each in streams) > limit_nbytes:
-        return None
-    return Streams(*map(_to_bytes, streams))
+    at = torch.stack(
+        [
+            bounds,
+            _from_zero(gap_ends, sums=False)[bounds],
+            mask_bounds,
+            step_bounds,
+            _from_zero(is_far)[step_bounds] * values.element_size(),
+        ]
+    )
+    low, high = (each & _MASK for each in _numbers(sums))
+    counts, *cuts = _numbers(at)
+    cuts.insert(1, cuts[1])
+    arrays = [_to_array(each).data for each in streams]
+    scans: list[FastScan] = []
+    for place, where in enumerate(span):
+        parts = (
+            array[cut[place] : cut[place + 1]] for array, cut in zip(arrays, cuts, strict=True)
+        )
+        found = Streams(*parts)
+        is_short = found.nbytes <= fast_limit(where)
+        scans.append(
+            FastScan(
+                changed_count=counts[place + 1] - counts[place],
+                low=0 if place else low,
+                high=0 if place else high,
+                streams=found if is_short else None,
+            )
+        )
+    return scans
 
 
-def _encode_gaps(indices: torch.Tensor) -> torch.Tensor:
-    gaps = torch.diff(indices, prepend=indices.new_full((1,), -1)) - 1
+def _encode_gaps(
+    indices: torch.Tensor, of_range: torch.Tensor, size: int, element_count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gaps of all ranges, u8, with room behind the last, and where each ends, i64[n]."""
+    before = torch.roll(indices, 1)
+    is_first = of_range != torch.roll(of_range, 1)
+    is_first[0] = True
+    gaps = torch.where(is_first, indices - of_range * size, indices - before - 1)
     full = gaps // ESCAPE
-    ends = torch.arange(len(gaps), device=gaps.device) + full.cumsum(0)
-    length = int(ends[-1]) + 1 if len(ends) else 0
-    stream = torch.full((length,), ESCAPE, dtype=torch.uint8, device=gaps.device)
-    stream[ends] = (gaps - full * ESCAPE).to(torch.uint8)
-    return stream
+    ends = torch.arange(1, len(gaps) + 1, device=gaps.device) + full.cumsum(0)
+    room = len(gaps) + element_count // ESCAPE
+    stream = torch.full((room,), ESCAPE, dtype=torch.uint8, device=gaps.device)
+    stream[ends - 1] = (gaps - full * ESCAPE).to(torch.uint8)
+    return stream, ends
 
 
-def _packed_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Pack bits (0 or 1, i64[n]), the first one lowest: u8[(n + 7) / 8]."""
-    octets = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).reshape(-1, 8)
-    return (octets << torch.arange(8, device=bits.device)).sum(1).to(torch.uint8)
+def _packed_bits(
+    bits: torch.Tensor, of_range: torch.Tensor, bounds: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack rows of bits (0 or 1, [r, n]), the first one lowest, each range from a byte on.
+
+    Returns:
+        u8[r, m], with room behind the last byte; where each range begins and ends, i64[ranges + 1].
+    """
+    byte_bounds = _from_zero((torch.diff(bounds) + 7) // 8)
+    order = torch.arange(bits.shape[1], device=bits.device) - bounds[of_range]
+    places = order + 8 * byte_bounds[of_range]
+    room = bits.shape[1] // 8 + len(bounds)
+    octets = torch.zeros((len(bits), 8 * room), dtype=torch.uint8, device=bits.device)
+    octets[:, places] = bits.to(torch.uint8)
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)
+    packed = (octets.view(len(bits), room, 8) * weights).sum(2, dtype=torch.uint8)
+    return packed, byte_bounds
+
+
+def _from_zero(counts: torch.Tensor, *, sums: bool = True) -> torch.Tensor:
+    """Return the sums of all counts before each, i64[n + 1]; or these are sums already."""
+    return torch.nn.functional.pad(counts.cumsum(0) if sums else counts, (1, 0))
 
 
 def _ordered(bits: torch.Tensor) -> torch.Tensor:
@@ -244,5 +405,13 @@ def _signed(bits: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.int8) if bits.dtype is torch.uint8 else bits
 
 
-def _to_bytes(values: torch.Tensor) -> bytes:
-    return values.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+def _this_stream() -> Callable[[], Any]:
+    """Return what has another thread work in the stream of this one."""
+    if not torch.cuda.is_initialized():
+        return nullcontext
+    stream = torch.cuda.current_stream()
+    return lambda: torch.cuda.stream(stream)
+
+
+def _to_array(values: torch.Tensor) -> np.ndarray:
+    return values.contiguous().view(torch.uint8).cpu().numpy()

@@ -4,7 +4,8 @@ No second model is in memory. What reads a model's parameters is kept from versi
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import local
 from time import perf_counter
@@ -146,16 +147,32 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
     torch = sys.modules["torch"]
     wanted = getattr(torch, TORCH_NAMES[spec.dtype])
     flat = tensor.detach().reshape(-1)
+    beside = _beside(tensor.device)
 
     def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
-        part = flat[start:stop]
-        if is_rounded and into is not None:
-            torch.from_numpy(into.view(np.uint8)).view(wanted).copy_(part)
-            return into
-        part = part.to(device="cpu", dtype=wanted) if is_rounded else part.cpu()
+        with beside():
+            part = flat[start:stop]
+            if is_rounded and into is not None:
+                torch.from_numpy(into.view(np.uint8)).view(wanted).copy_(part)
+                return into
+            part = part.to(device="cpu", dtype=wanted) if is_rounded else part.cpu()
         return part.contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
 
     return read
+
+
+def _beside(device: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what has copies from a GPU not wait for the steps that were queued after this call."""
+    if device.type != "cuda":
+        return nullcontext
+    cuda, stream = sys.modules["torch"].cuda, _side_stream(device)
+    stream.wait_stream(cuda.current_stream(device))
+    return lambda: cuda.stream(stream)
+
+
+@cache
+def _side_stream(device: Any) -> Any:
+    return sys.modules["torch"].cuda.Stream(device)
 
 
 class _Memory:
