@@ -7,69 +7,51 @@
 with a GPU's defaults: tokens per second, model FLOP utilisation (6 operations per weight and token,
 embeddings left out, and half of the square of attention, against the bf16 rate of the data sheet),
 the most memory at once, and what `StepMemory` says of it. `deterministic`: the same with kernels of
-fixed bits. `packing`: the same on rows of ragged lengths, packed and padded, in one run. `publish`:
-`device_publish.py`, bytes compared per second against a copy in the device's memory, and what steps
-beside it take longer. A part that cannot run says why, and the others go on.
+fixed bits. `packing`: the same on rows of ragged lengths, packed and padded, in one run. `stall`:
+what steps take longer when each is published. `publish`: `device_publish.py`, bytes compared per
+second against a copy in the device's memory, and what steps beside it take longer. `engine`: tokens
+per second of the embedded engine and of `generate` of transformers, and the pause of a swap under
+load. `math`: what a run of `recipes/math` with SmolLM2 gains from its first command to its last,
+both ends on the device. A part that cannot run says why, and the others go on.
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from transformers import Qwen3Config
+from models import SHAPES, SkippedError, model_dir, now
+from serving import measure_engine, measure_math
 
 from astraflow.config.policies import TrainerConfig
 from astraflow.conformance.engine_bench import batch_of
 from astraflow.core.batches import BatchPart
-from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
+from astraflow.core.ids import BatchId, PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
-from astraflow.engines.modules import make_causal_model
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.blocks import resolved
+from astraflow.trainers.main import shared_interpreter
 from astraflow.trainers.memory import ModelShape, StepMemory
-from astraflow.trainers.tensors import seed_everything
+from astraflow.trainers.origin import published_layout
 from astraflow.trainers.torch_engine import TorchEngine
+from astraflow.weights.publish.publisher import WeightPublisher
 
 _HERE: Final = Path(__file__).parent.parent
 
 # bf16 products without sparsity, per second: NVIDIA's data sheets.
 _RATES: Final = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
-_SHAPES: Final = {
-    "cuda": {
-        "num_hidden_layers": 28,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    },
-    "cpu": {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 512,
-        "tie_word_embeddings": True,
-    },
-}
 # Rows of a batch, tokens of a row, tokens of a pass, steps that are measured.
-_WORK: Final = {"cuda": (32, 2048, 8192, 5), "cpu": (4, 64, 128, 2)}
-
-
-class SkippedError(Exception):
-    """Why a part cannot run here."""
+_WORK: Final = {"cuda": (32, 2048, 8192, 3), "cpu": (4, 64, 128, 2)}
 
 
 def main() -> int:
@@ -84,9 +66,11 @@ def main() -> int:
         started = time.perf_counter()
         result[name] = _tried(PARTS[name], args.device)
         result[name]["seconds"] = round(time.perf_counter() - started, 1)
+        # Modules refer to themselves: their memory would count as that of the next part.
+        gc.collect()
         print(name, json.dumps(result[name]), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
@@ -121,33 +105,21 @@ def measure_trainer(
     lengths = np.full(row_count, length)
     if ragged:
         lengths = np.linspace(length // 16, 2 * length - length // 16, row_count).astype(np.int64)
-    shape = _SHAPES[device]
-    settings = TrainerConfig.model_validate(
-        {
-            "device": device,
-            "max_tokens_per_pass": pass_tokens,
-            "mismatch_every": None,
-            "share_prefixes": "never",
-            "packing": packing,
-            "deterministic": deterministic,
-            "thread_count": torch.get_num_threads(),
-        }
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        _write_model(Path(folder), shape)
-        engine = TorchEngine(settings, model_dir=Path(folder))
-        engine.prepare()
+    shape = SHAPES[device]
+    engine = _engine(device, packing=packing, deterministic=deterministic)
     batches = [_batch(lengths, shape["vocab_size"], seed=seed) for seed in range(2)]
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     metrics = engine.train_step(batches[0])
-    started = _now(device)
+    started = now(device)
     for step in range(step_count):
         metrics = engine.train_step(batches[step % 2])
-    seconds = (_now(device) - started) / step_count
+    seconds = (now(device) - started) / step_count
     tokens = int(lengths.sum())
-    fsdp = resolved(settings.fsdp, torch.device(device))
-    model = ModelShape.of(shape)
+    fsdp, model = resolved(TrainerConfig().fsdp, torch.device(device)), ModelShape.of(shape)
+    if device == "cuda":
+        # Passes that fit are not computed again, and these do.
+        fsdp = fsdp.model_copy(update={"checkpointing": False})
     expected = StepMemory.of(model, fsdp, tokens=pass_tokens)
     flops = sum(each * _flops_per_token(model, each) for each in lengths.tolist())
     rate = next((each for name, each in _RATES.items() if name in _name(device)), None)
@@ -161,6 +133,53 @@ def measure_trainer(
     }
 
 
+def measure_stall(device: str) -> dict[str, Any]:
+    """Return how much longer steps take when each is published, compared on host and device."""
+    # So that some of what is published changes, as bf16 rounds away most of smaller steps.
+    engine = _engine(device, optimizer={"learning_rate": 1e-5})
+    lengths = np.full(_WORK[device][0], _WORK[device][1])
+    batches = [_batch(lengths, SHAPES[device]["vocab_size"], seed=seed) for seed in range(2)]
+    named = dict(engine.named_parameters())
+    layout = published_layout(named.items(), Dtype.BF16)
+    found: dict[str, Any] = {}
+    held_s = 0.0
+    made: Future[Any] | None = None
+
+    def publish(publisher: WeightPublisher, version: int) -> Any:
+        info = publisher.publish(version, named)
+        publisher.flush()
+        return info
+
+    def hold() -> None:
+        nonlocal held_s
+        if made is not None:
+            started = time.perf_counter()
+            made.result()
+            held_s += time.perf_counter() - started
+
+    engine.before_change(hold)
+    engine.train_step(batches[0])
+    with shared_interpreter(), ThreadPoolExecutor(1) as pool:
+        for name in ("alone", "device", "host"):
+            made, held_s, publisher = None, 0.0, WeightPublisher(PolicyId("policy"), layout)
+            publisher.copies_on_device = name == "device"
+            if name != "alone":
+                publish(publisher, 0)
+            step_count, started = _WORK[device][3], now(device)
+            for step in range(step_count):
+                if name != "alone":
+                    made = pool.submit(publish, publisher, step + 1)
+                engine.train_step(batches[step % 2])
+            seconds = (now(device) - started) / step_count
+            found[f"{name}_step_s"] = round(seconds, 4)
+            if made is not None:
+                found[f"{name}_held_s"] = round(held_s / step_count, 4)
+                found[f"{name}_stall"] = round(seconds / found["alone_step_s"] - 1, 4)
+                nbytes = min(patch.payload_nbytes for patch in made.result().patches)
+                found[f"{name}_patch_share"] = round(nbytes / layout.nbytes, 4)
+    return found
+
+
 def measure_deterministic(device: str) -> dict[str, Any]:
     """Return the same with kernels of fixed bits."""
     return measure_trainer(device, deterministic=True)
@@ -168,8 +187,10 @@ def measure_deterministic(device: str) -> dict[str, Any]:
 
 def measure_packing(device: str) -> dict[str, Any]:
     """Return what steps on rows of ragged lengths take, packed and padded to one."""
-    ways = {"packed": "always", "padded": "never"}
-    found = {name: measure_trainer(device, ragged=True, packing=way) for name, way in ways.items()}
+    found: dict[str, Any] = {}
+    for name, way in {"packed": "always", "padded": "never"}.items():
+        found[name] = measure_trainer(device, ragged=True, packing=way)
+        gc.collect()
     ratio = found["padded"]["step_s"] / found["packed"]["step_s"]
     return {**found, "padded_over_packed": round(ratio, 3)}
 
@@ -193,12 +214,20 @@ def measure_publish(device: str) -> dict[str, Any]:
         return json.loads(found.read_text())
 
 
-def _write_model(folder: Path, shape: dict[str, Any]) -> None:
-    seed_everything(0)
-    config = Qwen3Config(**shape, max_position_embeddings=4096)
-    module: Any = make_causal_model(config, dtype=torch.bfloat16)
-    module.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+def _engine(device: str, **settings: Any) -> TorchEngine:
+    given = TrainerConfig.model_validate(
+        {
+            "device": device,
+            "max_tokens_per_pass": _WORK[device][2],
+            "mismatch_every": None,
+            "share_prefixes": "never",
+            "thread_count": torch.get_num_threads(),
+            **settings,
+        }
+    )
+    engine = TorchEngine(given, model_dir=model_dir(device))
+    engine.prepare()
+    return engine
 
 
 def _batch(lengths: np.ndarray, vocabulary: int, *, seed: int) -> Any:
@@ -231,12 +260,6 @@ def _flops_per_token(shape: ModelShape, length: int) -> float:
     return 6 * weights + 6 * shape.layers * shape.heads * length
 
 
-def _now(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def _peak_gib(device: str) -> float | str:
     if device != "cuda":
         return "skipped: the CPU's allocator keeps no count"
@@ -247,7 +270,10 @@ PARTS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "trainer": measure_trainer,
     "deterministic": measure_deterministic,
     "packing": measure_packing,
+    "stall": measure_stall,
     "publish": measure_publish,
+    "engine": measure_engine,
+    "math": measure_math,
 }
 
 if __name__ == "__main__":
