@@ -247,7 +247,14 @@ class HttpServer(Server):
             timeout_graceful_shutdown=_GRACE_S,
         )
         server = cls(config, bound, secure)
-        await server._is_ready.wait()
+        ready = asyncio.ensure_future(server._is_ready.wait())
+        await asyncio.wait({ready, server._task}, return_when=asyncio.FIRST_COMPLETED)
+        if not server._is_ready.is_set():
+            ready.cancel()
+            bound.close()
+            # What ended it; if it ended without, nobody would be served either.
+            server._task.result()
+            raise AstraflowError(Reason.INTERNAL, f"the server on {listen} ended as it started")
         bound.listen(_BACKLOG)
         host, port = bound.getsockname()[:2]
         server.address = join_address(host, port)
@@ -340,6 +347,8 @@ async def until_disconnect(
     finally:
         working.cancel()
         leaving.cancel()
+        # So that what work cleans up is done before the answer.
+        await asyncio.wait({working, leaving})
 
 
 def bearer_of(headers: Headers) -> str:

@@ -5,8 +5,9 @@ import socket
 from contextlib import ExitStack, closing
 
 import pytest
+from starlette.requests import ClientDisconnect
 
-from astraflow.rpc.http import HttpLimits, HttpServer
+from astraflow.rpc.http import HttpLimits, HttpServer, until_disconnect
 
 HEAD = b"POST / HTTP/1.1\r\nhost: h\r\n"
 
@@ -145,3 +146,31 @@ async def test_a_host_of_many_connections_has_its_turn_with_the_others():
         await all_asked.wait()
         await server.close()
     assert hosts.index("127.0.0.9") < count // 2
+
+
+async def test_a_server_that_cannot_start_says_why():
+    class Failing(HttpServer):
+        async def startup(self, sockets=None):
+            raise OSError("no file is left")
+
+    with pytest.raises(OSError, match="no file is left"):
+        await asyncio.wait_for(Failing.start(echo, listen="127.0.0.1:0"), 10)
+
+
+async def test_work_for_a_client_that_left_cleans_up_before_its_answer():
+    seen = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            seen.append("clean")
+
+    async def receive():
+        await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientDisconnect):
+        await until_disconnect(receive, work())
+    assert seen == ["clean"]

@@ -300,7 +300,9 @@ def joined_ranks(*, device: str, fsdp: Fsdp) -> Generator[Ranks]:
     with naming_lost_ranks():
         dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
-        yield Ranks(device=here, fsdp=fsdp)
+        with naming_lost_ranks():
+            ranks = Ranks(device=here, fsdp=fsdp)
+        yield ranks
     finally:
         dist.destroy_process_group()
 
