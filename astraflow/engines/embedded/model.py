@@ -165,7 +165,9 @@ def build_module(
     if device.type == "cuda":
         # It takes a plan of its own, and a tenth of a second, for each number of rows and columns.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-        attention.adopt(fuse_norms(module))
+        fuse_norms(module)
+        if read_architecture(config).is_static:
+            attention.adopt(module)
     return module.to(device).eval().requires_grad_(requires_grad=False)
 
 
