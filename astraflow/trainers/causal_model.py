@@ -450,8 +450,10 @@ def naming_exhaustion(*, max_tokens: int) -> Generator[None]:
         is_named = any(sign in str(error) for sign in _SIGNS)
         if not (is_named or isinstance(error, MemoryError | torch.OutOfMemoryError)):
             raise
+        is_gpu = isinstance(error, torch.OutOfMemoryError)
+        again = ", or set trainer.fsdp.checkpointing: true" if is_gpu else ""
         raise AstraflowError(
             Reason.MEMORY_EXCEEDED,
             f"a step ran out of memory: {error}; lower trainer.max_tokens_per_pass, now "
-            f"{max_tokens}",
+            f"{max_tokens}{again}",
         ) from error

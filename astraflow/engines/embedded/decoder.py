@@ -27,7 +27,7 @@ from astraflow.engines.embedded.rows import (
     stretches,
 )
 from astraflow.engines.embedded.sampler import Sampler, StopRules
-from astraflow.engines.embedded.shapes import padded_length, padded_rows
+from astraflow.engines.embedded.shapes import coarse_length, padded_length, padded_rows
 from astraflow.engines.embedded.weights import Weights
 from astraflow.engines.protocol import Generation
 from astraflow.engines.routers import RouteTaps
@@ -68,6 +68,7 @@ class DecoderSettings:
         stops: Ends rows.
         stepper: Runs decode steps.
         adapters: Where those of each policy lie; empty: the weights are the whole model's.
+        pads_coarsely: Whether prompts of unlike lengths are read together.
     """
 
     architecture: Architecture
@@ -79,6 +80,7 @@ class DecoderSettings:
     stops: StopRules
     stepper: Stepper
     adapters: tuple[AdapterPlace, ...] = ()
+    pads_coarsely: bool = False
 
 
 class Decoder:
@@ -217,7 +219,7 @@ class Decoder:
                     continue
             fresh.append(request)
         ended: list[Ended] = []
-        for length, group in groupby(sorted(fresh, key=_length), key=_length):
+        for length, group in groupby(sorted(fresh, key=self._length), key=self._length):
             ended += self._prefill(list(group), length)
         for length, pairs in groupby(sorted(going_on, key=_new_length), key=_new_length):
             ended += self._read_on(list(pairs), length)
@@ -273,6 +275,13 @@ class Decoder:
         )
         # Half of what the cache itself may have.
         self._prefixes = PrefixCache(token_limit=settings.max_batch * settings.max_context // 2)
+
+    def _length(self, request: Request) -> int:
+        """Return the length to which a prompt is padded."""
+        length = padded_length(len(request.prompt))
+        if not self._settings.pads_coarsely:
+            return length
+        return coarse_length(length, limit=padded_length(self._settings.max_context))
 
     def _padded(self, row_count: int) -> int:
         return padded_rows(row_count, step=self._settings.architecture.row_step)
@@ -434,10 +443,6 @@ def _failed(error: Exception) -> AstraflowError:
     return failure
 
 
-def _length(request: Request) -> int:
-    return padded_length(len(request.prompt))
-
-
 def _new_length(pair: tuple[Request, Beginning]) -> int:
     request, beginning = pair
     return padded_length(len(request.prompt) - beginning.length)
@@ -503,4 +508,5 @@ def build_decoder_settings(
             vocab_size=architecture.vocab_size, eos_ids=special.eos, tokenizer=tokenizer
         ),
         stepper=Stepper(is_recordable=architecture.is_static),
+        pads_coarsely=device.type == "cuda",
     )

@@ -48,6 +48,20 @@ def padded_length(length: int) -> int:
     return -(-length // step) * step
 
 
+def coarse_length(length: int, *, limit: int) -> int:
+    """Return the length to which a GPU pads prompts: few passes cost less than few tokens.
+
+    Args:
+        length: Padded.
+        limit: Of the cache, which may be less than twice as long.
+
+    Example:
+        >>> [coarse_length(n, limit=768) for n in (16, 64, 80, 192, 576)]
+        [64, 64, 128, 256, 768]
+    """
+    return min(max(_COARSE_STEP, 1 << (length - 1).bit_length()), limit)
+
+
 def grown(capacity: int, *, needed: int, limit: int) -> int:
     """Return a capacity of at least `needed`, doubled until it suffices, at most `limit`."""
     while capacity < needed:

@@ -62,6 +62,35 @@ def knobs(length: int = 20, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": length, "seed": 1, "ignore_eos": True, **fields})
 
 
+def lengths_read(decoder: Any) -> list[int]:
+    """Return the lengths of the passes over prompts, as they come."""
+    plain, found = decoder._prefill, []
+
+    def prefill(requests: Any, length: int) -> Any:
+        found.append(length)
+        return plain(requests, length)
+
+    decoder._prefill = prefill
+    return found
+
+
+async def test_prompts_of_unlike_lengths_are_read_together_where_that_pays(model: Any):
+    prompts = [[3 + (i * j) % 11 for j in range(1 + 3 * i)] for i in range(20)]
+    found, lengths = [], []
+    for pads_coarsely in (False, True):
+        async with running(model, max_batch=32) as engine:
+            decoder = engine._base.worker._live
+            decoder._settings = replace(decoder._settings, pads_coarsely=pads_coarsely)
+            read = lengths_read(decoder)
+            asked = [engine.generate(each, knobs(30)) for each in prompts]
+            found.append(await asyncio.gather(*asked))
+            lengths.append(sorted(read))
+    assert lengths == [[16, 32, 48, 64], [64]]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group_size", [1, 4])
 async def test_in_f32_the_company_changes_no_bit(model: Any, group_size: int):
