@@ -265,9 +265,10 @@ class TrainerConfig(Strict):
     grpc, tcp, shm, ucx."""
     encrypt_lanes: bool | None = None
     """Whether the lanes that leave the host are encrypted; unset: beside TLS."""
-    copy_on_device: bool = False
+    copy_on_device: bool | None = None
     """Whether published weights are compared where they are, on the GPU, and only what changed is
-    moved to the host. The copy takes as much of its memory as a version has."""
+    moved to the host. The copy takes as much of its memory as a version has. Unset: where that is a
+    twentieth at most."""
     broadcast: Broadcast | None = None
     """Unset: versions are pulled alone."""
     prefetch: int = Field(default=1, ge=1, le=8)

@@ -39,6 +39,8 @@ DeviceBits = Callable[[ChunkRange], torch.Tensor]
 
 _LEAST_SPAN: Final = 64 << 20
 _MOST_SPAN: Final = 2 << 30
+# In all of a GPU's memory, where nobody said whether there is to be one.
+_COPIES: Final = 20
 # Of what is free of the device.
 _SPAN_SHARE: Final = 8
 
@@ -151,6 +153,13 @@ class DeviceExport:
             first = (piece.offset - spec.offset) // spec.dtype.itemsize if is_whole else 0
             self._flat[spec.name] = flat[first : first + piece.nbytes // spec.dtype.itemsize]
         self.device = devices.pop() if len(devices) == 1 else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a copy takes a twentieth of the GPU's memory at most."""
+        if self.device is None or self.device.type != "cuda":
+            return False
+        return _COPIES * self._part.nbytes <= torch.cuda.mem_get_info(self.device)[1]
 
     def _rounded(self, piece: Any, part: torch.Tensor) -> torch.dtype:
         """Return the type in which a part is published."""

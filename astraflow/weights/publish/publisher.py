@@ -75,7 +75,8 @@ class WeightPublisher:
             version then comes whole, from what is given alone, and readers go on from there.
         copies_on_device: Whether there is a second copy where the weights are, when all of them are
             tensors of torch on one device: they are compared there, and what changed alone is moved
-            to the host. It takes as much of the device's memory as a version has.
+            to the host. It takes as much of the device's memory as a version has. None: on a GPU of
+            whose memory that is a twentieth at most.
 
     Example:
         >>> layout = Layout.of([("w", Dtype.BF16, (2, 2))])
@@ -118,7 +119,7 @@ class WeightPublisher:
         self._edition = 0
         self._infos: dict[int, VersionInfo] = {}
         self._signing_key = b""
-        self.copies_on_device = False
+        self.copies_on_device: bool | None = False
         self._device: DeviceCopy | None = None
 
     @property
@@ -276,14 +277,18 @@ class WeightPublisher:
 
     def _exported_on_device(self, tensors: Mapping[str, Any]) -> "DeviceExport | None":
         """Return what reads the tensors on their device; None: the host does."""
-        if not self.copies_on_device or "torch" not in sys.modules:
+        is_asked = self.copies_on_device
+        if is_asked is None:
+            is_asked = any(getattr(each, "is_cuda", False) for each in tensors.values())
+        if not is_asked or "torch" not in sys.modules:
             return None
         from astraflow.weights.publish.device import DeviceExport  # noqa: PLC0415 - loads torch
 
         export = DeviceExport(self.history.shard_layout, tensors)
         if self._device is not None and self._device.device != export.device:
             self._device = None
-        return export if export.device is not None else None
+        is_wanted = self.copies_on_device or export.has_room
+        return export if export.device is not None and is_wanted else None
 
     def _forward(
         self,
