@@ -1,13 +1,13 @@
 """Transformer blocks: in which type they compute, and what of them waits for the gradient."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from astraflow.config.policies import Fsdp
@@ -113,39 +113,42 @@ def _compute_in(block: nn.Module, dtype: torch.dtype, *, is_last: bool) -> None:
     What goes in is rounded too, and what the last block says is f32 again, as with FSDP2's
     MixedPrecisionPolicy.
     """
-    plain = block.forward
+    plain, slots = block.forward, slots_of(block, [name for name, _ in block.named_parameters()])
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given, named = tree_map(partial(_cast, dtype), (args, kwargs))
-        weights = {name: each.to(dtype) for name, each in block.named_parameters()}
-        found = computed_with(weights, block, plain, given, named)
+        with holding(slots, [own[name].to(dtype) for own, name in slots]):
+            found = plain(*given, **named)
         return tree_map(partial(_cast, torch.float32), found) if is_last else found
 
     block.forward = forward
 
 
-def computed_with(
-    weights: Mapping[str, Tensor],
-    module: nn.Module,
-    plain: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Return what a module computes with other weights than its own.
+Slot = tuple[dict[str, Any], str]
+"""Where a module has one of its parameters."""
 
-    Args:
-        weights: By name.
-        module: Whose forward may be another one by now.
-        plain: What it computes.
-        args: Of that.
-        kwargs: Of that.
-    """
-    # functional_call comes by module.forward, whatever it is.
-    outer, module.forward = module.forward, plain
+
+def slots_of(module: nn.Module, names: Iterable[str]) -> list[Slot]:
+    """Return where parameters are, by their names in a module."""
+    slots: list[Slot] = []
+    for name in names:
+        path, _, own = name.rpartition(".")
+        # What modules look into: torch's functional_call takes as long as some of their layers.
+        slots.append((cast("Any", module.get_submodule(path))._parameters, own))  # noqa: SLF001
+    return slots
+
+
+@contextmanager
+def holding(slots: Sequence[Slot], weights: Sequence[Tensor]) -> Generator[None]:
+    """Have a module compute with other weights than its own in a block, one for each slot."""
+    held = [own[name] for own, name in slots]
     try:
-        return functional_call(module, dict(weights), args, dict(kwargs))
+        for (own, name), weight in zip(slots, weights, strict=True):
+            own[name] = weight
+        yield
     finally:
-        module.forward = outer
+        for (own, name), parameter in zip(slots, held, strict=True):
+            own[name] = parameter
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-from astraflow.trainers.blocks import computed_with, require_shareable
+from astraflow.trainers.blocks import holding, require_shareable, slots_of
 from astraflow.trainers.context_parallel import RowGroup, summed
 from astraflow.trainers.likelihood import PassTokens
 
@@ -100,13 +100,13 @@ class TensorParallel(RowGroup):
             placement = Shard(0 if style == _COLUMNS else 1) if is_cut else Replicate()
             cut = distribute_tensor(given.detach(), self._mesh, [placement], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(cut, given.requires_grad))
-        plain = module.forward
+        plain, slots = module.forward, slots_of(module, own)
 
         def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
             if talks and style == _COLUMNS:
                 states = self._copy(states)
-            weights = {name: self._here(module, name, style) for name in own}
-            found = computed_with(weights, module, plain, (states, *args), kwargs)
+            with holding(slots, [self._here(module, name, style) for name in own]):
+                found = plain(states, *args, **kwargs)
             return summed(found, self._group) if talks and style == _ROWS else found
 
         module.forward = forward
