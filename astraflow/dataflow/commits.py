@@ -21,6 +21,9 @@ from astraflow.storage.journal import Journal
 
 # A group is carried out without a pause of the event loop.
 _GROUP_COUNT = 256
+# From the begin of one group to that of the next: each takes a thread's turn and a transaction,
+# whatever it holds.
+_SPACING_S = 0.004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +117,11 @@ class Commits:
         Raises:
             AstraflowError: JOURNAL_FAILED; what waits stays without an answer then.
         """
+        due = perf_counter()
         while True:
             await self._came.wait()
+            if (wait_s := due - perf_counter()) > 0 and len(self._waiting) < _GROUP_COUNT:
+                await asyncio.sleep(wait_s)
             size = min(len(self._waiting), _GROUP_COUNT)
             group = self._writing = [self._waiting.popleft() for _ in range(size)]
             if not self._waiting:
@@ -123,6 +129,7 @@ class Commits:
             if armed:
                 hit(FaultPoint.JOURNAL_WAITING)
             started = perf_counter()
+            due = started + _SPACING_S
             await journal.append([decided.record for decided in group])
             if self._on_commit is not None:
                 self._on_commit(size, perf_counter() - started)

@@ -1,6 +1,7 @@
 """JSON lines, encoded and written by a thread, so that no event loop waits for a disk."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,6 +11,8 @@ from typing import Any, BinaryIO
 from pydantic_core import to_json
 
 _LOT = 1024
+# What comes so soon after a line is written with it: to wake a thread costs more than a line.
+_GATHER_S = 0.02
 _BLOCK_NBYTES = 1 << 16
 
 
@@ -62,6 +65,8 @@ class LineWriter:
         is_open = True
         while is_open:
             lot = [self._queue.get()]
+            if isinstance(lot[0], tuple):
+                time.sleep(_GATHER_S)
             while len(lot) < _LOT and not self._queue.empty():
                 lot.append(self._queue.get())
             waiting: list[Event] = []
