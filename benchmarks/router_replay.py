@@ -8,6 +8,7 @@ depth and width; a token takes two experts, together as wide as the dense layers
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from time import process_time
 
 import numpy as np
 import torch
-from letter_sort import prompt_rows
 
 from astraflow.config.recipe import EngineSettings, WarmUp
 from astraflow.core.batches import BatchPart
@@ -38,6 +38,9 @@ from astraflow.trainers.supervised import (
 )
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Tutor, write_tokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "recipes"))
+from letter_sort import prompt_rows
 
 Found = dict[str, dict[str, float]]
 """Numbers of each way."""
