@@ -12,6 +12,8 @@ from datetime import datetime
 from functools import partial
 from typing import Final, TypeAlias
 
+from google.protobuf.message import DecodeError
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RolloutArrived, TaskFinished, Ticked
 from astraflow.core.ids import MemberId
@@ -20,7 +22,9 @@ from astraflow.dataflow.hub import Hub
 from astraflow.rpc.concurrency import together
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import rollout
-from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow.wire.dataflow import read_rollout_items
+from astraflow.wire.fields import invalid
+from astraflow_proto.rollout.v1 import rollout_pb2
 
 # Deciding so many items needs a few ms of the event loop.
 _BATCH_COUNT: Final = 64
@@ -77,7 +81,7 @@ class Ingest:
         self._may_read.set()
 
     async def serve(
-        self, member_id: MemberId, requests: AsyncIterator[pb.StreamRolloutsRequest], write: _Write
+        self, member_id: MemberId, requests: AsyncIterator[bytes], write: _Write
     ) -> None:
         """Take what a node sends until it has sent everything, and acknowledge what is safe.
 
@@ -91,13 +95,14 @@ class Ingest:
         self,
         stream: _Stream,
         member_id: MemberId,
-        requests: AsyncIterator[pb.StreamRolloutsRequest],
+        requests: AsyncIterator[bytes],
     ) -> None:
         async for request in requests:
-            items = request.items
+            items = read_rollout_items(request)
             for start in range(0, len(items), _BATCH_COUNT):
-                for item in items[start : start + _BATCH_COUNT]:
-                    self._inbox.append((stream, _read(member_id, item)))
+                for is_rollout, data in items[start : start + _BATCH_COUNT]:
+                    item = _read(member_id, data, is_rollout=is_rollout)
+                    self._inbox.append((stream, item))
                     stream.unacked_count += 1
                 self._decide_soon()
                 if stream.unacked_count >= _UNACKED_COUNT:
@@ -187,22 +192,35 @@ async def _answer(stream: _Stream, write: _Write) -> None:
             raise stream.error
 
 
-def _read(member_id: MemberId, item: pb.RolloutItem) -> _Item:
-    """Return what an item says, or why it is refused: one that is not sound costs only itself."""
-    is_rollout = item.WhichOneof("item") == "rollout"
+def _read(member_id: MemberId, data: bytes, *, is_rollout: bool) -> _Item:
+    """Return what an item says, or why it is refused: one that is not sound costs only itself.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot even be named.
+    """
     try:
         if is_rollout:
-            data = item.rollout.SerializeToString()
-            sample = rollout.decode_rollout(item.rollout, data)
-            return RolloutArrived(member_id=member_id, rollout=sample), data
-        result = rollout.decode_task_result(item.result)
+            sample, received = rollout.read_rollout(data)
+            return RolloutArrived(member_id=member_id, rollout=sample), received
+        result = rollout.decode_task_result(rollout_pb2.TaskResult.FromString(data))
         return TaskFinished(member_id=member_id, result=result), None
+    except DecodeError as error:
+        raise invalid("items", str(error)) from error
     except AstraflowError as error:
         if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
             raise
         return ItemAck(
-            item_id=item.rollout.rollout_id if is_rollout else item.result.task_id,
+            item_id=_id_of(data, is_rollout=is_rollout),
             disposition=Disposition.REJECTED,
             reason=error.reason,
             message=error.message,
         )
+
+
+def _id_of(data: bytes, *, is_rollout: bool) -> str:
+    try:
+        if is_rollout:
+            return rollout_pb2.Rollout.FromString(data).rollout_id
+        return rollout_pb2.TaskResult.FromString(data).task_id
+    except DecodeError as error:
+        raise invalid("items", str(error)) from error

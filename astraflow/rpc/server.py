@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -26,6 +26,8 @@ _health = cast("Any", health)
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Behaviour = TypeVar("Behaviour", bound=Callable[..., Any])
 
 # By (request is a stream, response is a stream).
 _KINDS: Final[dict[tuple[bool, bool], str]] = {
@@ -63,10 +65,21 @@ class ErrorInterceptor(
         kind = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
         self._wrapped[method] = getattr(grpc, f"{kind}_rpc_method_handler")(
             _guarded(getattr(handler, kind), method),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=None
+            if getattr(getattr(handler, kind), _TAKES_BYTES, False)
+            else handler.request_deserializer,
             response_serializer=_serializer(handler.response_serializer),
         )
         return self._wrapped[method]
+
+
+_TAKES_BYTES: Final = "takes_bytes"
+
+
+def takes_bytes(behaviour: Behaviour) -> Behaviour:
+    """Have a method get its requests serialized, as they came; it reads them itself."""
+    setattr(behaviour, _TAKES_BYTES, True)
+    return behaviour
 
 
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

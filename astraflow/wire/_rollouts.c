@@ -1,7 +1,8 @@
-/* Reads a serialized Rollout of the usual kind; rollout.py has the same through protobuf's classes.
+/* Reads a serialized Rollout of the usual kind, and finds the items of a StreamRolloutsRequest;
+rollout.py and dataflow.py have the same through protobuf's classes.
 
-What is unusual, malformed or unknown is left to those: scan() returns None for it. Fields have the
-numbers of rollout/v1/rollout.proto and trajectory.proto. */
+What is unusual, malformed or unknown is left to those: scan() and split() return None for it. Fields
+have the numbers of rollout/v1/rollout.proto, trajectory.proto and dataflow/v1/raas_service.proto. */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -216,6 +217,20 @@ static int read_number(Span s, PyObject **map) {
     return ok;
 }
 
+/* An entry of map<string, int64>, which nobody asks for: whether it is sound. */
+static int is_count(Span s) {
+    Field f = {0};
+    int got, ok = 1;
+    while (ok && (got = next_field(&s, &f)) > 0) {
+        if (f.number == 1 && f.type == DELIMITED) {
+            PyObject *key = as_text(f.data);
+            ok = key != NULL;
+            Py_XDECREF(key);
+        } else ok = f.number == 2 && f.type == VARINT;
+    }
+    return ok && got == 0;
+}
+
 static PyObject *read_time(Span s) {
     Field f = {0};
     int got;
@@ -256,7 +271,7 @@ static PyObject *scan(PyObject *self, PyObject *data) {
             Py_XDECREF(trajectory);
             break;
         }
-        case 11 << 3 | DELIMITED: break; /* policy_versions: counted from the spans */
+        case 11 << 3 | DELIMITED: ok = is_count(f.data); break; /* policy_versions: counted from the spans */
         case 12 << 3 | DELIMITED: ok = read_number(f.data, &parts[R_METRICS]); break;
         case 13 << 3 | DELIMITED: ok = fill(&parts[R_START], read_time(f.data)); break;
         case 14 << 3 | DELIMITED: ok = fill(&parts[R_FINISH], read_time(f.data)); break;
@@ -278,8 +293,35 @@ static PyObject *scan(PyObject *self, PyObject *data) {
     return Py_NewRef(Py_None);
 }
 
+/* [(whether it is a Rollout, its start, its end)] for each item. */
+static PyObject *split(PyObject *self, PyObject *data) {
+    (void)self;
+    char *start;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(data, &start, &length) < 0) return NULL;
+    Span s = {(const uint8_t *)start, (const uint8_t *)start + length};
+    PyObject *items = PyList_New(0);
+    Field item = {0}, kind = {0};
+    int got = 0, ok = items != NULL;
+    while (ok && (got = next_field(&s, &item)) > 0) {
+        ok = item.number == 1 && item.type == DELIMITED && next_field(&item.data, &kind) > 0;
+        ok = ok && (kind.number == 1 || kind.number == 2) && kind.type == DELIMITED && item.data.at == item.data.end;
+        if (!ok) break;
+        const char *at = (const char *)kind.data.at, *end = (const char *)kind.data.end;
+        PyObject *found = Py_BuildValue("Nnn", PyBool_FromLong(kind.number == 1), (Py_ssize_t)(at - start), (Py_ssize_t)(end - start));
+        ok = found && PyList_Append(items, found) == 0;
+        Py_XDECREF(found);
+    }
+    if (ok && got == 0) return items;
+    Py_XDECREF(items);
+    /* Memory; protobuf's classes say it better. */
+    PyErr_Clear();
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"scan", scan, METH_O, NULL},
+    {"split", split, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-"""Reads rollouts; see rollout.py."""
+"""Reads rollouts; see rollout.py and dataflow.py."""
 
 _Trajectory = tuple[
     str,  # trajectory_id
@@ -38,3 +38,6 @@ def scan(
     ]
     | None
 ): ...
+
+# Whether it is a Rollout, its start and its end.
+def split(data: bytes, /) -> list[tuple[bool, int, int]] | None: ...

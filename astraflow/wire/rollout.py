@@ -230,6 +230,25 @@ def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> R
     return _decode_rollout(message)
 
 
+def read_rollout(data: bytes) -> tuple[Rollout, bytes]:
+    """Read a serialized Rollout, whole; its arrays may lie over `data`.
+
+    Returns:
+        It, and what it is passed on as: `data`, in protobuf's own order where it is unusual.
+
+    Raises:
+        AstraflowError: As `decode_rollout`; INVALID_FIELD also for what is no Rollout.
+    """
+    usual = None if scan is None else scan(data)
+    try:
+        if usual is not None:
+            return _rollout(data, usual), data
+        message = rollout_pb2.Rollout.FromString(data)
+    except DecodeError as error:
+        raise invalid("rollout", str(error)) from error
+    return _decode_rollout(message), message.SerializeToString()
+
+
 def _rollout(data: bytes, parts: Any) -> Rollout:
     """Return what `scan` found."""
     name, task, group, index, outcome, reward, reward_parts, digest, trajectories = parts[:9]

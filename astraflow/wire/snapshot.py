@@ -29,9 +29,8 @@ from astraflow import __version__
 from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Rollout
-from astraflow.wire.rollout import decode_rollout
+from astraflow.wire.rollout import read_rollout
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
-from astraflow_proto.rollout.v1 import rollout_pb2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -383,7 +382,7 @@ _BUILT: Mapping[str, Callable[[list[Any]], Any]] = {
     "time": lambda values: _EPOCH + values[0] * _MICROSECOND,
     "span": lambda values: values[0] * _MICROSECOND,
     "array": _array,
-    "rollout": lambda values: decode_rollout(rollout_pb2.Rollout.FromString(values[0]), values[0]),
+    "rollout": lambda values: read_rollout(values[0])[0],
     "trajectory": lambda values: values[0].trajectories[values[1]],
     "int": lambda values: int(values[0]),
 }

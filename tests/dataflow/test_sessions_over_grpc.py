@@ -185,6 +185,29 @@ async def test_an_item_that_is_not_sound_costs_only_itself(start_hub, recipe_of)
         assert (await raas.send(rollouts, sound)).disposition is Disposition.DUPLICATE
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"\x0a\xff", id="no message"),
+        pytest.param(b"\x0a\x04\x0a\x02\x0a\x09", id="no rollout"),
+        pytest.param(b"\x0a\x04\x12\x02\x0a\x09", id="no result"),
+    ],
+)
+async def test_bytes_that_are_no_items_end_their_stream_alone(start_hub, recipe_of, sent):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        method = "/astraflow.dataflow.v1.RaasService/StreamRollouts"
+        stream = raas.channel.stream_stream(method)(metadata=raas.metadata)
+        await stream.write(sent)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"items|rollout") as caught:
+            await stream.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+        await raas.answer(rollouts, await next_task(tasks))
+        assert raas.acks[-1].disposition is Disposition.ACCEPTED
+
+
 async def test_a_process_that_comes_back_goes_on(start_hub, recipe_of):
     async with start_hub(recipe_of()) as scene:
         raas = scene.raas()

@@ -38,6 +38,7 @@ from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, Tas
 from astraflow.rpc.access import Access, TokenRole
 from astraflow.rpc.auth import Context
 from astraflow.rpc.concurrency import either
+from astraflow.rpc.server import takes_bytes
 from astraflow.rpc.streams import exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, tasks, versions
@@ -178,8 +179,9 @@ class MemberServicer:
         async for request in requests:
             self._hub.apply(_steering(member_id, request))
 
+    @takes_bytes
     async def StreamRollouts(
-        self, request_iterator: AsyncIterator[raas_pb.StreamRolloutsRequest], context: Context
+        self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> None:
         """Take rollouts and task results; acknowledge each once it is safe."""
         member_id = self._access.member(context, MemberRole.RAAS)
