@@ -143,7 +143,7 @@ async def _serve(
 
 
 def _take_turns() -> None:
-    """Have the threads of this process run on when another is woken, where the machine can that.
+    """Have the threads of this process run on when another is woken, where the system can.
 
     A stream's every message wakes a thread of gRPC's, which then takes the core of the one that
     decides, thousands of times a second. Threads that are made later do as their maker.

@@ -37,11 +37,17 @@ static int read_varint(Span *s, uint64_t *out) {
     return 0;
 }
 
+/* A tag or a length, which protobuf's classes refuse in more than five bytes. */
+static int read_short(Span *s, uint64_t *out) {
+    const uint8_t *from = s->at;
+    return read_varint(s, out) && s->at - from <= 5 && *out <= UINT32_MAX;
+}
+
 /* 1: a field was read; 0: the end; -1: malformed, or of another type. */
 static int next_field(Span *s, Field *f) {
     uint64_t tag;
     if (s->at == s->end) return 0;
-    if (!read_varint(s, &tag) || tag > UINT32_MAX) return -1;
+    if (!read_short(s, &tag)) return -1;
     f->number = (uint32_t)tag >> 3;
     f->type = (uint32_t)tag & 7;
     if (f->type == VARINT) return read_varint(s, &f->value) ? 1 : -1;
@@ -53,7 +59,7 @@ static int next_field(Span *s, Field *f) {
         return 1;
     }
     uint64_t length;
-    if (f->type != DELIMITED || !read_varint(s, &length) || length > (uint64_t)(s->end - s->at)) return -1;
+    if (f->type != DELIMITED || !read_short(s, &length) || length > (uint64_t)(s->end - s->at)) return -1;
     f->data.at = s->at;
     s->at += length;
     f->data.end = s->at;

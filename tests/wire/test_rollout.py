@@ -187,6 +187,22 @@ class TestScan:
         assert copy.received is None
         assert trajectory_pb2.Trajectory.FromString(_passed_on(copy)).reward == 0.75
 
+    @pytest.mark.parametrize("byte_count", [1, 2, 4, 5, 8])
+    @pytest.mark.parametrize("place", ["tag", "length"])
+    def test_numbers_in_more_bytes_than_needed_are_read_alike(self, message, place, byte_count):
+        data = message.SerializeToString()
+        at = 0 if place == "tag" else 1
+        # Rollout.rollout_id comes first; zeros follow the seven bits that say something.
+        more = bytes([data[at] | 0x80, *[0x80] * (byte_count - 1), 0])
+        data = data[:at] + more + data[at + 1 :]
+        try:
+            known = _plain(decode_rollout(rollout_pb2.Rollout.FromString(data)))
+        except DecodeError:
+            with refused(Reason.INVALID_FIELD, "rollout"):
+                read_rollout(data)
+            return
+        assert _plain(read_rollout(data)[0]) == known
+
     @pytest.mark.parametrize("seed", range(8))
     def test_changed_bytes_are_read_alike(self, full, monkeypatch, seed):
         whole, dice = full.SerializeToString(), Random(seed)
