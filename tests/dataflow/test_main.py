@@ -1,6 +1,7 @@
 """The hub as a process of its own."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -64,6 +65,8 @@ def test_a_signal_ends_a_hub_that_leaves_its_account(process_of, recipe_of):
     assert endpoint.pid == process.pid
     assert run_dir.endpoint.stat().st_mode & 0o077 == 0
     assert psutil.Process(process.pid).memory_info().rss < 200 << 20
+    if sys.platform == "linux":
+        assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
