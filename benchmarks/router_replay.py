@@ -8,7 +8,6 @@ depth and width; a token takes two experts, together as wide as the dense layers
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 
 from astraflow.config.recipe import EngineSettings, WarmUp
 from astraflow.core.batches import BatchPart
+from astraflow.core.code import add_code_folder, load
 from astraflow.core.ids import BatchId, PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis
 from astraflow.core.tasks import SamplingParams
@@ -38,9 +38,6 @@ from astraflow.trainers.supervised import (
 )
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Tutor, write_tokenizer
-
-sys.path.append(str(Path(__file__).parents[1] / "recipes"))
-from letter_sort import prompt_rows
 
 Found = dict[str, dict[str, float]]
 """Numbers of each way."""
@@ -135,6 +132,7 @@ def mismatch(model: CausalModel, rows: TrainRows) -> dict[str, float]:
 
 def measure(prompt_count: int, *, steps: int, seed: int, experts: int) -> Found:
     """Return the mismatch of each way, of models of one seed."""
+    prompt_rows = load("letter_sort:prompt_rows", what="the task")
     texts = [str(row["prompt"]) for row in prompt_rows(prompt_count, held_out=False, seed=seed)]
     results: Found = {}
     for name, options in (("dense", {}), ("experts", {"experts": experts})):
@@ -173,6 +171,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    add_code_folder(Path(__file__).parents[1] / "recipes")
     prepare_torch(thread_count=1)
     seeds = [
         measure(options.prompts, steps=options.steps, seed=seed, experts=options.experts)

@@ -1,8 +1,8 @@
 """Commits: what was decided is carried out once the journal holds why.
 
 Events are decided at once, one after the other. Their records are committed in groups, as many as
-came while the group before was written, so that durability costs little; effects and answers
-wait for the group that they belong to, and keep their order.
+came in the milliseconds since the group before, so that durability costs little; effects and
+answers wait for the group that they belong to, and keep their order.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from astraflow.storage.journal import Journal
 
 # A group is carried out without a pause of the event loop.
 _GROUP_COUNT = 256
-# From the begin of one group to that of the next: each takes a thread's turn and a transaction,
+# From the begin of one group to that of the next: each costs a thread's turn and a transaction,
 # whatever it holds.
 _SPACING_S = 0.004
 

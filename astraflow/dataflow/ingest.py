@@ -22,8 +22,6 @@ from astraflow.dataflow.hub import Hub
 from astraflow.rpc.concurrency import together
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import rollout
-from astraflow.wire.dataflow import read_rollout_items
-from astraflow.wire.fields import invalid
 from astraflow_proto.rollout.v1 import rollout_pb2
 
 # Deciding so many items needs a few ms of the event loop.
@@ -98,7 +96,7 @@ class Ingest:
         requests: AsyncIterator[bytes],
     ) -> None:
         async for request in requests:
-            items = read_rollout_items(request)
+            items = rollout.read_items(request)
             for start in range(0, len(items), _BATCH_COUNT):
                 for is_rollout, data in items[start : start + _BATCH_COUNT]:
                     item = _read(member_id, data, is_rollout=is_rollout)
@@ -202,25 +200,21 @@ def _read(member_id: MemberId, data: bytes, *, is_rollout: bool) -> _Item:
         if is_rollout:
             sample, received = rollout.read_rollout(data)
             return RolloutArrived(member_id=member_id, rollout=sample), received
-        result = rollout.decode_task_result(rollout_pb2.TaskResult.FromString(data))
-        return TaskFinished(member_id=member_id, result=result), None
-    except DecodeError as error:
-        raise invalid("items", str(error)) from error
+        return TaskFinished(member_id=member_id, result=rollout.read_task_result(data)), None
     except AstraflowError as error:
         if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
             raise
+        try:
+            item_id = (
+                rollout_pb2.Rollout.FromString(data).rollout_id
+                if is_rollout
+                else rollout_pb2.TaskResult.FromString(data).task_id
+            )
+        except DecodeError:
+            raise error from None
         return ItemAck(
-            item_id=_id_of(data, is_rollout=is_rollout),
+            item_id=item_id,
             disposition=Disposition.REJECTED,
             reason=error.reason,
             message=error.message,
         )
-
-
-def _id_of(data: bytes, *, is_rollout: bool) -> str:
-    try:
-        if is_rollout:
-            return rollout_pb2.Rollout.FromString(data).rollout_id
-        return rollout_pb2.TaskResult.FromString(data).task_id
-    except DecodeError as error:
-        raise invalid("items", str(error)) from error

@@ -63,22 +63,18 @@ class ErrorInterceptor(
         if handler is None:
             return None
         kind = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+        is_raw = getattr(getattr(handler, kind), "takes_bytes", False)
         self._wrapped[method] = getattr(grpc, f"{kind}_rpc_method_handler")(
             _guarded(getattr(handler, kind), method),
-            request_deserializer=None
-            if getattr(getattr(handler, kind), _TAKES_BYTES, False)
-            else handler.request_deserializer,
+            request_deserializer=None if is_raw else handler.request_deserializer,
             response_serializer=_serializer(handler.response_serializer),
         )
         return self._wrapped[method]
 
 
-_TAKES_BYTES: Final = "takes_bytes"
-
-
 def takes_bytes(behaviour: Behaviour) -> Behaviour:
     """Have a method get its requests serialized, as they came; it reads them itself."""
-    setattr(behaviour, _TAKES_BYTES, True)
+    cast("Any", behaviour).takes_bytes = True
     return behaviour
 
 

@@ -1,5 +1,5 @@
 /* Reads a serialized Rollout of the usual kind, and finds the items of a StreamRolloutsRequest;
-rollout.py and dataflow.py have the same through protobuf's classes.
+rollout.py has the same through protobuf's classes.
 
 What is unusual, malformed or unknown is left to those: scan() and split() return None for it. Fields
 have the numbers of rollout/v1/rollout.proto, trajectory.proto and dataflow/v1/raas_service.proto. */

@@ -1,4 +1,4 @@
-"""Reads rollouts; see rollout.py and dataflow.py."""
+"""Reads rollouts; see rollout.py."""
 
 _Trajectory = tuple[
     str,  # trajectory_id

@@ -1,10 +1,8 @@
 """astraflow.dataflow.v1: how members join, take tasks and batches, and settle them."""
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
 
 from astraflow.core.batches import AckBatch, BatchPart, StreamBatches
 from astraflow.core.members import (
@@ -29,14 +27,6 @@ from astraflow.wire.fields import (
 from astraflow.wire.rollout import batch_part_pieces
 from astraflow_proto.dataflow.v1 import raas_service_pb2, trainer_service_pb2
 from astraflow_proto.weights.v1 import version_pb2
-
-if TYPE_CHECKING:
-    from astraflow.wire._rollouts import split
-else:
-    try:
-        from astraflow.wire._rollouts import split
-    except ImportError:
-        split = None
 
 converter(
     ServedPolicy,
@@ -79,27 +69,6 @@ encode_task_credit, decode_task_credit = converter(
 encode_task_cancellation, decode_task_cancellation = converter(
     TaskCancellation, raas_service_pb2.TaskCancellation, task_id=required
 )
-
-
-def read_rollout_items(data: bytes) -> list[tuple[bool, bytes]]:
-    """Return the items of a serialized StreamRolloutsRequest: whether it is a rollout, its bytes.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for what is none.
-    """
-    found = None if split is None else split(data)
-    if found is not None:
-        return [(is_rollout, data[start:end]) for is_rollout, start, end in found]
-    try:
-        items = raas_service_pb2.StreamRolloutsRequest.FromString(data).items
-    except DecodeError as error:
-        raise invalid("items", str(error)) from error
-    rollouts = [item.WhichOneof("item") == "rollout" for item in items]
-    return [
-        (is_rollout, (item.rollout if is_rollout else item.result).SerializeToString())
-        for is_rollout, item in zip(rollouts, items, strict=True)
-    ]
-
 
 encode_item_ack, decode_item_ack = converter(ItemAck, raas_service_pb2.ItemAck, item_id=required)
 

@@ -38,6 +38,7 @@ from astraflow.wire.fields import (
     tag_of,
 )
 from astraflow.wire.tasks import read_sampling, write_sampling
+from astraflow_proto.dataflow.v1 import raas_service_pb2
 from astraflow_proto.rollout.v1 import (
     batch_pb2,
     column_pb2,
@@ -47,12 +48,12 @@ from astraflow_proto.rollout.v1 import (
 )
 
 if TYPE_CHECKING:
-    from astraflow.wire._rollouts import scan
+    from astraflow.wire._rollouts import scan, split
 else:
     try:
-        from astraflow.wire._rollouts import scan
+        from astraflow.wire._rollouts import scan, split
     except ImportError:
-        scan = None
+        scan = split = None
 
 _I32, _BOOL, _F32 = np.dtype("<i4"), np.dtype(np.bool_), np.dtype("<f4")
 
@@ -220,14 +221,33 @@ encode_rollout, _decode_rollout = converter(
 )
 
 
-def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> Rollout:
-    """Read a Rollout, whole; its arrays may lie over `data`, the same serialized."""
+def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
     if scan is not None:
-        data = message.SerializeToString() if data is None else data
+        data = message.SerializeToString()
         usual = scan(data)
         if usual is not None:
             return _rollout(data, usual)
     return _decode_rollout(message)
+
+
+def read_items(data: bytes) -> list[tuple[bool, bytes]]:
+    """Return the items of a serialized StreamRolloutsRequest: whether it is a rollout, its bytes.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for what is none.
+    """
+    found = None if split is None else split(data)
+    if found is not None:
+        return [(is_rollout, data[start:end]) for is_rollout, start, end in found]
+    try:
+        items = raas_service_pb2.StreamRolloutsRequest.FromString(data).items
+    except DecodeError as error:
+        raise invalid("items", str(error)) from error
+    rollouts = [item.WhichOneof("item") == "rollout" for item in items]
+    return [
+        (is_rollout, (item.rollout if is_rollout else item.result).SerializeToString())
+        for is_rollout, item in zip(rollouts, items, strict=True)
+    ]
 
 
 def read_rollout(data: bytes) -> tuple[Rollout, bytes]:
@@ -247,6 +267,18 @@ def read_rollout(data: bytes) -> tuple[Rollout, bytes]:
     except DecodeError as error:
         raise invalid("rollout", str(error)) from error
     return _decode_rollout(message), message.SerializeToString()
+
+
+def read_task_result(data: bytes) -> TaskResult:
+    """Read a serialized TaskResult.
+
+    Raises:
+        AstraflowError: As `decode_task_result`; INVALID_FIELD also for what is none.
+    """
+    try:
+        return decode_task_result(rollout_pb2.TaskResult.FromString(data))
+    except DecodeError as error:
+        raise invalid("result", str(error)) from error
 
 
 def _rollout(data: bytes, parts: Any) -> Rollout:

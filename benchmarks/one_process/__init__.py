@@ -1,7 +1,7 @@
 """Training of the sort recipe in one process, without a hub."""
 
-import sys
 from pathlib import Path
 
-# As a run finds it: the code of a recipe lies beside it.
-sys.path.append(str(Path(__file__).parents[2] / "recipes"))
+from astraflow.core.code import add_code_folder
+
+add_code_folder(Path(__file__).parents[2] / "recipes")

@@ -25,7 +25,7 @@ sys.exit(failed)
 
 
 @pytest.mark.slow
-def test_every_script_finds_what_it_imports() -> None:
+def test_every_script_finds_what_it_imports():
     paths = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/*.py"))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(

@@ -15,16 +15,15 @@ from astraflow.core.rollouts import (
     Trajectory,
     VersionSpan,
 )
-from astraflow.wire import dataflow as dataflow_module
 from astraflow.wire import rollout as rollout_module
 from astraflow.wire._rollouts import scan, split
-from astraflow.wire.dataflow import read_rollout_items
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import (
     batch_part_pieces,
     decode_rollout,
     decode_trajectory,
     encode_rollout,
+    read_items,
     read_rollout,
 )
 from astraflow_proto.dataflow.v1 import raas_service_pb2
@@ -170,18 +169,18 @@ class TestScan:
 
     def test_arrays_lie_over_the_bytes(self, message):
         data = message.SerializeToString()
-        (trajectory,) = decode_rollout(message, data).trajectories
+        (trajectory,) = read_rollout(data)[0].trajectories
         assert trajectory.tokens.base is data
         assert not trajectory.tokens.flags.writeable
 
     def test_a_trajectory_is_passed_on_as_it_came(self, full):
-        came = decode_rollout(full, full.SerializeToString()).trajectories
+        came = read_rollout(full.SerializeToString())[0].trajectories
         assert [_passed_on(each) for each in came] == [
             each.SerializeToString() for each in full.trajectories
         ]
 
     def test_a_copy_with_other_values_is_no_longer_what_came(self, full):
-        came = decode_rollout(full, full.SerializeToString()).trajectories[0]
+        came = read_rollout(full.SerializeToString())[0].trajectories[0]
         copy = replace(came, reward=0.75)
         assert came.received is not None
         assert copy.received is None
@@ -210,18 +209,18 @@ class TestScan:
         for _ in range(500):
             data = _changed(whole, dice)
             try:
-                message = rollout_pb2.Rollout.FromString(data)
+                rollout_pb2.Rollout.FromString(data)
             except DecodeError:
                 # What is passed on has to be readable.
                 with refused(Reason.INVALID_FIELD, "rollout|sampling"):
                     read_rollout(data)
                 continue
             both += scan(data) is not None
-            read = _said(message, data)
+            read = _said(data)
             monkeypatch.setattr(rollout_module, "scan", None)
-            assert read == _said(message, data), data
+            assert read == _said(data), data
             monkeypatch.undo()
-            for trajectory in _trajectories(message, data):
+            for trajectory in _trajectories(data):
                 sent = trajectory_pb2.Trajectory.FromString(_passed_on(trajectory))
                 assert _plain(decode_trajectory(sent)) == _plain(trajectory), data
         assert both > 20
@@ -241,7 +240,7 @@ class TestItems:
     def test_each_item_comes_as_its_bytes(self, sent, message):
         data = sent.SerializeToString()
         assert split(data) is not None
-        assert read_rollout_items(data) == [
+        assert read_items(data) == [
             (True, message.SerializeToString()),
             (False, sent.items[1].result.SerializeToString()),
             (True, message.SerializeToString()),
@@ -252,7 +251,7 @@ class TestItems:
             items=[raas_service_pb2.RolloutItem()]
         ).SerializeToString()
         assert split(data) is None
-        assert read_rollout_items(data) == [(False, b"")]
+        assert read_items(data) == [(False, b"")]
 
     @pytest.mark.parametrize("seed", range(4))
     def test_changed_bytes_are_taken_apart_alike(self, sent, monkeypatch, seed):
@@ -261,14 +260,14 @@ class TestItems:
         for _ in range(500):
             data = _changed(whole, dice)
             try:
-                monkeypatch.setattr(dataflow_module, "split", None)
-                known = read_rollout_items(data)
+                monkeypatch.setattr(rollout_module, "split", None)
+                known = read_items(data)
             except AstraflowError:
                 known = None
             monkeypatch.undo()
             both += split(data) is not None
             try:
-                found = [_item_said(*item) for item in read_rollout_items(data)]
+                found = [_item_said(*item) for item in read_items(data)]
             except AstraflowError:
                 found = None
             # What protobuf's classes refuse as a whole may be refused by its item.
@@ -300,9 +299,9 @@ def _passed_on(trajectory: Trajectory) -> bytes:
     return message.sources[0].trajectory.SerializeToString()
 
 
-def _trajectories(message: rollout_pb2.Rollout, data: bytes) -> tuple[Trajectory, ...]:
+def _trajectories(data: bytes) -> tuple[Trajectory, ...]:
     try:
-        return decode_rollout(message, data).trajectories
+        return read_rollout(data)[0].trajectories
     except AstraflowError:
         return ()
 
@@ -323,9 +322,9 @@ def _changed(data: bytes, dice: Random) -> bytes:
     return bytes(changed)
 
 
-def _said(message: rollout_pb2.Rollout, data: bytes) -> object:
+def _said(data: bytes) -> object:
     try:
-        return _plain(decode_rollout(message, data))
+        return _plain(read_rollout(data)[0])
     except AstraflowError as error:
         return error.reason, error.message
 

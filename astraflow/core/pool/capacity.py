@@ -99,12 +99,8 @@ class Measured:
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
         if self.rollout_count % _LOOK_EVERY == 0:
-            self._fastest = None
-            for speed in speeds:
-                if speed.token_s and (
-                    self._fastest is None or speed.token_s < self._fastest.token_s
-                ):
-                    self._fastest = speed
+            known = [speed for speed in speeds if speed.token_s]
+            self._fastest = min(known, key=lambda speed: speed.token_s, default=None)
         # Nobody is slow beside what the fastest one was before it slowed down itself.
         self.fastest_token_s = self._fastest.token_s if self._fastest else 0.0
         self.rollout_count += 1
