@@ -47,7 +47,7 @@ setup(
                 py_limited_api=True,
                 optional=True,
             )
-            for package, name in (("core", "_arrays"), ("wire", "_rollouts"))
+            for package, name in (("core", "_arrays"), ("core", "_frozen"), ("wire", "_rollouts"))
         ),
     ],
 )

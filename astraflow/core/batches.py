@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.frozen import fast_init
 from astraflow.core.ids import (
     NOBODY,
     BatchId,
@@ -77,6 +78,7 @@ class BatchHeader:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowSource:
     """What the columns of one row are made from.
@@ -155,6 +157,7 @@ class BatchPart:
         return self.columns[name].values
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRow:
     """Where one row of a settled batch came from, and what it counted for.

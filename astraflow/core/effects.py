@@ -13,6 +13,7 @@ from zlib import crc32
 
 from astraflow.core.batches import BatchHeader, EndOfData, IssuedPrompt, TrainedRow
 from astraflow.core.evals import EvalRun
+from astraflow.core.frozen import fast_init
 from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.members import Directive
 from astraflow.core.packing import Share
@@ -167,6 +168,7 @@ class DrawEvalPrompts:
     data_sets: tuple[str, ...]
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRollout:
     """A rollout was accepted: note it if it is sampled for the record."""
@@ -259,6 +261,7 @@ Effect = (
 )
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What came of an event.
@@ -279,15 +282,11 @@ class Decision:
         count, of numbers with a fraction five digits; bytes and tensors do not.
         """
         answer, effects = self.answer, self.effects
-        records = [
-            (each.rollout.rollout_id, each.member_id)
-            for each in effects
-            if type(each) is RecordRollout
-        ]
-        if type(answer) is ItemAck and len(records) == len(effects):
-            # What most events come to, as the other line says it.
-            said = answer.item_id, str(answer.disposition), str(answer.reason)
-            text = repr((said, records))
+        only = effects[0] if len(effects) == 1 else None
+        if type(answer) is ItemAck and type(only) is RecordRollout:
+            # What most events come to, as the other lines say it.
+            said = f"({answer.item_id!r}, '{answer.disposition}', '{answer.reason}')"
+            text = f"({said}, [({only.rollout.rollout_id!r}, {only.member_id!r})])"
         else:
             first, *others = _plain([answer, *effects])
             text = repr((first, others))

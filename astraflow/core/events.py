@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.errors import Failure
+from astraflow.core.frozen import fast_init
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
 from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 from astraflow.core.rollouts import Rollout, TaskResult
@@ -302,6 +303,7 @@ class TaskNacked:
     failure: Failure
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
     """A RaaS sends a rollout. Answer: ItemAck.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.frozen import fast_init
 from astraflow.core.ids import GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import Dtype
@@ -210,6 +211,7 @@ class PayloadStore:
     above_nbytes: int
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """A run of sampled tokens of one version.
@@ -227,6 +229,7 @@ class VersionSpan:
     policy_id: PolicyId | None = None
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
     """What one policy saw and sampled along one branch of a rollout.
@@ -285,9 +288,13 @@ class Trajectory:
             self.sampled_mask,
             self.logprobs,
         )
-        object.__setattr__(self, "sampled_count", sum([span.length for span in spans]))
+        sampled_count, are_spans = 0, True
+        for span in spans:
+            sampled_count += span.length
+            are_spans = are_spans and span.length >= 1 and span.version >= 0
+        object.__setattr__(self, "sampled_count", sampled_count)
         fault = None
-        if any(span.length < 1 or span.version < 0 for span in spans):
+        if not are_spans:
             fault = "a version span needs a length of at least 1 and a version of at least 0"
         elif self.payload is not None:
             fault = _payload_fault(self, self.payload)
@@ -298,7 +305,7 @@ class Trajectory:
         elif not len(tokens) or not tokens.shape == mask.shape == logprobs.shape:
             fault = "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
         else:
-            arrays = tokens, mask, logprobs, self.branch_offset, self.sampled_count
+            arrays = tokens, mask, logprobs, self.branch_offset, sampled_count
             if is_sound is None or not is_sound(*arrays):
                 fault = arrays_fault(*arrays)
             if not fault and self.columns:
@@ -375,6 +382,7 @@ _SLACK = 1e-4
 _I32, _F32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rollout:
     """One sample of a group: one run of a workflow, with the trajectories of all policies in it.
@@ -487,6 +495,7 @@ class Disposition(StrEnum):
     REJECTED = "rejected"
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemAck:
     """The answer to one rollout or task result.

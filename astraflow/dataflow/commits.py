@@ -16,6 +16,7 @@ from time import perf_counter
 
 from astraflow.core.effects import Effect
 from astraflow.core.events import Event
+from astraflow.core.frozen import fast_init
 from astraflow.storage.fault_points import FaultPoint, armed, hit
 from astraflow.storage.journal import Journal
 
@@ -26,6 +27,7 @@ _GROUP_COUNT = 256
 _SPACING_S = 0.004
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """One event that the run has decided.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -42,6 +42,9 @@ from astraflow.storage.fault_points import FaultPoint, armed, hit
 from astraflow.telemetry.traces import is_tracing
 
 log = structlog.get_logger(__name__)
+
+# Of which no member is known better.
+_ITEMS: Final = (RolloutArrived, TaskFinished)
 
 PromptRequest: TypeAlias = DrawPrompts | DrawAgain | DrawEvalPrompts
 
@@ -81,7 +84,7 @@ class EffectExecutor:
                 self._do(effect if traces is None else traces.stamp(effect, now), now)
             if traces is not None:
                 traces.see(event, decided.answer)
-            if not isinstance(event, RolloutArrived | TaskFinished):
+            if not isinstance(event, _ITEMS):
                 self.directory.note(event, decided.answer, now)
             if armed:
                 hit(FaultPoint.CARRIED_OUT_HALF)

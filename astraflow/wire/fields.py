@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from math import prod
 from typing import Any, Generic, TypeVar
 
@@ -256,6 +257,7 @@ def message_field(tag: bytes, pieces: Sequence[bytes | memoryview]) -> list[byte
     return [tag, _varint(sum(map(len, pieces))), *pieces]
 
 
+@lru_cache(maxsize=4096)
 def _varint(value: int) -> bytes:
     """Return a number as protobuf writes it."""
     written = bytearray()

@@ -36,7 +36,7 @@ def advantages_of(rewards: np.ndarray, settings: AdvantageSettings) -> np.ndarra
     centred = rewards - _baseline(rewards, settings.baseline)
     if not settings.scale_by_std or len(rewards) == 1:
         return centred
-    return centred / (rewards.std(ddof=0 if settings.is_population_std else 1) + _EPSILON)
+    return centred / (_std(rewards, ddof=0 if settings.is_population_std else 1) + _EPSILON)
 
 
 @cache
@@ -94,7 +94,7 @@ def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
     for agent, same in rows_by_agent(rows).items():
         own = settings.agents.get(agent, settings)
         rewards = np.array([row.reward for row in same], np.float64)
-        mean, std = float(rewards.mean()), float(rewards.std())
+        mean, std = float(_mean(rewards)), float(_std(rewards))
         if own.overlong is not None:
             counts = [row.trajectory.sampled_count for row in same]
             rewards -= [overlong_penalty(count, own.overlong) for count in counts]
@@ -107,8 +107,18 @@ def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
 def _baseline(rewards: np.ndarray, baseline: Baseline) -> np.ndarray | float:
     match baseline:
         case Baseline.GROUP:
-            return rewards.mean()
+            return _mean(rewards)
         case Baseline.LEAVE_ONE_OUT:
             return (rewards.sum() - rewards) / max(1, len(rewards) - 1)
         case Baseline.NONE:
             return 0.0
+
+
+# As numpy's methods to the bit, which check for a few microseconds what holds here.
+def _mean(values: np.ndarray) -> Any:
+    return np.add.reduce(values) / len(values)
+
+
+def _std(values: np.ndarray, *, ddof: int = 0) -> Any:
+    centred = values - _mean(values)
+    return np.sqrt(np.add.reduce(centred * centred) / (len(values) - ddof))

@@ -86,19 +86,21 @@ class Lease:
     def trained_rows(self) -> tuple[TrainedRow, ...]:
         """What `rows` came from, in their order."""
         return tuple(
-            TrainedRow(
-                head=group.head,
-                rollout_id=row.rollout.rollout_id,
-                trajectory_index=row.rollout.trajectories.index(row.trajectory),
-                member_id=sample.entry.member_id,
-                reward=row.reward,
-                reward_parts=row.rollout.reward_parts,
-                advantage=row.advantage,
-                version_spans=row.trajectory.version_spans,
-            )
-            for group in (*self.groups, *self.replayed)
-            for sample in group.samples
-            for row in sample.rows
+            [
+                TrainedRow(
+                    head=group.head,
+                    rollout_id=row.rollout.rollout_id,
+                    trajectory_index=row.rollout.trajectories.index(row.trajectory),
+                    member_id=sample.entry.member_id,
+                    reward=row.reward,
+                    reward_parts=row.rollout.reward_parts,
+                    advantage=row.advantage,
+                    version_spans=row.trajectory.version_spans,
+                )
+                for group in (*self.groups, *self.replayed)
+                for sample in group.samples
+                for row in sample.rows
+            ]
         )
 
     def deliver(self, rank: int, *, world_size: int, max_tokens: int) -> tuple[BatchHeader, Share]:
