@@ -53,7 +53,8 @@ def main_serve(recipe: Recipe, *, run_dir: Path, reopens: bool = False) -> int:
     tokens = tokens_from(os.environ, before)
     listen = _same_port(recipe.hub.listen, before)
     try:
-        status = asyncio.run(_serve(recipe, run, tokens, listen, reopens=reopens))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            status = runner.run(_serve(recipe, run, tokens, listen, reopens=reopens))
     except AstraflowError as error:
         if error.exit_code != TEMPORARY_EXIT:
             raise
@@ -65,6 +66,15 @@ def main_serve(recipe: Recipe, *, run_dir: Path, reopens: bool = False) -> int:
         log.error("run failed", reason=why and why.reason, message=why and why.message)
         return 1
     return 0
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of a hub: uvloop has one that takes less of its core."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop  # noqa: PLC0415 - not on Windows
+
+    return uvloop.new_event_loop()
 
 
 def tokens_from(environment: Mapping[str, str], before: HubEndpoint | None = None) -> HubTokens:

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from astraflow.cli.main import main
+from astraflow.cli.main import main as main_cli
+from astraflow.dataflow import main as hub
 
 # What is shorter is not written.
 _LEAST_S: Final = 0.005
@@ -33,6 +34,8 @@ def watch_callbacks(log: TextIO) -> None:
             log.write(json.dumps(row) + "\n")
 
     handles._run = run_watched  # noqa: SLF001
+    # That of uvloop has handles of its own.
+    hub.new_loop = asyncio.new_event_loop
 
 
 def name_of(handle: Any) -> str:
@@ -50,4 +53,4 @@ if __name__ == "__main__":
     with Path(sys.argv[1]).open("a", buffering=1, encoding="utf-8") as file:
         watch_callbacks(file)
         sys.argv = ["astraflow", *sys.argv[2:]]
-        main()
+        main_cli()
