@@ -249,16 +249,16 @@ _WIRE_TYPES: Mapping[int, int] = {
 def tag_of(message: type[Message], name: str) -> bytes:
     """Return what goes before a field in a serialized message."""
     field = message.DESCRIPTOR.fields_by_name[name]
-    return _varint(field.number << 3 | _WIRE_TYPES[field.type])
+    return varint(field.number << 3 | _WIRE_TYPES[field.type])
 
 
 def message_field(tag: bytes, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return a field that is a message, in pieces: it is serialized by joining them."""
-    return [tag, _varint(sum(map(len, pieces))), *pieces]
+    return [tag, varint(sum(map(len, pieces))), *pieces]
 
 
 @lru_cache(maxsize=4096)
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     """Return a number as protobuf writes it."""
     written = bytearray()
     while value > 0x7F:

@@ -12,14 +12,17 @@ Whatever else differs is refused by its name.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from dis import get_instructions
 from enum import Enum
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from itertools import pairwise
+from operator import attrgetter
 from pkgutil import walk_packages
+from struct import Struct
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +32,7 @@ from astraflow import __version__
 from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Rollout
+from astraflow.wire.fields import message_field, tag_of, varint
 from astraflow.wire.rollout import read_rollout
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
 
@@ -75,17 +79,16 @@ LEFT_OUT = frozenset(
 # A class, the attributes that its nodes have, and what makes the others.
 _Plan = tuple[type[Any], tuple[str, ...], tuple[tuple[str, Callable[[], Any]], ...]]
 
-# Kind, names of attributes, values.
-_Apart = tuple[str, tuple[str, ...], Iterable[Any]]
+# What a node begins with, and its values.
+_Apart = tuple[bytes, Iterable[Any]]
 
 
 def dump_state(root: object, *, position: int, modules: tuple[str, ...]) -> bytes:
     """Return a snapshot of an object of these modules; record `position` is the next one."""
     writer = _Writer(modules)
     writer.add(root)
-    writer.snapshot.position = position
-    writer.snapshot.software = __version__
-    return writer.snapshot.SerializeToString()
+    head = pb.Snapshot(position=position, software=__version__, shapes=writer.shapes)
+    return b"".join([head.SerializeToString(), *writer.nodes])
 
 
 def load_state(data: bytes, *, modules: tuple[str, ...]) -> tuple[Any, int]:
@@ -109,13 +112,24 @@ def load_state(data: bytes, *, modules: tuple[str, ...]) -> tuple[Any, int]:
 
 
 class _Writer:
+    """Writes a state piece by piece, which takes half as long as to make messages of it.
+
+    Attributes:
+        shapes: Of the nodes.
+        nodes: Each as a serialized Snapshot has it.
+    """
+
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self.snapshot = pb.Snapshot()
+        self.shapes: list[pb.Shape] = []
+        self.nodes: list[bytes] = []
         self._modules = modules
-        self._shapes: dict[tuple[str, ...], int] = {}
+        self._heads: dict[tuple[str, ...], bytes] = {}
         self._numbers: dict[int, int] = {}
-        self._texts: dict[str, pb.Value] = {}
+        self._texts: dict[str, bytes] = {}
         self._classes: dict[type[Any], tuple[str, list[str]]] = {}
+        # Classes of which an object had all its attributes in slots: what its node begins with, and
+        # what gets them.
+        self._whole: dict[type[Any], tuple[bytes, Callable[[Any], tuple[Any, ...]]]] = {}
         # Trajectories by identity, and their places in rollouts that are written as messages.
         self._parts: dict[int, tuple[Rollout, int]] = {}
         # Whoever is written must live until the end: numbers go by identity.
@@ -123,77 +137,86 @@ class _Writer:
 
     def add(self, thing: object) -> int:
         """Write an object once; return its number."""
-        numbers, value = self._numbers, self._value
-        number = numbers.get(id(thing))
+        number = self._numbers.get(id(thing))
         if number is not None:
             return number
-        number = numbers[id(thing)] = len(numbers)
+        number = self._numbers[id(thing)] = len(self._numbers)
         self._kept.append(thing)
-        nodes = self.snapshot.nodes
-        node = nodes.add()
-        kind, names, values = self._taken_apart(thing)
-        node.shape = self._shape(kind, names)
-        # Children take their places behind; the list may move while it grows.
-        filled = [value(each) for each in values]
-        nodes[number].values.extend(filled)
+        # Children take their places behind.
+        self.nodes.append(b"")
+        head, values = self._taken_apart(thing)
+        value = self._value
+        pieces = [head, *[value(each) for each in values]]
+        self.nodes[number] = b"".join(message_field(_NODES, pieces))
         return number
 
-    def _shape(self, kind: str, names: tuple[str, ...]) -> int:
-        key = (kind, *names)
-        if key not in self._shapes:
-            self._shapes[key] = len(self._shapes)
-            self.snapshot.shapes.add(kind=kind, names=names)
-        return self._shapes[key]
+    def _head(self, *key: str) -> bytes:
+        """Return what a node begins with, by its kind and the names of its attributes."""
+        head = self._heads.get(key)
+        if head is None:
+            head = self._heads[key] = pb.Node(shape=len(self.shapes)).SerializeToString()
+            self.shapes.append(pb.Shape(kind=key[0], names=key[1:]))
+        return head
 
-    def _value(self, value: Any) -> pb.Value:
+    def _value(self, value: Any) -> bytes:
+        """Return a value as a serialized Node has it."""
         kind = cast("type[Any]", type(value))
         if kind is str:
             # The same few thousand names stand everywhere.
             known = self._texts.get(value)
             if known is None:
-                known = self._texts[value] = pb.Value(text=value)
+                known = self._texts[value] = _field(pb.Value(text=value))
             return known
         make = _PLAIN.get(kind)
         if make is None or (kind is int and not -(1 << 63) <= value < 1 << 63):
-            return pb.Value(node=self.add(value))
+            number = varint(self.add(value))
+            return b"".join((_VALUES, varint(len(_NODE) + len(number)), _NODE, number))
         return make(value)
 
     def _taken_apart(self, thing: Any) -> _Apart:  # noqa: PLR0911 - one line per kind
         kind = cast("type[Any]", type(thing))
+        head = self._head
         if kind in _CONTAINERS:
-            return _CONTAINERS[kind], (), thing
+            return head(_CONTAINERS[kind]), thing
         if kind in (set, frozenset):
-            return kind.__name__, (), sorted(thing, key=repr)
+            return head(kind.__name__), sorted(thing, key=repr)
         if kind is deque:
-            return "deque", (), (thing.maxlen, *thing)
+            return head("deque"), (thing.maxlen, *thing)
         if kind in (dict, Counter):
-            return kind.__name__.lower(), (), (part for item in thing.items() for part in item)
+            return head(kind.__name__.lower()), [part for item in thing.items() for part in item]
         if isinstance(thing, datetime):
-            return "time", (), ((thing - _EPOCH) // _MICROSECOND,)
+            return head("time"), ((thing - _EPOCH) // _MICROSECOND,)
         if kind is timedelta:
-            return "span", (), (thing // _MICROSECOND,)
+            return head("span"), (thing // _MICROSECOND,)
         if kind is np.ndarray:
-            return "array", (), _array_parts(thing)
+            return head("array"), _array_parts(thing)
         if kind is int:
-            return "int", (), (str(thing),)
+            return head("int"), (str(thing),)
         if id(thing) in self._parts:
-            return "trajectory", (), self._parts[id(thing)]
+            return head("trajectory"), self._parts[id(thing)]
         if kind is Rollout and thing.received is not None:
             trajectories = {id(each): (thing, at) for at, each in enumerate(thing.trajectories)}
             if self._numbers.keys().isdisjoint(trajectories):
                 self._parts |= trajectories
-                return "rollout", (), (thing.received,)
+                return head("rollout"), (thing.received,)
         return self._of_ours(thing)
 
     def _of_ours(self, thing: Any) -> _Apart:
         kind = cast("type[Any]", type(thing))
+        if kind in self._whole:
+            head, get = self._whole[kind]
+            with suppress(AttributeError):
+                return head, get(thing)
         path, slots = self._classes.get(kind) or self._class(kind)
         if isinstance(thing, Enum):
-            return path, ("name",), (thing.name,)
+            return self._head(path, "name"), (thing.name,)
         held = {name: getattr(thing, name, _ABSENT) for name in slots}
         held |= getattr(thing, "__dict__", {})
         there = {name: value for name, value in held.items() if value is not _ABSENT}
-        return path, tuple(there), there.values()
+        head = self._head(path, *there)
+        if list(there) == slots and len(slots) > 1 and not hasattr(thing, "__dict__"):
+            self._whole[kind] = head, attrgetter(*slots)
+        return head, there.values()
 
     def _class(self, kind: type[Any]) -> tuple[str, list[str]]:
         """Return what stands for a class, and the slots of its objects."""
@@ -220,14 +243,29 @@ def _names(kind: type[Any]) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-_NONE = pb.Value(none=True)
-_TRUTHS = pb.Value(truth=False), pb.Value(truth=True)
-_PLAIN: Mapping[type[Any], Callable[[Any], pb.Value]] = {
+_NODES, _VALUES = tag_of(pb.Snapshot, "nodes"), tag_of(pb.Node, "values")
+
+
+def _field(value: pb.Value) -> bytes:
+    return b"".join(message_field(_VALUES, [value.SerializeToString()]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _whole(value: int) -> bytes:
+    return _field(pb.Value(whole=value))
+
+
+_NODE = pb.Value(node=1).SerializeToString()[:-1]
+_DOUBLE = Struct("<d")
+_REAL = _field(pb.Value(real=0.0))[: -_DOUBLE.size]
+_NONE = _field(pb.Value(none=True))
+_TRUTHS = _field(pb.Value(truth=False)), _field(pb.Value(truth=True))
+_PLAIN: Mapping[type[Any], Callable[[Any], bytes]] = {
     type(None): lambda _: _NONE,
     bool: _TRUTHS.__getitem__,
-    int: lambda value: pb.Value(whole=value),
-    float: lambda value: pb.Value(real=value),
-    bytes: lambda value: pb.Value(data=value),
+    int: _whole,
+    float: lambda value: _REAL + _DOUBLE.pack(value),
+    bytes: lambda value: _field(pb.Value(data=value)),
 }
 _CONTAINERS: Mapping[type[Any], str] = {list: "list", tuple: "tuple"}
 
