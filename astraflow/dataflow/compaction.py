@@ -36,10 +36,10 @@ _POLL_S: Final = 0.5
 
 _ERROR_NBYTES: Final = 4000
 
-# A snapshot is begun when to decide what came since the last one took so long; to replay that takes
-# about twice as long. With what comes while it is made, and with the start of a process, a hub
-# serves again within five seconds.
-_REPLAY_S: Final = 0.5
+# A snapshot is begun when to decide what came since the last one took so long; to replay that takes a
+# quarter longer. With what comes while it is made, and with the start of a process, a hub serves
+# again within five seconds, also where other programs have half of its core.
+_REPLAY_S: Final = 0.6
 
 # Gigabytes take a minute; who takes longer waits for what never comes.
 _LIMIT_S: Final = 600.0
