@@ -36,8 +36,8 @@ _POLL_S: Final = 0.5
 
 _ERROR_NBYTES: Final = 4000
 
-# A snapshot is begun when to decide what came since the last one took so long; to replay that takes a
-# quarter longer. With what comes while it is made, and with the start of a process, a hub serves
+# A snapshot is begun when to decide what came since the last one took so long; to replay that takes
+# a quarter longer. With what comes while it is made, and with the start of a process, a hub serves
 # again within five seconds, also where other programs have half of its core.
 _REPLAY_S: Final = 0.6
 

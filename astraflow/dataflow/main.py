@@ -15,6 +15,8 @@ from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.core.events import RunStopped
+from astraflow.core.frozen import fill
+from astraflow.core.rollouts import is_sound
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.journals import is_begun
@@ -23,6 +25,7 @@ from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import join_address, split_address
 from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good, reuse_memory
+from astraflow.wire.rollout import split
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +50,8 @@ def main_serve(recipe: Recipe, *, run_dir: Path, reopens: bool = False) -> int:
         AstraflowError: The hub could not start.
     """
     arm()
+    if None in (fill, is_sound, split):
+        log.warning("rollouts are read slowly: install a C compiler and astraflow again")
     run = RunDir(run_dir)
     before = _before(recipe, run)
     _must_share_tokens(recipe, before)

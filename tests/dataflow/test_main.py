@@ -43,9 +43,10 @@ def process_of(tmp_path):
     """Start a hub in a process; return it and its run directory."""
     processes = []
 
-    def start(recipe):
+    def start(recipe, before=""):
         run_dir = RunDir(tmp_path / "run")
-        command = [sys.executable, "-c", PROGRAM, recipe.model_dump_json(), str(run_dir.root)]
+        program = before + PROGRAM
+        command = [sys.executable, "-c", program, recipe.model_dump_json(), str(run_dir.root)]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -75,6 +76,16 @@ def test_a_signal_ends_a_hub_that_leaves_its_account(process_of, recipe_of):
     status = json.loads(run_dir.status.read_text())
     assert status["state"] == "done"
     assert status["hub"]["max_rss_nbytes"] < 200 << 20
+
+
+@pytest.mark.parametrize("name", ["core._frozen", "core._arrays", "wire._rollouts"])
+def test_a_hub_without_one_of_its_extensions_serves_and_says_so(process_of, recipe_of, name):
+    absent = f"import sys; sys.modules['astraflow.{name}'] = None\n"
+    process, _ = process_of(recipe_of(), before=absent)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "install a C compiler" in out
 
 
 def test_tokens_come_from_the_environment_or_are_made():
