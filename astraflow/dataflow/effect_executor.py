@@ -43,7 +43,7 @@ from astraflow.telemetry.traces import is_tracing
 
 log = structlog.get_logger(__name__)
 
-# Of which no member is known better.
+# They say nothing new of a member.
 _ITEMS: Final = (RolloutArrived, TaskFinished)
 
 PromptRequest: TypeAlias = DrawPrompts | DrawAgain | DrawEvalPrompts
