@@ -6,7 +6,7 @@ other. Groups of 8 rollouts, 1,000 tokens each, in messages of up to 64 items.
 - `throughput`: as many rollouts as there can be, or `--rate`, with each kind of journal.
 - `many`: the same from 64 and 256 nodes with 2 rollouts per message and from 256 with one, each on
   a connection of its own.
-- `callbacks`: the same, with a look at every callback of the hub's event loop: its thread's CPU.
+- `callbacks`: both again, with a look at every callback of the hub's event loop: its thread's CPU.
 - `handover`: 256 rollouts of 4,000 tokens, from the last one until the trainer has parsed all.
 - `flood`: a node that ignores its credit and sends for ever, while the trainer stands still; then
   it goes on, and every rollout that was accepted has to be trained on.
@@ -30,7 +30,7 @@ import psutil
 from hub_ends.flood import Bounds, measure_flood
 from hub_ends.handover import measure_handover
 from hub_ends.process import GROUP_SIZE, GROUPS_PER_BATCH, MODES, HubProcess, running_hub
-from hub_ends.throughput import Row, measure_callbacks, measure_throughput
+from hub_ends.throughput import ITEM_COUNT, Row, measure_callbacks, measure_throughput
 
 BARS: Final = {
     "in_per_s": 2500.0,
@@ -112,10 +112,16 @@ def _plan(name: str, options: argparse.Namespace) -> list[tuple[str, str, Measur
             for node_count, item_count in MANY
         ]
     if name == "callbacks":
-        measure = partial(
-            measure_callbacks, seconds=options.seconds, token_count=options.tokens, rate=rate
-        )
-        return [("callbacks", "process", measure, _STALE | {"is_watched": True})]
+        load = {"seconds": options.seconds, "token_count": options.tokens, "rate": rate}
+        return [
+            (
+                f"callbacks/{node_count}x{item_count}",
+                "process",
+                partial(measure_callbacks, node_count=node_count, item_count=item_count, **load),
+                _STALE | {"is_watched": True},
+            )
+            for node_count, item_count in ((1, ITEM_COUNT), *MANY)
+        ]
     if name == "handover":
         measure = partial(measure_handover, token_count=4000, batch_count=options.batches)
         return [("handover", "process", measure, {"max_staleness": 0})]

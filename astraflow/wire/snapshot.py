@@ -169,8 +169,7 @@ class _Writer:
             return known
         make = _PLAIN.get(kind)
         if make is None or (kind is int and not -(1 << 63) <= value < 1 << 63):
-            number = varint(self.add(value))
-            return b"".join((_VALUES, varint(len(_NODE) + len(number)), _NODE, number))
+            return b"".join(message_field(_VALUES, [_NODE, varint(self.add(value))]))
         return make(value)
 
     def _taken_apart(self, thing: Any) -> _Apart:  # noqa: PLR0911 - one line per kind

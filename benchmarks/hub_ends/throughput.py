@@ -168,13 +168,11 @@ async def measure_throughput(
     }
 
 
-async def measure_callbacks(
-    hub: HubProcess, *, seconds: float, token_count: int, rate: float
-) -> Row:
-    """Return how long callbacks of a hub's event loop take under load."""
+async def measure_callbacks(hub: HubProcess, *, seconds: float, **load: Any) -> Row:
+    """Return how long callbacks of a hub's event loop take under a load of `measure_throughput`."""
     # What it does before it serves keeps nobody waiting.
     started = time.perf_counter()
-    row = await measure_throughput(hub, seconds=seconds, token_count=token_count, rate=rate)
+    row = await measure_throughput(hub, seconds=seconds, **load)
     slow = [each for each in hub.long_callbacks if each["time"] > started]
     longest = max(slow, key=itemgetter("cpu_s"), default={"cpu_s": 0.0, "name": ""})
     return {
