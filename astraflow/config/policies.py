@@ -215,7 +215,7 @@ class SaveConfig(Strict):
 class Fsdp(Strict):
     """How the ranks of one trainer share its model out (FSDP2), and how each computes.
 
-    `compute` and `checkpointing` hold for one rank, too.
+    `compute`, `checkpointing` and `compile` hold for one rank, too.
     """
 
     replicas: int = Field(default=1, ge=1)
@@ -228,6 +228,9 @@ class Fsdp(Strict):
     checkpointing: bool | None = None
     """Keep the inputs of blocks alone, and compute the rest again for the gradient. Unset: on a
     GPU, but for passes of one rank that fit three quarters of its part of the memory."""
+    compile: bool | None = None
+    """Run the blocks as torch compiles them, which takes a C compiler, and seconds of the first
+    step. Unset: on a GPU, with one rank, unless the model has experts."""
     offload: bool = False
     """Keep weights, gradients and optimizer on the host while they are not used; needs ranks."""
     context_parallel: int = Field(default=1, ge=1)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, cast
 
+import structlog
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -12,6 +13,11 @@ from torch.utils._pytree import tree_map
 
 from astraflow.config.policies import Fsdp
 from astraflow.core.errors import AstraflowError, Reason
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Tokens of a pass that is not worth compiling for.
+_FEW: Final = 64
 
 COMPUTED: Final[dict[str, torch.dtype]] = {"bf16": torch.bfloat16, "f32": torch.float32}
 """What torch calls the types of `fsdp.compute`."""
@@ -81,13 +87,45 @@ def prepare_blocks(module: nn.Module, settings: Fsdp, *, kept_tokens: int = 0) -
     Raises:
         AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.
     """
-    is_plain = settings.compute == "f32" and not settings.checkpointing
+    is_plain = settings.compute == "f32" and not (settings.checkpointing or settings.compile)
     blocks = [] if is_plain else blocks_of(module)
     for block in blocks:
+        if settings.compile:
+            compile_block(block)
         if settings.compute != "f32":
             _compute_in(block, COMPUTED[settings.compute], is_last=block is blocks[-1])
         if settings.checkpointing:
             recompute(block, kept_tokens=kept_tokens)
+
+
+@cache
+def can_compile(device: torch.device) -> bool:
+    """Whether torch compiles for a device here: it takes a C compiler, and Triton on a GPU."""
+    try:
+        cast("Any", torch).compile(torch.exp)(torch.ones(8, device=device))
+    except Exception as error:  # noqa: BLE001 - whatever a compiler raises
+        log.warning(
+            "blocks run slower than they could: torch cannot compile for this device",
+            device=str(device),
+            why=str(error).strip().partition("\n")[0],
+        )
+        return False
+    return True
+
+
+def compile_block(block: nn.Module) -> None:
+    """Have a block run as torch compiles it: once, for passes of any size and all blocks like it.
+
+    Passes of a few tokens, by which models are asked what they can, run as they are.
+    """
+    plain = block.forward
+    compiled: Callable[..., Any] = cast("Any", torch).compile(plain, dynamic=True)
+
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        run = plain if _token_count(hidden_states) <= _FEW else compiled
+        return run(hidden_states, *args, **kwargs)
+
+    block.forward = forward
 
 
 def recompute(block: nn.Module, *, kept_tokens: int = 0) -> None:
@@ -99,12 +137,16 @@ def recompute(block: nn.Module, *, kept_tokens: int = 0) -> None:
     plain = block.forward
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if hidden_states[..., 0].numel() <= kept_tokens:
+        if _token_count(hidden_states) <= kept_tokens:
             return plain(hidden_states, *args, **kwargs)
         kwargs = {"use_reentrant": False, "preserve_rng_state": False, **kwargs}
         return again(plain, hidden_states, *args, **kwargs)
 
     block.forward = forward
+
+
+def _token_count(hidden_states: Tensor) -> int:
+    return hidden_states[..., 0].numel()
 
 
 def _compute_in(block: nn.Module, dtype: torch.dtype, *, is_last: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from itertools import groupby
 from typing import Any, Final, cast
@@ -23,7 +23,15 @@ from torch.nn import functional
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.tensors import to_tensor
 
+try:
+    from torch.nn.attention import varlen
+except ImportError:  # before torch 2.10; the CPU does without
+    varlen = None
+
 NAME: Final = "astraflow_packed"
+# Before torch 2.12 keys of fewer heads are taken without being asked for.
+_asked = signature(varlen.varlen_attn).parameters if varlen else {}
+_GROUPED: Final[dict[str, Any]] = {"enable_gqa": True} if "enable_gqa" in _asked else {}
 # What layers may ask of attention that is not done here.
 _STRANGE: Final = ("softcap", "s_aux", "position_bias", "cache")
 
@@ -34,11 +42,13 @@ class PackedRows:
 
     Attributes:
         lengths: Tokens of each row.
+        longest: Tokens of the longest. Blocks that ask `lengths` are compiled for these alone.
         offsets: i32[n + 1], where each begins and the last one ends, on the device.
         window: Tokens that one attends to at most, itself among them; None: all before.
     """
 
     lengths: tuple[int, ...]
+    longest: int
     offsets: Tensor
     window: int | None = None
 
@@ -47,7 +57,7 @@ class PackedRows:
         """Lay rows of these lengths, i64[n], end to end."""
         counts = tuple(map(int, lengths))
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return cls(lengths=counts, offsets=to_tensor(ends, device))
+        return cls(lengths=counts, longest=max(counts), offsets=to_tensor(ends, device))
 
     @property
     def positions(self) -> Tensor:
@@ -68,21 +78,17 @@ class PackedRows:
         """Return f[1, T, heads, D] of f[1, heads, T, D] and f[1, key heads, T, D]."""
         if query.device.type == "cpu":
             return self._row_by_row(query, key, value, scale)
-        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - torch 2.11 has it
-
-        width, longest = value.shape[-1], max(self.lengths)
+        width = value.shape[-1]
         if rest := query.shape[-1] - width:
             # The kernel has one size for all three.
             value = functional.pad(value, [0, rest])
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        # Before torch 2.12 keys of fewer heads are taken without being asked for.
         is_grouped = query.shape[1] != key.shape[1]
-        asked: Any = {"enable_gqa": True} if is_grouped and _asks_for_groups(varlen_attn) else {}
-        found = varlen_attn(
-            *(query, key, value, self.offsets, self.offsets, longest, longest),
+        found = cast("Any", varlen).varlen_attn(
+            *(query, key, value, self.offsets, self.offsets, self.longest, self.longest),
             scale=scale,
             window_size=(-1 if self.window is None else self.window - 1, 0),
-            **asked,
+            **(_GROUPED if is_grouped else {}),
         )
         return cast("Tensor", found)[None, ..., :width]
 
@@ -116,11 +122,6 @@ class PackedRows:
         index = torch.arange(length, device=self.offsets.device)
         behind = index[:, None] - index
         return (behind >= 0) & (behind < self.window)
-
-
-@cache
-def _asks_for_groups(attend: Callable[..., Any]) -> bool:
-    return "enable_gqa" in signature(attend).parameters
 
 
 _LAID: ContextVar[PackedRows | None] = ContextVar("packed rows", default=None)

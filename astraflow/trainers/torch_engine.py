@@ -17,7 +17,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import UNROUTED
 from astraflow.core.tensors import Dtype
 from astraflow.engines.modules import fuse_norms
-from astraflow.trainers.blocks import prepare_blocks, resolved
+from astraflow.trainers.blocks import can_compile, prepare_blocks, resolved
 from astraflow.trainers.causal_model import (
     CausalModel,
     load_causal_model,
@@ -274,9 +274,11 @@ class TorchEngine:
 
     def _shared_out(self, model: CausalModel) -> CausalModel:
         """Keep what this rank has of a model: alone, all of it."""
+        fsdp = resolved(self._settings.fsdp, self._device)
         if self._device.type == "cuda":
             fuse_norms(model.module)
-        fsdp = resolved(self._settings.fsdp, self._device)
+            if fsdp.compile is None and not model.has_routers and can_compile(self._device):
+                fsdp = fsdp.model_copy(update={"compile": True})
         prepare_blocks(model.module, fsdp, kept_tokens=self._kept_tokens(model))
         return model
 

@@ -6,13 +6,14 @@
 `trainer`: steps of the built-in engine on a model of random weights with the shape of Qwen3-1.7B,
 with a GPU's defaults: tokens per second, model FLOP utilisation (6 operations per weight and token,
 embeddings left out, and half of the square of attention, against the bf16 rate of the data sheet),
-the most memory at once, and what `StepMemory` says of it. `deterministic`: the same with kernels of
-fixed bits. `packing`: the same on rows of ragged lengths, packed and padded, in one run. `stall`:
-what steps take longer when each is published. `publish`: `device_publish.py`, bytes compared per
-second against a copy in the device's memory, and what steps beside it take longer. `engine`: tokens
-per second of the embedded engine and of `generate` of transformers, and the pause of a swap under
-load. `math`: what a run of `recipes/math` with SmolLM2 gains from its first command to its last,
-both ends on the device. A part that cannot run says why, and the others go on.
+the most memory at once, and what `StepMemory` says of it. `plain`: the same with blocks that are
+not compiled. `deterministic`: the same with kernels of fixed bits. `packing`: the same on rows of
+ragged lengths, packed and padded, in one run. `stall`: what steps take longer when each is
+published. `publish`: `device_publish.py`, bytes compared per second against a copy in the device's
+memory, and what steps beside it take longer. `engine`: tokens per second of the embedded engine and
+of `generate` of transformers, and the pause of a swap under load. `math`: what a run of
+`recipes/math` with SmolLM2 gains from its first command to its last, both ends on the device. A
+part that cannot run says why, and the others go on.
 """
 
 import argparse
@@ -91,12 +92,18 @@ def _name(device: str) -> str:
 
 
 def measure_trainer(
-    device: str, *, deterministic: bool = False, ragged: bool = False, packing: str = "auto"
+    device: str,
+    *,
+    compiled: bool | None = None,
+    deterministic: bool = False,
+    ragged: bool = False,
+    packing: str = "auto",
 ) -> dict[str, Any]:
     """Return tokens per second of steps, and their memory.
 
     Args:
         device: By name.
+        compiled: Whether blocks are; None: as the device decides.
         deterministic: Whether kernels are of fixed bits.
         ragged: Whether rows are of any length, up to twice that of others.
         packing: Of the recipe.
@@ -106,10 +113,13 @@ def measure_trainer(
     if ragged:
         lengths = np.linspace(length // 16, 2 * length - length // 16, row_count).astype(np.int64)
     shape = SHAPES[device]
-    engine = _engine(device, packing=packing, deterministic=deterministic)
+    engine = _engine(
+        device, packing=packing, deterministic=deterministic, fsdp={"compile": compiled}
+    )
     batches = [_batch(lengths, shape["vocab_size"], seed=seed) for seed in range(2)]
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    before = now(device)
     metrics = engine.train_step(batches[0])
     started = now(device)
     for step in range(step_count):
@@ -126,6 +136,7 @@ def measure_trainer(
     return {
         "tokens_per_s": round(tokens / seconds),
         "step_s": round(seconds, 4),
+        "first_step_s": round(started - before, 4),
         "mfu": round(flops / seconds / rate, 4) if rate else "skipped: no data sheet of the device",
         "loss": metrics["train/loss"],
         "expected_gib": round(expected.total / 2**30, 2),
@@ -183,6 +194,11 @@ def measure_stall(device: str) -> dict[str, Any]:
 def measure_deterministic(device: str) -> dict[str, Any]:
     """Return the same with kernels of fixed bits."""
     return measure_trainer(device, deterministic=True)
+
+
+def measure_plain(device: str) -> dict[str, Any]:
+    """Return the same with blocks that are not compiled."""
+    return measure_trainer(device, compiled=False)
 
 
 def measure_packing(device: str) -> dict[str, Any]:
@@ -268,6 +284,7 @@ def _peak_gib(device: str) -> float | str:
 
 PARTS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "trainer": measure_trainer,
+    "plain": measure_plain,
     "deterministic": measure_deterministic,
     "packing": measure_packing,
     "stall": measure_stall,

@@ -194,7 +194,10 @@ def test_rows_of_one_length_attend_together_and_within_a_window():
     lengths = np.array([7, 3, 3, 5])
     query, key, value = (torch.randn(1, n, 18, 4, generator=rng) for n in (4, 2, 2))
     rows = PackedRows(
-        lengths=tuple(lengths.tolist()), offsets=torch.tensor([0, 7, 10, 13, 18]), window=3
+        lengths=tuple(lengths.tolist()),
+        longest=7,
+        offsets=torch.tensor([0, 7, 10, 13, 18]),
+        window=3,
     )
     found = rows.attend(query, key, value, 0.3)
     row = np.repeat(np.arange(4), lengths)
@@ -216,7 +219,7 @@ def test_the_kernel_of_a_gpu_takes_what_it_is_given(window):
         for shape in shapes
     ]
     offsets = torch.empty(3, dtype=torch.int32, device="meta")
-    rows = PackedRows(lengths=(11, 7), offsets=offsets, window=window)
+    rows = PackedRows(lengths=(11, 7), longest=11, offsets=offsets, window=window)
     found = rows.attend(*given, 0.25)
     assert found.shape == (1, 18, 4, 8)
     found.sum().backward()

@@ -22,7 +22,7 @@ from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.blocks import COMPUTED, blocks_of, recompute, resolved
+from astraflow.trainers.blocks import COMPUTED, blocks_of, compile_block, recompute, resolved
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.checkpoints import OPTIMIZER_DIR
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
@@ -66,6 +66,8 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
         within = replace(precision, output_dtype=None, cast_forward_inputs=False)
         for each in [] if ranks.experts is None else ranks.experts.cut(block):
             shard(each, mesh=ranks.shard_mesh("experts"), mp_policy=within)
+        if settings.compile:
+            compile_block(block)
         if settings.checkpointing:
             recompute(block)
         shard(block, mesh=ranks.shard_mesh("block"), mp_policy=precision)
