@@ -45,7 +45,7 @@ class CodePlace:
     is_users: bool
 
 
-def place_of(error: BaseException) -> CodePlace:
+def place_of(error: BaseException, *, _after: Sequence[BaseException] = ()) -> CodePlace:
     """Return where an exception was raised.
 
     An AstraflowError that was made of another exception is told as that one where it passed through
@@ -54,8 +54,11 @@ def place_of(error: BaseException) -> CodePlace:
     """
     if isinstance(error, AstraflowError) and error.cause:
         return CodePlace(cause=error.cause, traceback=error.traceback, is_users=True)
-    if isinstance(error, AstraflowError | TimeoutError) and error.__cause__ is not None:
-        inner = place_of(error.__cause__)
+    seen, cause = (*_after, error), error.__cause__
+    # What is raised from itself is its own cause: `raise error from error`.
+    is_made = isinstance(error, AstraflowError | TimeoutError)
+    if is_made and cause is not None and all(cause is not each for each in seen):
+        inner = place_of(cause, _after=seen)
         if inner.is_users:
             return inner
     frames = traceback.extract_tb(error.__traceback__)
@@ -63,8 +66,8 @@ def place_of(error: BaseException) -> CodePlace:
         return _place(frames, "Timeout", "it waited here when its time was over")
     name = error.reason if isinstance(error, AstraflowError) else type(error).__name__
     said = bounded("".join(traceback.format_exception_only(error)).rstrip(), _MAX_MESSAGE)
-    if error.__cause__ is not None:
-        said += bounded(f"\n(from {type(error.__cause__).__name__}: {error.__cause__})", 200)
+    if cause is not None and cause is not error:
+        said += bounded(f"\n(from {type(cause).__name__}: {cause})", 200)
     return _place(frames, name, said)
 
 

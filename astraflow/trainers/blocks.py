@@ -17,7 +17,7 @@ from astraflow.core.errors import AstraflowError, Reason
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Tokens of a pass that is not worth compiling for.
-_FEW: Final = 64
+_FEW: Final = 16
 
 COMPUTED: Final[dict[str, torch.dtype]] = {"bf16": torch.bfloat16, "f32": torch.float32}
 """What torch calls the types of `fsdp.compute`."""

@@ -71,6 +71,20 @@ def test_an_error_that_arose_below_the_users_code_is_told_where_that_called():
     assert told(deep).cause == f"ENGINE_FAILED at {FILE}:{line_of('deep')}"
 
 
+def test_an_error_that_was_raised_from_itself_is_told_once():
+    def again():
+        error = AstraflowError(Reason.SCORER_FAILED, "no verdict")
+        raise error from error  # again
+
+    place = told(again)
+    assert place.cause == f"SCORER_FAILED at {FILE}:{line_of('again')}"
+    assert "from" not in place.traceback.splitlines()[-1]
+
+    first, second = TimeoutError("first"), TimeoutError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert "first" in place_of(first).traceback
+
+
 async def test_a_time_out_is_told_where_it_interrupted():
     async def waits():
         await asyncio.Event().wait()  # waits

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import CriticConfig, Kl, Lora, Loss, Optimizer, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers import packed_rows
+from astraflow.trainers import blocks, packed_rows
 from astraflow.trainers.blocks import prepare_blocks
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.critic import CriticLearner, valued
@@ -118,6 +118,37 @@ def test_blocks_may_round_and_compute_again(compute, checkpointing, make_model, 
     model = make_model(num_key_value_heads=1)
     prepare_blocks(model.module, Fsdp(compute=compute, checkpointing=checkpointing))
     require_same(model, rows, rounding=1e-4 if compute == "f32" else 0.1, fuse_above=0)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
+)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_blocks_say_and_learn_what_plain_ones_do(
+    checkpointing, device, make_model, rows, monkeypatch
+):
+    monkeypatch.setattr(blocks, "_FEW", 0)
+    plain, compiled = (make_model(num_key_value_heads=1) for _ in range(2))
+    settings = Fsdp(compute="f32", checkpointing=checkpointing, compile=True)
+    prepare_blocks(compiled.module, settings)
+    found = []
+    for model in (plain, compiled):
+        model.module.to(device)
+        assert device == "cpu" or not model.unpacked
+        found.append(learned(model, rows, is_packed=device == "cuda", max_tokens=24))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_machine_without_a_compiler_goes_on_without(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no C compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", lambda _: refuse)
+    with capture_logs() as logs:
+        assert not blocks.can_compile.__wrapped__(torch.device("cpu"))
+    assert logs[0]["why"] == "no C compiler"
 
 
 def test_adapters_learn_from_packed_rows(make_model, rows):

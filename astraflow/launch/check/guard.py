@@ -202,11 +202,13 @@ def _shown(frames: list[FrameSummary]) -> str:
 
 def message_of(error: BaseException) -> str:
     """Return the type and message of what an error was raised from."""
-    root = error
+    root, seen = error, [error]
     while True:
         if isinstance(root, BaseExceptionGroup):
-            root = cast("BaseExceptionGroup[BaseException]", root).exceptions[0]
-        elif root.__cause__ is not None:
-            root = root.__cause__
+            below = cast("BaseExceptionGroup[BaseException]", root).exceptions[0]
         else:
+            below = root.__cause__
+        if below is None or any(below is each for each in seen):
             return f"{type(root).__name__}: {root}" if str(root) else type(root).__name__
+        seen.append(below)
+        root = below

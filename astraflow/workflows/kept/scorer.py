@@ -77,7 +77,9 @@ class KeptScorer:
             if worker is not None:
                 await worker.stop()
             worker = None
-            raise self._translated(error) from error
+            if isinstance(error, TimeoutError):
+                raise self._late() from error
+            raise
         finally:
             idle.put_nowait(worker)
         return Score(**answer)
@@ -126,9 +128,7 @@ class KeptScorer:
             raise
         return worker
 
-    def _translated(self, error: BaseException) -> BaseException:
-        if not isinstance(error, TimeoutError):
-            return error
+    def _late(self) -> PolicyFault | AstraflowError:
         message = f"scorer {self._name} took longer than {self._options.time_s:g} s and was killed"
         if self._options.on_timeout == "policy_fault":
             return PolicyFault(message, parts={"timeout": 1.0})

@@ -31,6 +31,8 @@ _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 # Between two looks at a program: with a hard bound on its processes, and without one.
 _LOOK_S, _LOOK_OFTEN_S = 0.25, 0.02
+# For which the kernel is waited for, that lets go of who died.
+_LEAVING_S = 1.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NOT_STARTED = 127
 # Linux in which each PID namespace has a pid_max of its own, and the least that it can be.
@@ -81,7 +83,7 @@ def main() -> None:
     why, status = _watch(first, limits, wakes, _LOOK_OFTEN_S if group is None else _LOOK_S)
     _kill_all(first)
     if group is not None:
-        group.rmdir()
+        _remove_group(group)
     print(json.dumps({"why": why, "code": status}), flush=True)  # noqa: T201 - the report
 
 
@@ -117,6 +119,18 @@ def _made_group(task_count: int) -> Path | None:
             continue
         return group
     return None
+
+
+def _remove_group(group: Path) -> None:
+    """Remove a control group: the kernel holds it until the last that died is out of it."""
+    deadline = time.monotonic() + _LEAVING_S
+    while True:
+        try:
+            return group.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                return None
+        time.sleep(0.002)
 
 
 def _bound_namespace(task_count: int) -> None:

@@ -222,7 +222,9 @@ class Bubblewrap:
                 command, limits=options, place=place, pass_fds=(number,), env={}
             )
         except AstraflowError as error:
-            raise _with_cure(error) from error
+            if cured := _cured(error):
+                raise cured from error
+            raise
         finally:
             os.close(number)
 
@@ -380,8 +382,8 @@ def _without_root() -> tuple[str, ...]:
     return (setpriv, f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--")
 
 
-def _with_cure(error: AstraflowError) -> AstraflowError:
+def _cured(error: AstraflowError) -> AstraflowError | None:
     for pattern, cure in _CURES:
         if re.search(pattern, error.message, re.IGNORECASE):
             return AstraflowError(error.reason, f"{error.message}; {cure}")
-    return error
+    return None

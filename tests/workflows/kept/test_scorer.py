@@ -55,6 +55,14 @@ async def test_a_program_that_exits_is_the_policys_fault(make, text):
 
 
 @pytest.mark.slow
+async def test_a_scorer_that_is_closed_says_nothing_more(make, capfd):
+    scorer = make("process", scorer="scorers:length")
+    await scorer(PROMPT, "four")
+    await scorer.close()
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.slow
 async def test_a_recipe_can_blame_the_scorer(make):
     options = {"on_timeout": "failure", "on_death": "failure", "time_s": 3.0}
     scorer = make("process", scorer="scorers:hostile", **options)
@@ -68,8 +76,9 @@ async def test_a_recipe_can_blame_the_scorer(make):
 @pytest.mark.slow
 async def test_options_that_do_not_fit_are_told(make):
     scorer = make("process", scorer="exact", scorer_options={"fields": "x"})
-    with pytest.raises(AstraflowError, match="fields"):
+    with pytest.raises(AstraflowError, match="fields") as caught:
         await scorer(PROMPT, "42")
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.slow
