@@ -30,8 +30,7 @@ except ImportError:  # before torch 2.10; the CPU does without
 
 NAME: Final = "astraflow_packed"
 # Before torch 2.12 keys of fewer heads are taken without being asked for.
-_asked = signature(varlen.varlen_attn).parameters if varlen else {}
-_GROUPED: Final[dict[str, Any]] = {"enable_gqa": True} if "enable_gqa" in _asked else {}
+_ASKS_FOR_GROUPS: Final = varlen and "enable_gqa" in signature(varlen.varlen_attn).parameters
 # What layers may ask of attention that is not done here.
 _STRANGE: Final = ("softcap", "s_aux", "position_bias", "cache")
 
@@ -84,11 +83,12 @@ class PackedRows:
             value = functional.pad(value, [0, rest])
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         is_grouped = query.shape[1] != key.shape[1]
+        asked: Any = {"enable_gqa": True} if is_grouped and _ASKS_FOR_GROUPS else {}
         found = cast("Any", varlen).varlen_attn(
             *(query, key, value, self.offsets, self.offsets, self.longest, self.longest),
             scale=scale,
             window_size=(-1 if self.window is None else self.window - 1, 0),
-            **(_GROUPED if is_grouped else {}),
+            **asked,
         )
         return cast("Tensor", found)[None, ..., :width]
 

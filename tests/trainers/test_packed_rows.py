@@ -123,6 +123,7 @@ def test_blocks_may_round_and_compute_again(compute, checkpointing, make_model, 
 @pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
 )
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_blocks_say_and_learn_what_plain_ones_do(

@@ -203,12 +203,13 @@ def _shown(frames: list[FrameSummary]) -> str:
 def message_of(error: BaseException) -> str:
     """Return the type and message of what an error was raised from."""
     root, seen = error, [error]
-    while True:
-        if isinstance(root, BaseExceptionGroup):
-            below = cast("BaseExceptionGroup[BaseException]", root).exceptions[0]
-        else:
-            below = root.__cause__
-        if below is None or any(below is each for each in seen):
-            return f"{type(root).__name__}: {root}" if str(root) else type(root).__name__
+    while (below := _below(root)) is not None and all(below is not each for each in seen):
         seen.append(below)
         root = below
+    return f"{type(root).__name__}: {root}" if str(root) else type(root).__name__
+
+
+def _below(error: BaseException) -> BaseException | None:
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error.__cause__

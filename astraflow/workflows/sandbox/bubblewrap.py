@@ -222,9 +222,10 @@ class Bubblewrap:
                 command, limits=options, place=place, pass_fds=(number,), env={}
             )
         except AstraflowError as error:
-            if cured := _cured(error):
-                raise cured from error
-            raise
+            cured = _with_cure(error)
+            if cured is error:
+                raise
+            raise cured from error
         finally:
             os.close(number)
 
@@ -382,8 +383,8 @@ def _without_root() -> tuple[str, ...]:
     return (setpriv, f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--")
 
 
-def _cured(error: AstraflowError) -> AstraflowError | None:
+def _with_cure(error: AstraflowError) -> AstraflowError:
     for pattern, cure in _CURES:
         if re.search(pattern, error.message, re.IGNORECASE):
             return AstraflowError(error.reason, f"{error.message}; {cure}")
-    return None
+    return error

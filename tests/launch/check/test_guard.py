@@ -122,6 +122,12 @@ def test_lines_are_those_of_the_first_cause():
     assert lines[-1].endswith('in inner: raise KeyError("weight")')
 
 
+def test_an_error_that_is_its_own_cause_is_told():
+    error = ValueError("again")
+    error.__cause__ = error
+    assert message_of(error) == "ValueError: again"
+
+
 def test_the_first_of_a_group_is_told():
     group = ExceptionGroup("several", [ValueError("one"), ValueError("two")])
     assert message_of(group) == "ValueError: one"

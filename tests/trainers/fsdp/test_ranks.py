@@ -316,6 +316,21 @@ def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
             assert furthest(ran.found[name], alone, bound) < 1e-5
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_blocks_of_ranks_learn_what_plain_ones_do(ran, tmp_path):
+    (tmp_path / "model").symlink_to(ran.folder / "model")
+    compiled = {"fsdp": {"compile": True, "checkpointing": True}}
+    settings = {"compiled": TrainerConfig.model_validate({**PLAIN, **compiled})}
+    given = pickle.loads((ran.folder / "given.pickle").read_bytes())
+    empty = {name: {} for name in ("lora", "counts", "contexts", "families")}
+    launch(tmp_path, RANKS, {**given, **empty, "settings": settings})
+    alone = ran.alone("plain", STEPS - LAST)
+    for rank in range(RANKS):
+        found = pickle.loads((tmp_path / f"found-{rank}.pickle").read_bytes())
+        assert furthest(found["compiled"], alone) < 1e-4
+
+
 @pytest.mark.parametrize("name", [name for name in CONTEXTS if name not in FOUR])
 def test_two_ranks_may_share_rows(ran, name):
     require_like_one(ran, name, ran.folder, ran.ranks)
