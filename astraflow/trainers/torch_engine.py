@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.model_files import on_host, write_model
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.rows import TrainRows
+
+# Parameters.
+_COMPILED_SIZE: Final = 64_000_000
 
 
 def replayed(rows: TrainRows, model: CausalModel, choice: RouterReplay) -> TrainRows:
@@ -277,10 +280,18 @@ class TorchEngine:
         fsdp = resolved(self._settings.fsdp, self._device)
         if self._device.type == "cuda":
             fuse_norms(model.module)
-            if fsdp.compile is None and not model.has_routers and can_compile(self._device):
-                fsdp = fsdp.model_copy(update={"compile": True})
+            if fsdp.compile is None:
+                fsdp = fsdp.model_copy(update={"compile": self._compiles(model)})
         prepare_blocks(model.module, fsdp, kept_tokens=self._kept_tokens(model))
         return model
+
+    def _compiles(self, model: CausalModel) -> bool:
+        """Whether blocks are compiled that nobody spoke of: small models train in less than that.
+
+        Experts take as many tokens as come, and those of a replay are told by hooks.
+        """
+        size = sum(each.numel() for each in model.module.parameters())
+        return size >= _COMPILED_SIZE and not model.has_routers and can_compile(self._device)
 
     def _kept_tokens(self, model: CausalModel) -> int:
         """Return up to which size passes are not computed again: what fits a GPU beside the rest.

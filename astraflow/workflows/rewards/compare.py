@@ -215,7 +215,7 @@ class Equal:
             self._tool: Any = importlib.import_module("math_verify")
         except ImportError as error:
             raise AstraflowError(
-                Reason.CODE_UNKNOWN, "scorer math: pip install math-verify on every node"
+                Reason.CODE_UNKNOWN, f"scorer math: {error}; pip install math-verify on every node"
             ) from error
         # It warns of every answer that it keeps no time itself.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
