@@ -25,7 +25,7 @@ from astraflow.trainers.tensors import to_tensor
 
 try:
     from torch.nn.attention import varlen
-except ImportError:  # before torch 2.10; the CPU does without
+except ImportError:  # of older releases
     varlen = None
 
 NAME: Final = "astraflow_packed"
@@ -77,6 +77,10 @@ class PackedRows:
         """Return f[1, T, heads, D] of f[1, heads, T, D] and f[1, key heads, T, D]."""
         if query.device.type == "cpu":
             return self._row_by_row(query, key, value, scale)
+        if varlen is None:
+            raise AstraflowError(
+                Reason.CAPABILITY_MISSING, "this torch has no attention of rows of any lengths"
+            )
         width = value.shape[-1]
         if rest := query.shape[-1] - width:
             # The kernel has one size for all three.

@@ -124,13 +124,13 @@ def _made_group(task_count: int) -> Path | None:
 def _remove_group(group: Path) -> None:
     """Remove a control group: the kernel holds it until the last that died is out of it."""
     deadline = time.monotonic() + _LEAVING_S
-    while True:
+    while time.monotonic() < deadline:
         try:
-            return group.rmdir()
+            group.rmdir()
         except OSError:
-            if time.monotonic() > deadline:
-                return None
-        time.sleep(0.002)
+            time.sleep(0.002)
+        else:
+            return
 
 
 def _bound_namespace(task_count: int) -> None:
