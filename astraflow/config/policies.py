@@ -230,8 +230,8 @@ class Fsdp(Strict):
     GPU, but for passes of one rank that fit three quarters of its part of the memory."""
     compile: bool | None = None
     """Run the blocks as torch compiles them, which takes a C compiler, and seconds of the first
-    step. Unset: on a GPU, with one rank, where the model has 64 million parameters or more, and no
-    experts."""
+    step; false helps where the compiler fails at a model. Unset: on a GPU, with one rank, where the
+    model has 64 million parameters or more, and no experts."""
     offload: bool = False
     """Keep weights, gradients and optimizer on the host while they are not used; needs ranks."""
     context_parallel: int = Field(default=1, ge=1)
