@@ -47,12 +47,15 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture
 def serve():
-    """Serves folders; gives what asks the page as a browser with its cookie does."""
+    """Serves folders that were read once; gives what asks the page as a browser does."""
 
     @asynccontextmanager
     async def start(*folders):
+        runs = shown_runs(folders)
+        for run in runs:
+            await asyncio.to_thread(run.index)
         async with (
-            serve_page(shown_runs(folders)) as url,
+            serve_page(runs) as url,
             httpx.AsyncClient(base_url=url.split("?")[0], follow_redirects=True) as client,
         ):
             assert (await client.get(url)).status_code == 200
