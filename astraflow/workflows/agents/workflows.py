@@ -28,7 +28,13 @@ from astraflow.workflows.agents.session import (
     describe,
 )
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.kept.program import ExitCause, Program, ProgramExit, ProgramLimits
+from astraflow.workflows.kept.program import (
+    ExitCause,
+    Program,
+    ProgramExit,
+    ProgramLimits,
+    environment,
+)
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer
 
@@ -337,12 +343,6 @@ class Command(AgentWorkflow):
                 _require_done(session, await session.ended())
             printed = options.answer == "stdout"
             return _read(folder / "stdout").strip() if printed else session.last_text
-
-
-def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return what an agent gets of the node's environment, and more; no secrets of the run."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("ASTRAFLOW_")}
-    return own | dict(more)
 
 
 def _require_done(session: AgentSession, failure: str) -> None:

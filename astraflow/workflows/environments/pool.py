@@ -19,9 +19,9 @@ import astraflow
 from astraflow.config.strict import Options, Strict
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.workflows.agents.workflows import environment as environment_variables
 from astraflow.workflows.environments.protocol import Observation, Step
 from astraflow.workflows.kept.program import LineWorker, ProgramLimits
+from astraflow.workflows.kept.program import environment as environment_variables
 from astraflow.workflows.registry import Kind, target_of
 
 _WORKER = Path(__file__).with_name("worker.py")

@@ -24,7 +24,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.telemetry.tracebacks import bounded, place_of
 from astraflow.workflows.building import build_scorer
-from astraflow.workflows.kept.program import LineWorker, ProgramLimits
+from astraflow.workflows.kept.program import LineWorker, ProgramLimits, environment
 from astraflow.workflows.protocol import PolicyFault, Score, Scorer
 from astraflow.workflows.scoring import checked_score
 
@@ -116,13 +116,20 @@ class KeptScorer:
             limits=ProgramLimits(
                 time_s=None, memory_mb=options.memory_mb, processes=options.processes
             ),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}),
         )
         try:
             async with asyncio.timeout(_STARTING_S):
                 answer = await worker.ask(None)
             died = {"error": f"the process of the scorer died: {worker.last_words}"}
             _require_no_error(died if answer is None else answer)
+        except TimeoutError as error:
+            await worker.stop()
+            raise AstraflowError(
+                Reason.SCORER_FAILED,
+                f"the process of scorer {self._name} was not ready within {_STARTING_S:g} s",
+                retryable=True,
+            ) from error
         except BaseException:
             await worker.stop()
             raise

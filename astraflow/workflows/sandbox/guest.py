@@ -48,6 +48,9 @@ _RESULT, _TO, _FROM, _TESTS = 3, 4, 5, 6
 # Far above all that are open.
 _ASIDE, _MOST_DESCRIPTORS = 64, 4096
 _MOST_DEPTH = 100
+# Of a program: OpenBLAS and its like take some 40 MiB of private memory per thread as soon as they
+# are loaded, and a thread for every processor of the machine. A command may be given another number.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def main() -> None:
     _signal.signal(_SIGINT, _signal.SIG_DFL)
     asks, answers = os.dup(0), os.dup(1)
     sys.path += sys.argv[1:]
+    os.environ.update(_ONE_THREAD)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -84,7 +88,7 @@ def _exec(asked: Request, asks: int) -> list[bytes]:
             _signal.signal(number, _signal.SIG_DFL)
         try:
             os.chdir(asked["cwd"])
-            os.execvpe(command[0], command, asked["env"])  # noqa: S606 - it is what was asked for
+            os.execvpe(command[0], command, _ONE_THREAD | asked["env"])  # noqa: S606 - as asked for
         except OSError as error:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(_NOT_STARTED)

@@ -11,6 +11,7 @@ import tempfile
 import psutil
 from pydantic import Field
 
+from astraflow.workflows.kept.program import environment
 from astraflow.workflows.sandbox.channel import GUEST, GuestPlace, GuestSandbox
 from astraflow.workflows.sandbox.protocol import SandboxLimits
 
@@ -42,7 +43,9 @@ class UnsafeProcess:
         # Imported, not run: so it is compiled once.
         code = f"import sys; sys.path.insert(0, {str(GUEST.parent)!r}); import guest; guest.main()"
         command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", code)
-        return await GuestSandbox.start(command, limits=self._options, place=place)
+        return await GuestSandbox.start(
+            command, limits=self._options, place=place, env=environment({})
+        )
 
     async def close(self) -> None:
         """Do nothing: they share nothing."""

@@ -9,6 +9,14 @@ def length(prompt, text):
     return float(len(text))
 
 
+def threads(prompt, text):
+    """Say how many this process has once numpy is loaded; 0: it was told a secret of the run."""
+    import numpy  # noqa: F401
+
+    is_told = any(name.startswith("ASTRAFLOW_") for name in os.environ)
+    return 0.0 if is_told else float(len(os.listdir("/proc/self/task")))
+
+
 def hostile(prompt, text):
     match text:
         case "loop":

@@ -55,6 +55,21 @@ async def test_a_program_that_exits_is_the_policys_fault(make, text):
 
 
 @pytest.mark.slow
+async def test_a_scorer_has_one_thread_however_many_processors_there_are(make, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("ASTRAFLOW_JOIN_TOKEN", "secret")
+    assert (await make("process", scorer="scorers:threads")(PROMPT, "")).reward == 1.0
+
+
+@pytest.mark.slow
+async def test_a_process_that_is_not_ready_in_time_is_no_fault_of_the_policy(make, monkeypatch):
+    monkeypatch.setattr("astraflow.workflows.kept.scorer._STARTING_S", 0.001)
+    with pytest.raises(AstraflowError, match="was not ready within") as caught:
+        await make("process", scorer="scorers:length")(PROMPT, "")
+    assert caught.value.reason is Reason.SCORER_FAILED
+
+
+@pytest.mark.slow
 async def test_a_scorer_that_is_closed_says_nothing_more(make, capfd):
     scorer = make("process", scorer="scorers:length")
     await scorer(PROMPT, "four")

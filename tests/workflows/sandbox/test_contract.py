@@ -29,6 +29,16 @@ async def test_a_command_says_how_it_ended(start, kind):
     assert b"no-such-program" in missing.stderr
 
 
+async def test_libraries_have_one_thread_unless_a_command_asks_for_more(start, kind):
+    sandbox = await start(kind)
+    show = ["sh", "-c", "echo $OMP_NUM_THREADS"]
+    assert (await sandbox.exec(show)).stdout == b"1\n"
+    assert (await sandbox.exec(show, env={"OMP_NUM_THREADS": "3"})).stdout == b"3\n"
+    program = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    judged, _ = await sandbox.run({"do": "program", "source": program, "stdin": b""})
+    assert judged.stdout == b"1\n"
+
+
 async def test_files_are_written_and_read(start, kind):
     sandbox = await start(kind)
     data = bytes(range(256)) * 1000
