@@ -4,7 +4,7 @@ import pytest
 
 from astraflow.codec import kernels
 from astraflow.codec.chunks import Profile
-from astraflow.codec.rates import DecodeRate, measured_rates
+from astraflow.codec.rates import DecodeRate, cpu_s_of, measured_rates
 
 
 def test_every_level_is_measured_once(level):
@@ -26,6 +26,11 @@ def test_levels_have_rates_of_their_own():
             found.append(measured_rates())
 
     assert found[0] != found[1]
+
+
+def test_where_the_clock_of_a_thread_stands_still_the_seconds_that_pass_are_taken(monkeypatch):
+    monkeypatch.setattr("astraflow.codec.rates.thread_time", lambda: 1.0)
+    assert 0 < cpu_s_of(lambda: sum(range(1000))) < 60
 
 
 def test_a_patch_costs_a_pass_and_its_payload_and_a_version_all_of_it():

@@ -6,7 +6,6 @@ sqrt(0.1 / 1.9)), learning rate such that the wanted share of bf16 values change
 training fit it closely (`benchmarks/corpus.py`).
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from astraflow.codec import kernels
 from astraflow.codec.chunks import Chunk, Profile, Runs
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import EncodedPatch, encode_patch, encode_whole, flat_bits
+from astraflow.codec.rates import cpu_s_of
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
@@ -182,9 +182,7 @@ def best_cpu_s(work: Work, repeats: int, prepare: Work | None = None) -> float:
     for _ in range(repeats):
         if prepare is not None:
             prepare()
-        start = time.thread_time()
-        work()
-        best = min(best, time.thread_time() - start)
+        best = min(best, cpu_s_of(work))
     return best
 
 

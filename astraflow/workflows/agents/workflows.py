@@ -7,11 +7,10 @@ asks the node for one.
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self

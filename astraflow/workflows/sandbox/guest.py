@@ -48,8 +48,8 @@ _RESULT, _TO, _FROM, _TESTS = 3, 4, 5, 6
 # Far above all that are open.
 _ASIDE, _MOST_DESCRIPTORS = 64, 4096
 _MOST_DEPTH = 100
-# Of a program: OpenBLAS and its like take some 40 MiB of private memory per thread as soon as they
-# are loaded, and a thread for every processor of the machine. A command may be given another number.
+# OpenBLAS and its like take some 40 MiB of private memory per thread as soon as they are loaded,
+# and a thread for every processor of the machine. A command may be given another number.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

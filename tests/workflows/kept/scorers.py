@@ -1,8 +1,10 @@
 """Scorers that mean harm."""
 
+import importlib
 import os
 import sys
 import time
+from pathlib import Path
 
 
 def length(prompt, text):
@@ -11,10 +13,9 @@ def length(prompt, text):
 
 def threads(prompt, text):
     """Say how many this process has once numpy is loaded; 0: it was told a secret of the run."""
-    import numpy  # noqa: F401
-
+    importlib.import_module("numpy")
     is_told = any(name.startswith("ASTRAFLOW_") for name in os.environ)
-    return 0.0 if is_told else float(len(os.listdir("/proc/self/task")))
+    return 0.0 if is_told else float(len(list(Path("/proc/self/task").iterdir())))
 
 
 def hostile(prompt, text):
