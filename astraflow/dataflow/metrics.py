@@ -357,11 +357,12 @@ def _failures_row(report: FailureReport) -> dict[str, Any]:
 def _peak_rss_nbytes() -> int:
     """Return the most memory that this process had resident.
 
-    Where there is /proc, from VmHWM: what getrusage(2) tells begins on Linux with what the
-    parent had when it forked.
+    From VmHWM of /proc where there is one (gVisor has none): what getrusage(2) tells begins on
+    Linux with what the parent had when it forked.
     """
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) * 1024
+        if (most := lines.get("VmHWM")) is not None:
+            return int(most.split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

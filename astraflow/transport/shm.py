@@ -21,6 +21,7 @@ from threading import Lock
 from typing import Final, cast
 
 import numpy as np
+import psutil
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
@@ -46,8 +47,13 @@ def host_identity() -> bytes:
         raise AstraflowError(
             Reason.LANE_UNAVAILABLE, "the lane shm needs Linux; set lanes to [tcp]"
         )
-    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    return boot + b" " + str(Path("/proc/self/ns/net").stat().st_ino).encode()
+    known = Path("/proc/sys/kernel/random/boot_id")
+    if known.exists():
+        boot = known.read_bytes().strip()
+    else:
+        # gVisor tells when it began alone.
+        boot = f"{socket.gethostname()} {int(psutil.boot_time())}".encode()
+    return boot + b" " + bytes(Path("/proc/self/ns/net").readlink())
 
 
 def is_same_host(address: str) -> bool:
@@ -140,7 +146,9 @@ class _Memory:
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first:
-            self._mapped.madvise(mmap.MADV_REMOVE, first, end - first)
+            # gVisor has no such call: there it is given back with the arena.
+            with suppress(OSError):
+                self._mapped.madvise(mmap.MADV_REMOVE, first, end - first)
 
 
 def shm_dial(address: str, bound: TransferBound | None, pool: ArenaPool) -> tuple[Dial, Lend]:

@@ -9,7 +9,8 @@ Where the kernel lets it, the program lives in a PID namespace (when its first p
 kernel kills all others in the same instant, however fast they fork) and in a control group, under
 RLIMIT_NPROC or, as root without a control group, under a pid_max of the namespace's own: they bound
 how many there are at all. In any case it adopts every orphan
-(PR_SET_CHILD_SUBREAPER), runs before all of them, and kills until there is nobody left.
+(PR_SET_CHILD_SUBREAPER), runs before all of them, and kills until there is nobody left. Elsewhere
+than on Linux it bounds time and files, and kills the program's process group.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_IS_LINUX = sys.platform == "linux"
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -60,13 +62,31 @@ class ProgramLimits(NamedTuple):
 def main() -> None:
     """Run the program, then say what became of it."""
     limits, folder = ProgramLimits(*json.loads(sys.argv[1])), sys.argv[2]
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, _ignore)
     signal.signal(signal.SIGTERM, _hang_up)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    group = None
+    if _IS_LINUX:
+        first, group = _started_on_linux(limits, folder, sys.argv[3:])
+    elif (first := os.fork()) == 0:
+        _exec(limits, folder, sys.argv[3:])
+    why, status = _watch(first, limits, wakes, _LOOK_OFTEN_S if group is None else _LOOK_S)
+    _kill_all(first)
+    if group is not None:
+        _remove_group(group)
+    # Whoever started it may be gone.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps({"why": why, "code": status}).encode() + b"\n")
+
+
+def _started_on_linux(
+    limits: ProgramLimits, folder: str, command: list[str]
+) -> tuple[int, Path | None]:
+    """Start the program; return its first process, and its control group if it has one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         runs_first = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, runs_first, os.sched_param(1))
@@ -79,12 +99,8 @@ def main() -> None:
             (group / "cgroup.procs").write_text("0", encoding="ascii")
         elif has_namespace:
             _bound_namespace(most_tasks)
-        _be_first(libc, limits, folder, sys.argv[3:], has_namespace=has_namespace)
-    why, status = _watch(first, limits, wakes, _LOOK_OFTEN_S if group is None else _LOOK_S)
-    _kill_all(first)
-    if group is not None:
-        _remove_group(group)
-    print(json.dumps({"why": why, "code": status}), flush=True)  # noqa: T201 - the report
+        _be_first(libc, limits, folder, command, has_namespace=has_namespace)
+    return first, group
 
 
 def _enter_namespace(libc: Any) -> bool:
@@ -103,7 +119,9 @@ def _enter_namespace(libc: Any) -> bool:
 
 def _made_group(task_count: int) -> Path | None:
     """Make a control group that has room for so many tasks; None where that is not allowed."""
-    for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+    known = Path("/proc/self/cgroup")
+    # A kernel may have been built without them.
+    for line in known.read_text(encoding="ascii").splitlines() if known.exists() else ():
         _, kinds, place = line.split(":", 2)
         if kinds not in ("pids", ""):
             continue
@@ -157,7 +175,9 @@ def _be_first(
     """Be the first process: start the program, bury whoever dies, end with the program's code."""
     signal.set_wakeup_fd(-1)
     os.setsid()
-    if has_namespace and libc.unshare(_CLONE_NEWNS) == 0:
+    outside = _mount_namespace()
+    # Where it is taken and nothing comes of it (gVisor), /proc would be another one for everybody.
+    if has_namespace and libc.unshare(_CLONE_NEWNS) == 0 and _mount_namespace() != outside:
         libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
         libc.mount(b"proc", b"/proc", b"proc", 0, None)
     program = os.fork()
@@ -169,6 +189,13 @@ def _be_first(
             os._exit(_shell_code(status))
 
 
+def _mount_namespace() -> Path | None:
+    """Return what names this process's mount namespace; None where nothing does."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/ns/mnt").readlink()
+    return None
+
+
 def _exec(limits: ProgramLimits, folder: str, command: list[str]) -> None:
     """Become the program."""
     os.setsid()
@@ -177,7 +204,7 @@ def _exec(limits: ProgramLimits, folder: str, command: list[str]) -> None:
     _limit(resource.RLIMIT_DATA, limits.memory_mb * 2**20)
     _limit(resource.RLIMIT_FSIZE, limits.output_mb * 2**20)
     _limit(resource.RLIMIT_CORE, 0)
-    if os.geteuid():
+    if os.geteuid() and _IS_LINUX:
         _limit(resource.RLIMIT_NPROC, _own_task_count() + limits.processes)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, path in ((0, os.devnull), (1, f"{folder}/stdout"), (2, f"{folder}/stderr")):
@@ -236,6 +263,9 @@ def _kill_all(first: int) -> None:
     """Kill until nobody is left."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(first, signal.SIGKILL)
+    if not _IS_LINUX:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(first, signal.SIGKILL)
     while True:
         pids = list(_below(os.getpid()))
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -252,16 +282,37 @@ def _kill_all(first: int) -> None:
 
 def _below(pid: int) -> Iterator[int]:
     """Yield all descendants of a process."""
+    children_of = _listed_children
+    if _IS_LINUX and not Path(f"/proc/{pid}/task/{pid}/children").exists():
+        children_of = _children_by_parent().get
     waiting = [pid]
     while waiting:
-        tasks = Path(f"/proc/{waiting.pop()}/task")
-        # Each may end while it is looked at.
+        children = children_of(waiting.pop()) or []
+        waiting += children
+        yield from children
+
+
+def _listed_children(pid: int) -> list[int]:
+    children: list[int] = []
+    # Each may end while it is looked at.
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            listing = (task / "children").read_text(encoding="ascii")
+            children += map(int, listing.split())
+    return children
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    """Return the children of all processes, for kernels that do not list them (gVisor)."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            for task in tasks.iterdir():
-                listing = (task / "children").read_text(encoding="ascii")
-                children = [int(child) for child in listing.split()]
-                waiting += children
-                yield from children
+            if entry.name.isdigit():
+                status = (entry / "stat").read_text(encoding="ascii", errors="replace")
+                # The name, which may hold anything, is in brackets.
+                parent = int(status.rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    return children
 
 
 def _resident_nbytes(pid: int) -> int:

@@ -169,6 +169,11 @@ _CURES = (
         "=0 (Ubuntu); a container: --security-opt seccomp=unconfined --security-opt "
         "apparmor=unconfined; or choose another sandbox (podman, docker, e2b)",
     ),
+    (
+        r"overflowuid|ended with -11",
+        "bwrap does not run within gVisor: choose another sandbox (e2b), or unsafe_process for "
+        "programs that are trusted",
+    ),
 )
 
 

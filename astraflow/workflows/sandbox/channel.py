@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.protocol import PolicyFault
 from astraflow.workflows.sandbox.protocol import Finished, Sandbox, SandboxLimits
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GUEST = Path(__file__).with_name("guest.py")
 _STARTING_S = 60.0
@@ -97,7 +100,8 @@ class GuestSandbox:
             sandbox._kill()
             said = b"" if process.stderr is None else await process.stderr.read(4096)
             await sandbox.close()
-            why = said.decode("utf-8", "replace").strip() or "it said nothing"
+            nothing = f"it ended with {process.returncode} and said nothing"
+            why = said.decode("utf-8", "replace").strip() or nothing
             raise cannot_start(f"{Path(command[0]).name}: {why}") from error
         except BaseException:
             await sandbox.close()
@@ -281,6 +285,9 @@ class GuestSandbox:
             self._kill()
             return
         code = await self._process.wait()
+        if code > 0 and self._process.stderr is not None:
+            said = (await self._process.stderr.read(4096)).decode("utf-8", "replace").strip()
+            log.warning("the guest of a sandbox failed at a program", said=said[-1000:])
         if self._place.is_namespace and code < 0:
             raise AstraflowError(
                 Reason.ENVIRONMENT_FAILED,

@@ -36,6 +36,7 @@ else:
     # `signal` makes enumerations of it, which is slow.
     import _signal
 
+_IS_LINUX = sys.platform == "linux"
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _SIGINT, _SIGKILL, _SIGPIPE, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 19, 25
 _NOT_STARTED = 127
@@ -48,6 +49,8 @@ _RESULT, _TO, _FROM, _TESTS = 3, 4, 5, 6
 # Far above all that are open.
 _ASIDE, _MOST_DESCRIPTORS = 64, 4096
 _MOST_DEPTH = 100
+# Between two looks at a child without a pidfd.
+_LOOK_S = 0.005
 # OpenBLAS and its like take some 40 MiB of private memory per thread as soon as they are loaded,
 # and a thread for every processor of the machine. A command may be given another number.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -190,15 +193,21 @@ def _run(
     for number in (into, *(pipe[1] for pipe in readers), *theirs):
         os.close(number)
     kept = {pipe[0]: bytearray() for pipe in readers}
-    ended = os.pidfd_open(first)
     try:
-        why = _watch(ended, feed, kept, asked, asks)
+        why, status = _watch(first, feed, kept, asked, asks)
     finally:
-        for number in (ended, *kept):
+        for number in kept:
             os.close(number)
-    if why != "exited":
-        os.kill(first, _SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    if status is None:
+        if why != "exited":
+            os.kill(first, _SIGKILL)
+        status = os.waitpid(first, 0)[1]
+    code = os.waitstatus_to_exitcode(status)
+    if not _IS_LINUX and (why != "exited" or asked["do"] != "exec"):
+        try:  # noqa: SIM105 - contextlib is slow to import
+            os.killpg(first, _SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
     if why != "exited" or asked["do"] != "exec":
         _kill_all()
     _bury()
@@ -209,16 +218,25 @@ def _run(
 
 
 def _watch(  # noqa: PLR0912 - one loop over all that may happen to a child
-    ended: int, feed: int, kept: dict[int, bytearray], asked: Request, asks: int
-) -> str:
-    """Feed a child and keep what it says until it ends, and say why it did."""
+    first: int, feed: int, kept: dict[int, bytearray], asked: Request, asks: int
+) -> tuple[str, int | None]:
+    """Feed a child and keep what it says until it ends; return why it did.
+
+    Also with what status, if it was waited for.
+    """
+    status: int | None = None
+    try:
+        ended = os.pidfd_open(first)
+    except (OSError, AttributeError):
+        # gVisor has none, and what is not Linux: the child is looked at every few milliseconds.
+        ended = None
     deadline = time.monotonic() + asked["time_s"]
     left = memoryview(asked.get("stdin", b""))
     most = asked["output_nbytes"]
     watched = select.poll()
     if not asked.get("is_only"):
         watched.register(asks, 0)
-    for number in (ended, *kept):
+    for number in kept if ended is None else (ended, *kept):
         watched.register(number, select.POLLIN)
     for number in (feed, *kept):
         os.set_blocking(number, False)
@@ -226,7 +244,8 @@ def _watch(  # noqa: PLR0912 - one loop over all that may happen to a child
     why = ""
     while not why:
         left_s = deadline - time.monotonic()
-        ready = {number for number, _ in watched.poll(left_s * 1000)} if left_s > 0 else set[int]()
+        pause_s = left_s if ended is not None else min(left_s, _LOOK_S)
+        ready = {number for number, _ in watched.poll(pause_s * 1000)} if left_s > 0 else set[int]()
         if asks in ready:
             _kill_all()
             os._exit(0)
@@ -238,20 +257,31 @@ def _watch(  # noqa: PLR0912 - one loop over all that may happen to a child
         for number in ready & kept.keys():
             if not _kept_more(number, kept[number], most):
                 watched.unregister(number)
-        if not ready:
+        if left_s <= 0:
             why = "time"
         elif asked["do"] != "exec" and any(len(said) > most for said in kept.values()):
             why = "output"
+        elif ended is None:
+            status = _ended_status(first)
+            why = "" if status is None else "exited"
         elif ended in ready:
             why = "exited"
     if left:
         os.close(feed)
+    if ended is not None:
+        os.close(ended)
     if why == "exited":
         for number, said in kept.items():
             # Who was left running may hold the other end, and go on.
             while len(said) <= most and _kept_more(number, said, most):
                 pass
-    return why
+    return why, status
+
+
+def _ended_status(pid: int) -> int | None:
+    """Return the status of a child that has ended; None: it has not."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return status if ended else None
 
 
 def _fed(feed: int, left: memoryview) -> memoryview:
@@ -582,6 +612,10 @@ def _bury() -> int:
 
 def _below(pid: int) -> list[int]:
     """Return all descendants of a process."""
+    if not _IS_LINUX:
+        return []
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):  # noqa: PTH110 - pathlib is slow
+        return _below_by_parents(pid)
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -598,7 +632,26 @@ def _below(pid: int) -> list[int]:
     return found
 
 
+def _below_by_parents(pid: int) -> list[int]:
+    """Return as `_below`, where the kernel lists no children (gVisor)."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slow
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - the same
+                # The name, which may hold anything, is in brackets.
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError):
+            # It is none, or ended while it was looked at.
+            continue
+    found = [pid]
+    for parent in found:
+        found += [each for each, its in parents.items() if its == parent]
+    return found[1:]
+
+
 def _prctl(option: int, value: int) -> None:
+    if not _IS_LINUX:
+        return
     # Without ctypes, which takes longer than the rest of this start.
     library = _ctypes.dlopen(None, 0)  # pyright: ignore[reportArgumentType] - this program
     address = _ctypes.dlsym(library, "prctl")

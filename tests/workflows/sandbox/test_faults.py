@@ -1,13 +1,15 @@
 """Whose failure it is: what a program did to its sandbox, and what was done to it from outside."""
 
 import asyncio
+import sys
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.protocol import PolicyFault
-from astraflow.workflows.sandbox.channel import run_inside
+from astraflow.workflows.sandbox.channel import GUEST, GuestPlace, GuestSandbox, run_inside
 from astraflow.workflows.sandbox.protocol import Finished, SandboxLimits
 
 
@@ -26,6 +28,35 @@ async def test_a_program_that_ends_its_sandbox_is_at_fault(start):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+async def test_a_kernel_that_lists_no_children_and_has_no_pidfd_will_do(platform, tmp_path):
+    """As gVisor's, and as a Mac's, where none of Linux's own calls is made."""
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(GUEST.parent)!r})
+sys.platform = {platform!r}
+import guest
+def refuse(*_): raise OSError(38, "Function not implemented")
+os.pidfd_open = refuse
+guest._below = guest._below_by_parents
+guest.main()
+"""
+    place = GuestPlace(home=str(tmp_path), task_count=0, is_seen=True, is_namespace=False)
+    command = (sys.executable, "-I", "-S", "-c", code)
+    limits = SandboxLimits(time_s=5.0)
+    sandbox = await GuestSandbox.start(command, limits=limits, place=place, env={})
+    try:
+        finished = await sandbox.exec(["/bin/sh", "-c", "echo out; exit 3"])
+        assert (finished.exit_code, finished.stdout) == (3, b"out\n")
+        late = await sandbox.exec(["/bin/sh", "-c", "sleep 60 & echo $!; sleep 60"], time_s=0.5)
+        assert late.is_timeout
+        with suppress(psutil.NoSuchProcess):
+            while psutil.Process(int(late.stdout)).status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.01)
+    finally:
+        await sandbox.close()
+
+
 async def test_too_much_memory_of_all_together_is_the_programs_fault(start):
     sandbox = await start(memory_mb=128)
     # Each alone is within the limit, the interpreter included.
