@@ -51,7 +51,7 @@ guest.main()
         late = await sandbox.exec(["/bin/sh", "-c", "sleep 60 & echo $!; sleep 60"], time_s=0.5)
         assert late.is_timeout
         with suppress(psutil.NoSuchProcess):
-            while psutil.Process(int(late.stdout)).status() != psutil.STATUS_ZOMBIE:
+            while psutil.Process(int(late.stdout)).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - it makes itself true
                 await asyncio.sleep(0.01)
     finally:
         await sandbox.close()
