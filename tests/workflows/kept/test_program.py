@@ -140,6 +140,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_nothing_is_left_of_a_program_that_is_hostile(name, tmp_path):
     code, limits, why = HOSTILE[name]
+    if os.geteuid() and why == "processes":
+        # Nobody but root can start more of them than he may have: it goes on until time ends it.
+        limits, why = limits._replace(time_s=2.0), "time"
     mark = f"MARK_{os.getpid()}_{name.replace(' ', '_')}"
     fate = await fate_of(code, tmp_path, limits, MARK=mark)
     assert (fate.ended, fate.code) == (ExitCause(why), -1)

@@ -41,7 +41,7 @@ os.pidfd_open = refuse
 guest._below = guest._below_by_parents
 guest.main()
 """
-    place = GuestPlace(home=str(tmp_path), task_count=0, is_seen=True, is_namespace=False)
+    place = GuestPlace(home=str(tmp_path), task_count=4096, is_seen=True, is_namespace=False)
     command = (sys.executable, "-I", "-S", "-c", code)
     limits = SandboxLimits(time_s=5.0)
     sandbox = await GuestSandbox.start(command, limits=limits, place=place, env={})
