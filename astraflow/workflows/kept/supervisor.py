@@ -306,7 +306,8 @@ def _children_by_parent() -> dict[int, list[int]]:
     """Return the children of all processes, for kernels that do not list them (gVisor)."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
+        # Each may end while it is looked at.
+        with contextlib.suppress(OSError, IndexError):
             if entry.name.isdigit():
                 status = (entry / "stat").read_text(encoding="ascii", errors="replace")
                 # The name, which may hold anything, is in brackets.

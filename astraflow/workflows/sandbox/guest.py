@@ -640,7 +640,7 @@ def _below_by_parents(pid: int) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - the same
                 # The name, which may hold anything, is in brackets.
                 parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             # It is none, or ended while it was looked at.
             continue
     found = [pid]
