@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from collections.abc import Mapping
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -47,6 +48,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def unproxied(variables: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """Return the variables by which programs reach hosts, and this machine, without its proxy.
+
+    Where `http_proxy` is set, as on many clusters, they would ask it for their own loopback.
+    """
+    known = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
+    if known != "*":
+        known = ",".join(dict.fromkeys(filter(None, (known, _LOOPBACK, "localhost", *hosts))))
+    return {"no_proxy": known, "NO_PROXY": known}
 
 
 def advertised(host: str, port: int, advertise: str | None = None) -> str:

@@ -3,7 +3,13 @@ import socket
 import pytest
 
 from astraflow.core.errors import AstraflowError
-from astraflow.rpc.address import advertised, is_loopback, join_address, split_address
+from astraflow.rpc.address import (
+    advertised,
+    is_loopback,
+    join_address,
+    split_address,
+    unproxied,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,21 @@ def test_anything_else_is_refused_with_an_example(address):
 )
 def test_loopback_is_known(host, is_one):
     assert is_loopback(host) is is_one
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({}, "127.0.0.1,localhost,node-7"),
+        ({"no_proxy": "a,b"}, "a,b,127.0.0.1,localhost,node-7"),
+        ({"NO_PROXY": ".lab"}, ".lab,127.0.0.1,localhost,node-7"),
+        ({"no_proxy": "*"}, "*"),
+    ],
+)
+def test_what_is_reached_without_a_proxy_is_said_in_both_spellings(known, expected):
+    assert unproxied(known, "node-7", "localhost", "") == dict.fromkeys(
+        ("no_proxy", "NO_PROXY"), expected
+    )
 
 
 @pytest.mark.parametrize(

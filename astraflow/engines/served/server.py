@@ -20,6 +20,7 @@ from astraflow.engines.checks import engine_closed, engine_failed
 from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served import lifeline
 from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand
+from astraflow.rpc.address import unproxied
 from astraflow.rpc.concurrency import Backoff, beside
 
 _KEPT_LINES = 15
@@ -313,7 +314,7 @@ def free_port() -> int:
 def environment(launch: ServerCommand) -> dict[str, str]:
     """Return the node's environment without what belongs to the node's own interpreter."""
     kept = {name: value for name, value in os.environ.items() if name not in _OWN}
-    return {**kept, **launch.env}
+    return kept | unproxied(kept) | launch.env
 
 
 _ASK_EVERY_S = 1.0

@@ -303,7 +303,7 @@ class Command(AgentWorkflow):
                 options.command,
                 limits=self._limits(None),
                 folder=Path(folder.name),
-                env=environment(options.env) | told,
+                env=environment(options.env, url=url) | told,
             )
             undo.pop_all()
         process = _KeptProgram(program, lane, folder)
@@ -333,7 +333,7 @@ class Command(AgentWorkflow):
                 options.command,
                 limits=self._limits(options.time_s),
                 folder=folder,
-                env=environment(told | options.env) | episode_env,
+                env=environment(told | options.env, url=entrance.base_url) | episode_env,
             )
             fate = await program.wait()
             if not fate.is_well and session.score is None:

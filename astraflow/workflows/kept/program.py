@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import unproxied
 from astraflow.workflows.kept import supervisor
 from astraflow.workflows.kept.supervisor import ProgramLimits
 
@@ -49,14 +51,17 @@ class ProgramExit:
         return self.ended is ExitCause.EXITED and self.code == 0
 
 
-def environment(more: Mapping[str, str]) -> dict[str, str]:
+def environment(more: Mapping[str, str], *, url: str = "") -> dict[str, str]:
     """Return what a program gets of the node's environment, and more; no secrets of the run.
+
+    It reaches this machine, and the node at `url`, without a proxy.
 
     Its libraries have one thread unless `more` says otherwise: OpenBLAS and its like take some
     40 MiB of private memory per thread as soon as they are loaded, and the node may have a thread
     for every processor of a large machine.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("ASTRAFLOW_")}
+    own |= unproxied(own, urlsplit(url).hostname or "")
     return own | {"OMP_NUM_THREADS": "1"} | dict(more)
 
 

@@ -14,7 +14,13 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served.dialect import ServerCommand
-from astraflow.engines.served.server import InferenceServer, ServerMeter, end_silence, kept_command
+from astraflow.engines.served.server import (
+    InferenceServer,
+    ServerMeter,
+    end_silence,
+    environment,
+    kept_command,
+)
 from astraflow.rpc.concurrency import beside
 
 PAGE = """
@@ -65,6 +71,12 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         yield make
         for server in servers:
             server.close()
+
+
+def test_a_server_reaches_itself_without_a_proxy(monkeypatch):
+    """SGLang asks itself over HTTP before it serves."""
+    monkeypatch.setenv("no_proxy", "lab")
+    assert environment(command(PAGE, "0"))["no_proxy"] == "lab,127.0.0.1,localhost"
 
 
 @pytest.mark.slow

@@ -50,6 +50,15 @@ async def test_what_an_agent_reports_is_the_reward(episode):
 
 
 @pytest.mark.slow
+async def test_an_agent_finds_the_policy_where_a_proxy_leads_outside(episode, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for persistent in (0, 1):
+        agent = command("--reward", persistent=persistent)
+        assert (await agent.run(episode())).reward == 3.0
+
+
+@pytest.mark.slow
 async def test_the_scorer_may_read_what_was_printed(episode):
     run = episode(answer="I say abc")
     scored = await command(scorer=Exact(Exact.Options()), answer="stdout").run(run)
