@@ -314,7 +314,7 @@ def free_port() -> int:
 def environment(launch: ServerCommand) -> dict[str, str]:
     """Return the node's environment without what belongs to the node's own interpreter."""
     kept = {name: value for name, value in os.environ.items() if name not in _OWN}
-    return kept | unproxied(kept) | launch.env
+    return {**kept, **unproxied(kept), **launch.env}
 
 
 _ASK_EVERY_S = 1.0
