@@ -2,11 +2,14 @@
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, Literal
+
+import psutil
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
@@ -44,7 +47,7 @@ def computed_dtype(settings: EngineSettings, named: str | None) -> Literal["f32"
 
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
-_MEMORY_FILE = Path("/proc/meminfo")
+_GROUPS = Path("/sys/fs/cgroup")
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -75,7 +78,7 @@ class Machine:
         return cls(
             gpus=_gpus_here(len(sizes)),
             has_gpus=has_gpus(),
-            free_nbytes=_free_here(),
+            free_nbytes=free_memory(),
             gpu_nbytes=min(sizes, default=0),
         )
 
@@ -206,12 +209,37 @@ def _gpu_sizes() -> list[int]:
     return sizes
 
 
-def _free_here() -> int | None:
-    """Read the kernel's own estimate, in KiB."""
-    if not _MEMORY_FILE.is_file():
-        return None
-    lines = (line.split() for line in _MEMORY_FILE.read_text().splitlines())
-    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), None)
+def free_memory() -> int:
+    """Return how many bytes this process can have: of the machine, a container's limit, a job's."""
+    said = Path("/proc/self/cgroup")
+    places = said.read_text() if said.is_file() else ""
+    return min([psutil.virtual_memory().available, *left_in_groups(_GROUPS, places)])
+
+
+def left_in_groups(root: Path, places: str) -> Iterator[int]:
+    """Yield what each limit of some control groups leaves; what files alone hold counts as free.
+
+    Args:
+        root: Where the groups are mounted.
+        places: What /proc/self/cgroup says; a container's own group may be the root itself.
+    """
+    for line in places.splitlines():
+        _, kinds, place = line.split(":", 2)
+        top, names = root, ("memory.max", "memory.current", "inactive_file")
+        if "memory" in kinds.split(","):
+            top = root / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        elif kinds:
+            continue
+        limit, used, unused = names
+        group = top / place.lstrip("/")
+        for folder in (each for each in (group, *group.parents) if each.is_relative_to(top)):
+            # There is none ("max"), or no such file.
+            with suppress(OSError, ValueError):
+                most, taken = (int((folder / name).read_text()) for name in (limit, used))
+                lines = (folder / "memory.stat").read_text().splitlines()
+                stat = dict(line.split(" ", 1) for line in lines)
+                yield max(0, most - taken + int(stat.get(unused, 0)))
 
 
 def _invalid_setting(message: str) -> AstraflowError:

@@ -12,11 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
 from astraflow import __version__
 from astraflow.codec import kernels
 from astraflow.config.extras import install, install_server
+from astraflow.engines.devices import free_memory
 from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
@@ -87,7 +86,7 @@ def _release(package: str) -> str | None:
 def _machine() -> Iterator[_Seen]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "cores", True, str(cores), ""
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(Path.cwd()).free
+    memory, disk = free_memory(), shutil.disk_usage(Path.cwd()).free
     for name, free, wanted, cure in (
         ("memory", memory, 4 * _GIB, "close other programs: a small run takes 4 GiB"),
         ("disk here", disk, 2 * _GIB, "free some space, or give --runs another folder"),

@@ -7,11 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.devices import Machine, place_engines, visible_gpus
+from astraflow.engines.devices import (
+    Machine,
+    free_memory,
+    left_in_groups,
+    place_engines,
+    visible_gpus,
+)
 from astraflow.engines.served.dialect import ServerSetup
 
 FOUR = Machine(gpus=("4", "5", "6", "7"), has_gpus=True)
@@ -134,3 +141,28 @@ def test_gpus_and_their_memory_are_what_the_driver_says(tmp_path: Path, visible,
         check=True,
     )
     assert done.stdout.strip() == f"40 {gpus}".strip()
+
+
+def write_group(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, said in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(said)
+
+
+def test_a_job_or_a_container_has_what_the_tightest_of_its_limits_leaves(tmp_path):
+    job = tmp_path / "slurm/job_7"
+    write_group(job.parent, memory_max="4000\n", memory_current="3000\n", memory_stat="anon 9\n")
+    write_group(
+        job, memory_max="2000\n", memory_current="900\n", memory_stat="anon 1\ninactive_file 100\n"
+    )
+    write_group(job / "task", memory_max="max\n", memory_current="5\n", memory_stat="anon 1\n")
+    assert list(left_in_groups(tmp_path, "0::/slurm/job_7/task\n")) == [1200, 1000]
+    assert list(left_in_groups(tmp_path, "0::/\n")) == []
+
+
+def test_the_group_of_a_container_may_be_where_all_are_mounted(tmp_path):
+    names = {"memory_limit_in_bytes": "700\n", "memory_usage_in_bytes": "200\n"}
+    write_group(tmp_path / "memory", **names, memory_stat="total_inactive_file 50\n")
+    said = "8:pids:/docker/ab\n4:memory:/docker/ab\n0::/\n"
+    assert list(left_in_groups(tmp_path, said)) == [550]
+    assert 0 < free_memory() <= psutil.virtual_memory().total

@@ -6,13 +6,11 @@ import socket
 import ssl
 from pathlib import Path
 
-import psutil
-
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.building import server_python
-from astraflow.engines.devices import Machine
+from astraflow.engines.devices import Machine, free_memory
 from astraflow.launch.autoscale import fill
 from astraflow.launch.check.settings import ports_of
 from astraflow.launch.check.subject import Subject
@@ -219,7 +217,7 @@ def check_capacity(subject: Subject) -> None:
     if recipe.raas.engine.kind == "embedded":
         served = _SERVED_NBYTES[recipe.raas.engine.dtype]
         memory += sum(served * size for size in sizes.values()) * recipe.raas.count
-    free = psutil.virtual_memory().available
+    free = free_memory()
     if memory > free and not Machine.here().has_gpus:
         subject.warning_here(
             "policies",
