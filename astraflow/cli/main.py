@@ -2,6 +2,7 @@
 
 import sys
 from inspect import cleandoc
+from io import TextIOWrapper
 
 import typer
 
@@ -96,6 +97,10 @@ def main() -> None:
     the command that installs it.
     """
     keep_files_private()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A sign that a terminal cannot show is a question mark, not the end of a run.
+            stream.reconfigure(errors="replace")
     try:
         app()
     except AstraflowError as error:

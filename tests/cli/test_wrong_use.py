@@ -1,6 +1,8 @@
 """Wrong uses of the command line: each is answered in one screen, with what to do."""
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,6 +138,19 @@ def test_it_is_answered_in_one_screen_with_what_to_do(
     assert said.count("\n") <= LINES
     assert any(part in said for part in USES[use].split("|")), said
     assert [path.name for path in Path.cwd().iterdir()] == [DIED]
+
+
+def test_a_terminal_that_cannot_show_a_sign_ends_nothing():
+    done = subprocess.run(
+        [sys.executable, "-m", "astraflow", "check", SORT, "--set", "raas.engine.kind=vllm"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "ASTRAFLOW_VLLM_PYTHON": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "? " in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_what_a_users_code_cannot_open_keeps_its_traceback(tmp_path, monkeypatch):
