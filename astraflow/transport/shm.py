@@ -51,7 +51,7 @@ def host_identity() -> bytes:
     if known.exists():
         boot = known.read_bytes().strip()
     else:
-        # gVisor tells when it began alone.
+        # gVisor has none, and tells when it booted.
         boot = f"{socket.gethostname()} {int(psutil.boot_time())}".encode()
     return boot + b" " + bytes(Path("/proc/self/ns/net").readlink())
 

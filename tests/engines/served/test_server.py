@@ -74,7 +74,6 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 
 def test_a_server_reaches_itself_without_a_proxy(monkeypatch):
-    """SGLang asks itself over HTTP before it serves."""
     monkeypatch.setenv("no_proxy", "lab")
     assert environment(command(PAGE, "0"))["no_proxy"] == "lab,127.0.0.1,localhost"
 
