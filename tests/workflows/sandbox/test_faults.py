@@ -76,6 +76,7 @@ async def test_a_guest_that_fails_is_told_with_its_traceback(tmp_path):
     assert "Function not implemented" in told["said"]
 
 
+@pytest.mark.slow
 async def test_too_much_memory_of_all_together_is_the_programs_fault(start):
     sandbox = await start(memory_mb=128)
     # Each alone is within the limit, the interpreter included.
