@@ -7,14 +7,15 @@ whatever else is wrong with the files keeps them closed, with JOURNAL_FAILED, wh
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
+from weakref import finalize
 from zlib import crc32
 
 import structlog
@@ -92,11 +93,22 @@ def verified(
     return records
 
 
+@contextmanager
+def _unless_refused(database: sqlite3.Connection) -> Generator[sqlite3.Connection]:
+    """Close a database again that the block finds a fault with."""
+    try:
+        yield database
+    except BaseException:
+        database.close()
+        raise
+
+
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a journal's file beside the process that writes it."""
     try:
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        _must_be_ours(path, database)
+        opened = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        with _unless_refused(opened) as database:
+            _must_be_ours(path, database)
     except sqlite3.Error as error:
         raise unusable(path, error) from error
     return database
@@ -133,30 +145,31 @@ def identity_of(database: sqlite3.Connection) -> bytes:
 
 def open_for_writing(path: Path, durability: Durability) -> tuple[sqlite3.Connection, bool]:
     """Open a journal's file, or begin one; return it, and whether it was begun."""
-    database = sqlite3.connect(path, check_same_thread=False, timeout=10)
-    # Some builds write zeros over what is let go, which doubles the cost of a trim.
-    database.execute("PRAGMA secure_delete=OFF")
-    database.execute(f"PRAGMA page_size={PAGE_NBYTES}")
-    database.execute(f"PRAGMA auto_vacuum={INCREMENTAL}")
-    (table_count,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if table_count:
-        _must_be_ours(path, database)
-        (fault,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if fault != "ok":
-            raise sqlite3.DatabaseError(fault)
-    elif read_level(path) is not None:
-        raise _incomplete(path, "it is empty, and its watermark is there")
-    database.execute("PRAGMA journal_mode=WAL")
-    if not table_count:
-        _begin(database)
-        # What tells whether its write-ahead file is lost must not be in there.
-        database.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    database.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
-    database.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
-    database.execute(f"PRAGMA journal_size_limit={_LOG_NBYTES}")
-    with database:
-        # A disk that cannot be written is found now and not with the first rollout.
-        database.execute("UPDATE bounds SET first = first")
+    opened = sqlite3.connect(path, check_same_thread=False, timeout=10)
+    with _unless_refused(opened) as database:
+        # Some builds write zeros over what is let go, which doubles the cost of a trim.
+        database.execute("PRAGMA secure_delete=OFF")
+        database.execute(f"PRAGMA page_size={PAGE_NBYTES}")
+        database.execute(f"PRAGMA auto_vacuum={INCREMENTAL}")
+        (table_count,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if table_count:
+            _must_be_ours(path, database)
+            (fault,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if fault != "ok":
+                raise sqlite3.DatabaseError(fault)
+        elif read_level(path) is not None:
+            raise _incomplete(path, "it is empty, and its watermark is there")
+        database.execute("PRAGMA journal_mode=WAL")
+        if not table_count:
+            _begin(database)
+            # What tells whether its write-ahead file is lost must not be in there.
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        database.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
+        database.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        database.execute(f"PRAGMA journal_size_limit={_LOG_NBYTES}")
+        with database:
+            # A disk that cannot be written is found now and not with the first rollout.
+            database.execute("UPDATE bounds SET first = first")
     return database, not table_count
 
 
@@ -312,6 +325,8 @@ class SqliteJournal:
         self.first, self.end = bounds
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        # It is read from after `close`, too.
+        finalize(self, database.close)
 
     @classmethod
     def open(cls, path: Path, *, durability: Durability = Durability.PROCESS) -> "SqliteJournal":
@@ -324,10 +339,11 @@ class SqliteJournal:
         lock = FileLock.take(path.with_name(path.name + ".lock"))
         try:
             must_not_be_lost(path)
-            database, is_new = open_for_writing(path, durability)
-            level = Level(identity_of(database), 0) if is_new else _acknowledged(path, database)
-            bounds = sound_bounds(path, database, acknowledged=level.end)
-            watermark = Watermark(path, Level(level.identity, bounds[1]))
+            opened, is_new = open_for_writing(path, durability)
+            with _unless_refused(opened) as database:
+                level = Level(identity_of(database), 0) if is_new else _acknowledged(path, database)
+                bounds = sound_bounds(path, database, acknowledged=level.end)
+                watermark = Watermark(path, Level(level.identity, bounds[1]))
         except (sqlite3.Error, OSError) as error:
             lock.release()
             raise unusable(path, error) from error
@@ -421,15 +437,15 @@ class JournalReader:
         try:
             # Before the bounds, which may grow meanwhile.
             level = read_level(path)
-            self._database = open_for_reading(path)
-            self.first, self.end = bounds_of(self._database)
-            self.identity = identity_of(self._database)
+            with _unless_refused(open_for_reading(path)) as self._database:
+                self.first, self.end = bounds_of(self._database)
+                self.identity = identity_of(self._database)
+                if level is not None and level.identity != self.identity:
+                    raise _incomplete(path, "its watermark is of another journal")
+                if level is not None and level.end > self.end:
+                    raise _cut_off(path, self.end, level.end)
         except (sqlite3.Error, OSError) as error:
             raise unusable(path, error) from error
-        if level is not None and level.identity != self.identity:
-            raise _incomplete(path, "its watermark is of another journal")
-        if level is not None and level.end > self.end:
-            raise _cut_off(path, self.end, level.end)
 
     async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
         limit = min(limit, self.end - start)

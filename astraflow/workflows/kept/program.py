@@ -71,7 +71,7 @@ class Program:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         """Take over a supervisor; `start` is the way to get one."""
         self._process = process
-        self._reading = asyncio.ensure_future(process.communicate())
+        self._reading = asyncio.ensure_future(_last_words(process))
 
     @classmethod
     async def start(
@@ -109,7 +109,7 @@ class Program:
         Raises:
             AstraflowError: ENVIRONMENT_FAILED when its supervisor was killed.
         """
-        said, _ = await asyncio.shield(self._reading)
+        said = await asyncio.shield(self._reading)
         try:
             fate = json.loads(said)
         except ValueError:
@@ -126,6 +126,16 @@ class Program:
             self._process.stdin.close()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await asyncio.shield(self._reading)
+
+
+async def _last_words(process: asyncio.subprocess.Process) -> bytes:
+    """Return what a supervisor says at its end.
+
+    `communicate` closes its standard input at once since Python 3.12, which tells it to stop.
+    """
+    said = b"" if process.stdout is None else await process.stdout.read()
+    await process.wait()
+    return said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
