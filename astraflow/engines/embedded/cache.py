@@ -51,6 +51,9 @@ class PassLayer(CacheLayerMixin):
         """Return that there is no limit of its own."""
         return -1
 
+    # Its name in earlier releases of transformers.
+    get_max_cache_shape = get_max_length
+
 
 class SlotCache:
     """Keys and values of all layers, [slots, heads, columns, head size]; it grows as needed.
