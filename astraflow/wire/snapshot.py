@@ -368,9 +368,14 @@ def _assigned(kind: type[Any]) -> frozenset[str]:
         names |= {
             step.argval
             for before, step in pairwise(steps)
-            if step.opname == "STORE_ATTR" and before.argval == "self"
+            if step.opname == "STORE_ATTR" and _ends_with_self(before.argval)
         }
     return frozenset(names)
+
+
+def _ends_with_self(loaded: Any) -> bool:
+    """Whether what an instruction loads last is `self`: since Python 3.13 one may load two."""
+    return (loaded[-1] if isinstance(loaded, tuple) else loaded) == "self"
 
 
 def _gained(kind: Any, names: tuple[str, ...]) -> tuple[tuple[str, Callable[[], Any]], ...]:

@@ -79,7 +79,7 @@ main()
         ("starlette", "starlette>=0.40"),
         ("zmq", "pyzmq>=26"),
         ("psycopg", "psycopg[binary]>=3.2"),
-        ("math_verify", "math-verify>=0.7"),
+        ("math_verify", "math-verify>=0.8"),
     ],
 )
 def test_a_module_is_cured_by_what_brings_it(module, requirement, monkeypatch, capsys):

@@ -124,7 +124,7 @@ def test_a_state_that_cannot_be_let_go_is_told(tmp_path, engine):
     # A link is let go by nobody who does not know what it leads to.
     (run_dir.checkpoint("solver", 1) / "optimizer").symlink_to(tmp_path / "elsewhere")
     checkpoints.save(step=2, version=2)
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(OSError, match=r"symbolic link|step_000001"):
         checkpoints.save(step=3, version=3)
 
 

@@ -150,5 +150,6 @@ def test_blocks_of_a_pass_that_fits_are_not_computed_again(make_model, kept_toke
         block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     settings = Fsdp(compute="f32", checkpointing=True)
     prepare_blocks(model.module, settings, kept_tokens=kept_tokens)
-    model.module(torch.zeros(4, 16, dtype=torch.long)).logits.sum().backward()
+    tokens = torch.zeros(4, 16, dtype=torch.long)
+    model.module(tokens, use_cache=False).logits.sum().backward()
     assert len(calls) == passes * len(model.module.model.layers)

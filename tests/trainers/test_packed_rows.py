@@ -260,6 +260,7 @@ def test_rows_of_one_length_attend_together_and_within_a_window():
     torch.testing.assert_close(found, right.transpose(1, 2))
 
 
+@pytest.mark.skipif(packed_rows.varlen is None, reason="torch 2.9 has no such kernel")
 @pytest.mark.parametrize("window", [None, 3])
 def test_the_kernel_of_a_gpu_takes_what_it_is_given(window):
     """On the meta device: shapes, grouped keys and values of another size, there and back."""
