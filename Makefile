@@ -5,12 +5,14 @@
 #   PYTHON       interpreter to start from (3.11 or later)
 #   VENV         where the environment goes
 #   TORCH_INDEX  index of CPU wheels for torch, where the default index has CUDA builds only
+#   NEWER        a later Python, which `make test-newer` passes what needs no torch with
 #   RECIPE       what `make demo` runs
 #   RUN_ARGS     more arguments for it, such as `--set seed=1`
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+NEWER ?= $(lastword $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3 /usr/bin/python3.1[2-9])))
 RECIPE ?= recipes/sort.yaml
 RUN_ARGS ?=
 
@@ -24,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-all test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs notebooks lock format proto clean
+.PHONY: demo test test-all test-newer test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs notebooks lock format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -40,6 +42,11 @@ test: $(VENV)/.dev
 
 test-all: test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest
+
+# What Python's own library changes from release to release: processes, files, bytecode, sockets.
+test-newer: $(VENV)/.dev $(if $(NEWER),$(VENV)-newer/.dev)
+	$(if $(NEWER),$(VENV)-newer/bin/python -m pytest -m "not long" tests/workflows/kept tests/wire tests/rpc \
+		tests/storage --ignore tests/storage/test_weight_files.py,@echo "no Python later than 3.11 is here")
 
 test-e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
@@ -115,7 +122,7 @@ lock: $(BIN)/python
 	mv build/constraints.txt constraints-cpu.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-newer build dist *.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -127,6 +134,11 @@ $(VENV)/.demo: pyproject.toml constraints-cpu.txt | $(BIN)/python
 
 $(VENV)/.docs: pyproject.toml constraints-cpu.txt | $(BIN)/python
 	$(INSTALL) --editable '.[docs]'
+	touch $@
+
+$(VENV)-newer/.dev: pyproject.toml constraints-cpu.txt
+	$(NEWER) -m venv $(VENV)-newer
+	$(subst $(BIN),$(VENV)-newer/bin,$(INSTALL)) '.[store,math,postgres,ui]' pytest pytest-asyncio pytest-timeout hypothesis
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints-cpu.txt | $(BIN)/python
