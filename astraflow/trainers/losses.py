@@ -165,8 +165,10 @@ def clip(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
     With a dual clip d no gain is less than d A where A < 0 (arXiv 1912.09729).
     """
     ratio, advantages = terms.log_ratio.exp(), terms.advantages
-    clipped = ratio.clamp(limits.low, limits.high)
-    gain = torch.minimum(ratio * advantages, clipped * advantages)
+    gain, clipped = ratio * advantages, ratio.detach().clamp(limits.low, limits.high) * advantages
+    # Not torch's minimum, whose gradient where both are alike is not the same in all its releases:
+    # M2PO clips at the ratio of a token.
+    gain = torch.where(clipped < gain, clipped, gain)
     if settings.dual_clip is not None:
         bounded = torch.maximum(gain, settings.dual_clip * advantages)
         gain = torch.where(advantages < 0, bounded, gain)

@@ -76,6 +76,7 @@ def test_layers_of_a_module_are_taken_over_with_their_weights():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 def test_a_layer_can_be_recorded():
     module = use_onednn(nn.Sequential(nn.Linear(8, 4))).requires_grad_(requires_grad=False)
     recorded = torch.jit.trace(module, (torch.randn(5, 8),), check_trace=False)
