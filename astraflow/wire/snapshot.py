@@ -373,9 +373,10 @@ def _assigned(kind: type[Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _ends_with_self(loaded: Any) -> bool:
+def _ends_with_self(loaded: object) -> bool:
     """Whether what an instruction loads last is `self`: since Python 3.13 one may load two."""
-    return (loaded[-1] if isinstance(loaded, tuple) else loaded) == "self"
+    several = cast("tuple[object, ...]", loaded) if isinstance(loaded, tuple) else (loaded,)
+    return several[-1] == "self"
 
 
 def _gained(kind: Any, names: tuple[str, ...]) -> tuple[tuple[str, Callable[[], Any]], ...]:
