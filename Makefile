@@ -43,7 +43,8 @@ test: $(VENV)/.dev
 test-all: test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest
 
-# What Python's own library changes from release to release: processes, files, bytecode, sockets.
+# What Python's own library changes from release to release: processes, files, bytecode, sockets. The
+# compiled parts are those of the other one, as in a wheel.
 test-newer: $(VENV)/.dev $(if $(NEWER),$(VENV)-newer/.dev)
 	$(if $(NEWER),$(VENV)-newer/bin/python -m pytest -m "not long" tests/workflows/kept tests/wire tests/rpc \
 		tests/storage --ignore tests/storage/test_weight_files.py,@echo "no Python later than 3.11 is here")

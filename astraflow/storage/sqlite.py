@@ -325,8 +325,8 @@ class SqliteJournal:
         self.first, self.end = bounds
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        # It is read from after `close`, too.
-        finalize(self, database.close)
+        # It is read from after `close`, too. Not at the end of the process, which may be a fork.
+        finalize(self, database.close).atexit = False
 
     @classmethod
     def open(cls, path: Path, *, durability: Durability = Durability.PROCESS) -> "SqliteJournal":
