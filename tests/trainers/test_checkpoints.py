@@ -124,8 +124,9 @@ def test_a_state_that_cannot_be_let_go_is_told(tmp_path, engine):
     # A link is let go by nobody who does not know what it leads to.
     (run_dir.checkpoint("solver", 1) / "optimizer").symlink_to(tmp_path / "elsewhere")
     checkpoints.save(step=2, version=2)
-    with pytest.raises(OSError, match=r"symbolic link|step_000001"):
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - Python 3.13 shows its path alone
         checkpoints.save(step=3, version=3)
+    assert "symbolic link" in caught.value.args[0]
 
 
 def test_what_the_run_named_is_kept_whole_and_found_under_both_names(tmp_path, engine):

@@ -71,7 +71,7 @@ class Program:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         """Take over a supervisor; `start` is the way to get one."""
         self._process = process
-        self._reading = asyncio.ensure_future(_last_words(process))
+        self._reading = asyncio.ensure_future(_line_of(process))
 
     @classmethod
     async def start(
@@ -128,8 +128,8 @@ class Program:
             await asyncio.shield(self._reading)
 
 
-async def _last_words(process: asyncio.subprocess.Process) -> bytes:
-    """Return what a supervisor says at its end.
+async def _line_of(process: asyncio.subprocess.Process) -> bytes:
+    """Return what a supervisor writes at its end.
 
     `communicate` closes its standard input at once since Python 3.12, which tells it to stop.
     """
