@@ -7,6 +7,7 @@ needs nothing else.
 import json
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -97,6 +98,8 @@ class RetrievalServer:
                 with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                     return json.loads(answer.read())["result"]
             except (OSError, KeyError, ValueError) as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
                 if not tries_left:
                     raise ConnectionError(f"{self._url}/{call} does not answer: {error}") from error
                 time.sleep(_PAUSE_S)

@@ -54,7 +54,9 @@ class ProgramExit:
 def environment(more: Mapping[str, str], *, url: str = "") -> dict[str, str]:
     """Return what a program gets of the node's environment, and more; no secrets of the run.
 
-    It reaches this machine, and the node at `url`, without a proxy.
+    It reaches this machine, and the node at `url`, without a proxy. A program that is not on the
+    node's PATH is looked for beside the node's interpreter, as if its environment was activated:
+    many a system has a python3 and no python.
 
     Its libraries have one thread unless `more` says otherwise: OpenBLAS and its like take some
     40 MiB of private memory per thread as soon as they are loaded, and the node may have a thread
@@ -62,6 +64,7 @@ def environment(more: Mapping[str, str], *, url: str = "") -> dict[str, str]:
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("ASTRAFLOW_")}
     own |= unproxied(own, urlsplit(url).hostname or "")
+    own["PATH"] = os.pathsep.join((own.get("PATH", os.defpath), str(Path(sys.executable).parent)))
     return own | {"OMP_NUM_THREADS": "1"} | dict(more)
 
 

@@ -63,10 +63,10 @@ class SandboxPool:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            for starting in self._started:
+            # Whoever takes one meanwhile has another one started.
+            while self._started:
                 with suppress(Exception, asyncio.CancelledError):
-                    await (await starting).close()
-            self._started.clear()
+                    await (await self._started.popleft()).close()
             for closing in tuple(self._closing):
                 with suppress(Exception, asyncio.CancelledError):
                     await closing

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from astraflow.workflows.kept import supervisor as keeper_module
-from astraflow.workflows.kept.program import ExitCause, Program, ProgramLimits
+from astraflow.workflows.kept.program import ExitCause, Program, ProgramLimits, environment
 
 SMALL = ProgramLimits(time_s=20.0, memory_mb=512, processes=32)
 ENV = {"PATH": os.environ["PATH"]}
@@ -53,6 +53,16 @@ async def test_a_program_that_is_not_there_says_so(tmp_path):
     program = await Program.start(("no-such-agent",), limits=SMALL, folder=tmp_path, env=ENV)
     assert (await program.wait()).code == 127
     assert "no-such-agent" in (tmp_path / "stderr").read_text()
+
+
+async def test_a_program_is_looked_for_beside_the_interpreter_at_last(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = (Path(sys.executable).name, "-c", "import sys; print(sys.prefix)")
+    env = environment({})
+    program = await Program.start(command, limits=SMALL, folder=tmp_path, env=env)
+    assert (await program.wait()).is_well
+    assert (tmp_path / "stdout").read_text().strip() == sys.prefix
+    assert env["PATH"].startswith(f"{tmp_path}{os.pathsep}")
 
 
 def test_children_are_found_where_the_kernel_lists_none():

@@ -1,6 +1,7 @@
 """What is bubblewrap's own: what is inside, what it says where it cannot start, what it leaves."""
 
 import asyncio
+import gc
 import importlib.util
 import os
 import shutil
@@ -136,6 +137,24 @@ async def test_a_pool_hands_out_each_sandbox_once_and_leaves_none():
     assert len(seen) == 5
     await pool.close()
     assert all(sandbox._process.returncode is not None for sandbox in seen)
+
+
+async def test_a_pool_may_be_closed_while_sandboxes_are_taken():
+    pool = SandboxPool(provider_of(), workers=2, ready=2)
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    async def use():
+        async with pool.take() as sandbox:
+            assert (await sandbox.exec(["true"])).exit_code == 0
+
+    await use()
+    using = [asyncio.create_task(use()) for _ in range(4)]
+    await pool.close()
+    await asyncio.gather(*using)
+    await pool.close()
+    gc.collect()
+    assert errors == []
 
 
 def test_the_filter_is_for_this_machine_or_none():
