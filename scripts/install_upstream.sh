@@ -10,7 +10,7 @@ venv=${1:?usage: install_upstream.sh VENV}
 python3 -m venv "$venv"
 "$venv/bin/python" -m pip --quiet --disable-pip-version-check install \
   ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-  "$(grep '^torch==' "$(dirname "$0")/../constraints-cpu.txt")" \
+  "$(grep -m 1 '^torch==' "$(dirname "$0")/../constraints-cpu.txt")" \
   aiofiles aiohttp cloudpickle colorama colorlog datasets fastapi flask hydra-core numpy omegaconf \
   orjson pillow psutil pyzmq ray requests safetensors setproctitle torchdata 'transformers>=4.57,<5' \
   uvicorn uvloop
