@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import shutil
 import subprocess
 from collections import Counter, defaultdict
@@ -518,3 +519,15 @@ def make_family():
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
     return make
+
+
+@pytest.fixture
+def full_disk():
+    """Make files of this process unable to grow, as on a full disk, until told otherwise."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(nbytes):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft if nbytes is None else nbytes, hard))
+
+    yield limit
+    limit(None)

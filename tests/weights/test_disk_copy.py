@@ -1,6 +1,5 @@
 """What a node keeps on disk: who takes its place goes on from there, or from nothing."""
 
-import resource
 from dataclasses import replace
 
 import numpy as np
@@ -185,18 +184,6 @@ async def test_a_copy_of_another_run_is_not_taken(nodes, tools, serve, tmp_path)
     assert (await nodes.pull()).update.base_version is None
     nodes.start()
     assert (await nodes.pull()).nbytes == 0
-
-
-@pytest.fixture
-def full_disk():
-    """Make files of this process unable to grow, as on a full disk, until told otherwise."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(nbytes):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft if nbytes is None else nbytes, hard))
-
-    yield limit
-    limit(None)
 
 
 async def test_a_full_disk_costs_the_copy_and_no_version(nodes, training, full_disk):

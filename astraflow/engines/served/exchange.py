@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import structlog
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import WeightUpdate
 from astraflow.engines import plugins
 from astraflow.engines.plugins.exchange import MAGIC, aligned
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - folders of their own are made in it
 
@@ -33,6 +37,9 @@ class ExchangeFolder:
     A lock on the folder says so. Linux lets go of it with the process; the number of a process
     may be another's by then, or mean nothing in another container that shares the memory.
 
+    An update that would take more than half of the memory goes by way of the disk: containers have
+    64 MiB by default, and a server whose own part of it cannot grow is killed (SIGBUS).
+
     Attributes:
         path: Where it is.
     """
@@ -46,6 +53,8 @@ class ExchangeFolder:
         """
         parent = parent or _memory()
         remove_ownerless(parent)
+        self._name = name
+        self._on_disk: ExchangeFolder | None = None
         made = Path(tempfile.mkdtemp(prefix=f"{_NEW_PREFIX}{name}-", dir=parent))
         self._lock: int | None = _locked(made)
         self.path = made.rename(parent / made.name.replace(_NEW_PREFIX, _PREFIX, 1))
@@ -55,6 +64,8 @@ class ExchangeFolder:
 
     def close(self) -> None:
         """Remove it."""
+        if self._on_disk is not None:
+            self._on_disk.close()
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -62,13 +73,44 @@ class ExchangeFolder:
 
     @asynccontextmanager
     async def file(self, update: WeightUpdate) -> AsyncGenerator[Path]:
-        """Write an update; the file is there as long as the body runs."""
-        path = self.path / f"{update.version}.update"
+        """Write an update; the file is there as long as the body runs.
+
+        Raises:
+            AstraflowError: CAPACITY_EXCEEDED when there is no room for it on the disk either.
+        """
+        nbytes = sum(
+            part.values.nbytes + (0 if part.indices is None else 8 * part.indices.size)
+            for part in update.tensors
+        )
+        path = self._with_room(nbytes) / f"{update.version}.update"
         try:
-            await asyncio.to_thread(write_update, path, update)
+            try:
+                await asyncio.to_thread(write_update, path, update)
+            except OSError as error:
+                raise AstraflowError(
+                    Reason.CAPACITY_EXCEEDED,
+                    f"an update of {nbytes / 1e6:,.0f} MB cannot be handed to a server ({error}); "
+                    "give the container shared memory (docker run --shm-size or --ipc=host), or "
+                    "point TMPDIR at a disk with room",
+                ) from error
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+    def _with_room(self, nbytes: int) -> Path:
+        """Return where a file of so many bytes goes."""
+        disk, free = Path(tempfile.gettempdir()), shutil.disk_usage(self.path).free
+        if 2 * nbytes <= free or self.path.parent == disk:
+            return self.path
+        if self._on_disk is None:
+            self._on_disk = ExchangeFolder(self._name, parent=disk)
+            log.warning(
+                "updates go by way of the disk: shared memory is too small for them",
+                free_nbytes=free,
+                nbytes=nbytes,
+                path=str(self._on_disk.path),
+            )
+        return self._on_disk.path
 
 
 def remove_ownerless(parent: Path) -> None:
