@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ _MIB = 1 << 20
 # One connection's part of twice what is on its way at 4 Gbit/s x 300 ms: docs/lanes.md, TCP.
 _FAR_NBYTES = 2 * 150_000_000 // 96
 _TCP = Path("/proc/sys/net/ipv4")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is made there
 _NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
 
 _Seen = tuple[str, bool | None, str, str]
@@ -93,10 +95,17 @@ def _machine() -> Iterator[_Seen]:
     ):
         yield name, free >= wanted, f"{free / _GIB:.1f} GiB free", "" if free >= wanted else cure
     cache = cache_dir()
-    cache.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
     is_writable = os.access(cache, os.W_OK)
     cure = "" if is_writable else "point XDG_CACHE_HOME at a folder that you can write"
     yield "cache", is_writable, str(cache), cure
+    if _SHARED_MEMORY.is_dir():
+        room = shutil.disk_usage(_SHARED_MEMORY).total
+        cure = "docker run --shm-size or --ipc=host: vLLM, SGLang and NCCL need it"
+        is_small = room < _GIB
+        found = f"{room / _GIB:.2f} GiB in {_SHARED_MEMORY}"
+        yield "shared memory", None if is_small else True, found, cure if is_small else ""
     level = kernels.level()
     if level is not kernels.KernelLevel.NUMPY:
         yield "weight codec", True, f"compiled, {level.name.lower()}", ""

@@ -6,6 +6,7 @@ import socket
 import ssl
 from pathlib import Path
 
+from astraflow.config.policies import ModelConfig
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
@@ -18,6 +19,7 @@ from astraflow.launch.executors.finding import LOCAL, Placement
 from astraflow.launch.gpus import plan_recipe, trainer_nbytes
 from astraflow.launch.run_folder import must_be_dead
 from astraflow.rpc.address import is_loopback
+from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
 # Of a checkpoint: what is published, and master weights with two moments.
@@ -117,16 +119,29 @@ def check_folders(subject: Subject) -> None:
         store = policy.trainer.store
         if store is not None and store.startswith("file://"):
             wanted[f"policies.{name}.trainer.store"] = Path(store.removeprefix("file://"))
+        if _is_made(policy.model) and (why := _fault_of(cache_dir())):
+            # Made before, by somebody else, it may be there.
+            cure = "point XDG_CACHE_HOME at a folder that you can write"
+            subject.warning_here(f"policies.{name}.model", f"the cache: {why}", cure)
     for key, path in wanted.items():
-        above = next(each for each in (path, *path.absolute().parents) if each.exists())
-        if not above.is_dir():
-            subject.error_here(key, f"{path} cannot be a folder: {above} is a file")
-        elif not os.access(above, os.W_OK | os.X_OK):
-            subject.error_here(
-                key,
-                f"{above} cannot be written to",
-                "make it writable, or name another folder with --runs" if key == "name" else "",
-            )
+        if why := _fault_of(path):
+            cure = "make it writable, or name another folder with --runs" if key == "name" else ""
+            subject.error_here(key, why, cure)
+
+
+def _is_made(model: ModelConfig) -> bool:
+    """Whether a model is got or made on first use, and kept in this user's cache."""
+    is_gguf = model.path is not None and model.path.suffix == ".gguf"
+    return is_gguf or model.name is not None or model.warm_up is not None
+
+
+def _fault_of(folder: Path) -> str:
+    """Return why nothing can be written to a folder, be it still to be made; empty: it can."""
+    places = (folder, *folder.absolute().parents)
+    above = next(each for each in places if os.access(each, os.F_OK))
+    if not above.is_dir():
+        return f"{folder} cannot be a folder: {above} is a file"
+    return "" if os.access(above, os.W_OK | os.X_OK) else f"{above} cannot be written to"
 
 
 def check_executor(subject: Subject) -> None:

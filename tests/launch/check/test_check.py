@@ -792,6 +792,16 @@ def test_a_folder_that_is_a_file_is_told(folder):
     assert "is a file" in fault.what
 
 
+def test_a_cache_that_cannot_be_written_is_told(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file" / "cache"))
+    model = f"{MODEL}={{tiny: {{}}, warm_up: {{demonstrations: data_of/demos.jsonl}}}}"
+    (told,) = checked(folder, model).findings
+    assert (told.severity, told.place) == (WARNING, MODEL)
+    assert "is a file" in told.what
+    assert "XDG_CACHE_HOME" in told.cure
+    assert list(checked(folder).findings) == []
+
+
 def test_a_recipe_that_is_no_file_or_no_yaml_is_refused(folder, tmp_path):
     (fault,) = check_recipe(tmp_path / "none.yaml").errors
     assert "cannot be read" in fault.what
