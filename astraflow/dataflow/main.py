@@ -23,6 +23,7 @@ from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import join_address, split_address
+from astraflow.rpc.concurrency import switch_threads_soon
 from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good, reuse_memory
 from astraflow.wire.rollout import split
@@ -33,8 +34,6 @@ JOIN_TOKEN = "ASTRAFLOW_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# After so long another thread of the hub may have the interpreter.
-_SWITCH_S = 0.0005
 
 
 def main_serve(recipe: Recipe, *, run_dir: Path, reopens: bool = False) -> int:
@@ -165,10 +164,9 @@ def _take_turns() -> None:
     A stream's every message wakes a thread of gRPC's, which then takes the core of the one that
     decides, thousands of times a second. Threads that are made later do as their maker.
 
-    The interpreter changes hands sooner than Python's 5 ms: a commit of the journal needs it a
-    dozen times, and every ack waits for one.
+    A commit of the journal needs the interpreter a dozen times, and every ack waits for one.
     """
-    sys.setswitchinterval(_SWITCH_S)
+    switch_threads_soon()
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Final
@@ -36,6 +35,7 @@ from astraflow.gateway.http import (
 )
 from astraflow.gateway.settings import GatewaySettings, tls_of, url_of
 from astraflow.gateway.trainer import padded
+from astraflow.rpc.concurrency import switch_threads_soon
 from astraflow.rpc.http import until_disconnect
 from astraflow.rpc.peers import caller_of
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good
@@ -45,10 +45,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Peers get to know that the run is over.
 _LAST_ANSWERS_S: Final = 5.0
-
-# A thread that reads a large body gives the interpreter back so often: 5 ms, and a small request
-# that needs it ten times waits for 50.
-_SWITCH_S: Final = 0.0005
 
 _ABOUT: Final = """
 The endpoints of AstraFlow's published services, on a run of astraflow: an existing trainer or
@@ -135,7 +131,8 @@ async def _run_over(control: ControlClient) -> None:
 
 def stop_event() -> asyncio.Event:
     """Return what is set once the process is told to end; keep its pauses short until then."""
-    sys.setswitchinterval(_SWITCH_S)
+    # Large bodies are read on threads.
+    switch_threads_soon()
     keep_for_good()
     collect_rarely()
     stopped = asyncio.Event()

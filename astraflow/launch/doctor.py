@@ -17,6 +17,7 @@ from astraflow import __version__
 from astraflow.codec import kernels
 from astraflow.config.extras import install, install_server
 from astraflow.engines.devices import free_memory
+from astraflow.engines.served.exchange import SHARED_MEMORY
 from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
@@ -24,7 +25,6 @@ _MIB = 1 << 20
 # One connection's part of twice what is on its way at 4 Gbit/s x 300 ms: docs/lanes.md, TCP.
 _FAR_NBYTES = 2 * 150_000_000 // 96
 _TCP = Path("/proc/sys/net/ipv4")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is made there
 _NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
 
 _Seen = tuple[str, bool | None, str, str]
@@ -100,11 +100,11 @@ def _machine() -> Iterator[_Seen]:
     is_writable = os.access(cache, os.W_OK)
     cure = "" if is_writable else "point XDG_CACHE_HOME at a folder that you can write"
     yield "cache", is_writable, str(cache), cure
-    if _SHARED_MEMORY.is_dir():
-        room = shutil.disk_usage(_SHARED_MEMORY).total
+    if SHARED_MEMORY.is_dir():
+        total = shutil.disk_usage(SHARED_MEMORY).total
         cure = "docker run --shm-size or --ipc=host: vLLM, SGLang and NCCL need it"
-        is_small = room < _GIB
-        found = f"{room / _GIB:.2f} GiB in {_SHARED_MEMORY}"
+        is_small = total < _GIB
+        found = f"{total / _GIB:.2f} GiB in {SHARED_MEMORY}"
         yield "shared memory", None if is_small else True, found, cure if is_small else ""
     level = kernels.level()
     if level is not kernels.KernelLevel.NUMPY:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import secrets
 import signal
-import sys
 import webbrowser
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -28,6 +27,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.runs import differences
 from astraflow.rpc.auth import is_same_secret
+from astraflow.rpc.concurrency import switch_threads_soon
 from astraflow.rpc.http import HttpServer
 from astraflow.ui.shown_run import ShownRun
 
@@ -44,7 +44,6 @@ _TYPES: Final = {
     ".LICENSE": "text/plain",
 }
 _LOOK_S: Final = 1.0
-_SWITCH_S: Final = 0.0005
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -78,9 +77,8 @@ async def serve_page(runs: Sequence[ShownRun], *, port: int = 0) -> AsyncGenerat
 async def serve_until_told(runs: Sequence[ShownRun], *, port: int, opens: bool) -> None:
     """Serve until Ctrl-C or SIGTERM; say where, and open a browser there."""
     stopped = asyncio.Event()
-    # While rollouts are read on a thread, an answer that needs the interpreter ten times would
-    # wait for 50 ms.
-    sys.setswitchinterval(_SWITCH_S)
+    # Rollouts are read on a thread.
+    switch_threads_soon()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serve_page(runs, port=port) as url:

@@ -21,7 +21,7 @@ from astraflow.engines.plugins.exchange import MAGIC, aligned
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - folders of their own are made in it
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - folders of their own are made in it
 
 _PREFIX: Final = "astraflow-owned-"
 
@@ -82,7 +82,7 @@ class ExchangeFolder:
             part.values.nbytes + (0 if part.indices is None else 8 * part.indices.size)
             for part in update.tensors
         )
-        path = self._with_room(nbytes) / f"{update.version}.update"
+        path = self._folder_for(nbytes) / f"{update.version}.update"
         try:
             try:
                 await asyncio.to_thread(write_update, path, update)
@@ -97,8 +97,8 @@ class ExchangeFolder:
         finally:
             path.unlink(missing_ok=True)
 
-    def _with_room(self, nbytes: int) -> Path:
-        """Return where a file of so many bytes goes."""
+    def _folder_for(self, nbytes: int) -> Path:
+        """Return the folder that a file of so many bytes goes to."""
         disk, free = Path(tempfile.gettempdir()), shutil.disk_usage(self.path).free
         if 2 * nbytes <= free or self.path.parent == disk:
             return self.path
@@ -140,8 +140,8 @@ def _locked(path: Path) -> int:
 
 
 def _memory() -> Path:
-    is_there = os.access(_SHARED_MEMORY, os.W_OK)
-    return _SHARED_MEMORY if is_there else Path(tempfile.gettempdir())
+    is_there = os.access(SHARED_MEMORY, os.W_OK)
+    return SHARED_MEMORY if is_there else Path(tempfile.gettempdir())
 
 
 def write_update(path: Path, update: WeightUpdate) -> None:
