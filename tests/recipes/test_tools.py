@@ -93,6 +93,14 @@ def test_json_that_is_no_call_is_told(tools, body):
     assert told(step) == "error: write {name, arguments} as JSON"
 
 
+@pytest.mark.parametrize("word", [20_000 * "-" + "1", 5_000 * "9", 200 * "[", "nan"])
+def test_what_a_policy_repeats_without_end_is_wrong_and_no_failure(tools, word):
+    called, answered = play(tools, ROW, f"times(2, {word})", f"it is {5_000 * '9'}")
+    assert told(called) == "error: wrong arguments for times"
+    assert answered.is_done
+    assert answered.reward == 0
+
+
 def test_a_call_made_twice_counts_once(tools):
     first, second = play(tools, ROW, "price(lamp)", "price(lamp)")
     assert first.reward > 0
