@@ -18,7 +18,8 @@ from typing import Any
 from astraflow.workflows.environments.protocol import Step
 from astraflow.workflows.rewards.answers import gold_answers, measures
 
-_TAG = re.compile(r"<(search|access|answer)>(.*?)</\1>", re.DOTALL)
+# One that was opened in passing, and not closed, is none: nor is the rest read for each of them.
+_TAG = re.compile(r"<(search|access|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _TRIES, _PAUSE_S = 5, 1.0
 _HOW = "Write <search>words</search>, <access>address</access> or <answer>answer</answer>."
 

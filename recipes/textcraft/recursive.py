@@ -23,7 +23,8 @@ from astraflow.workflows.episode import Episode, Recorder
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer
 
-_ACTION = re.compile(r'<action type="(\w+)">(.*?)</action>', re.DOTALL)
+# One that was opened in passing, and not closed, is none: nor is the rest read for each of them.
+_ACTION = re.compile(r'<action type="(\w+)">((?:(?!<action ).)*?)</action>', re.DOTALL)
 
 ACTIONS = """You craft items in Minecraft. Every answer ends with one action:
 <action type="get_info">{"items": ["oak door"]}</action> shows recipes and what is held.

@@ -96,7 +96,7 @@ def test_a_question_is_answered_with_a_search(corpus, search):
 def test_the_first_tag_counts(corpus, search):
     world = search.Search(corpus, reward="em")
     world.reset(ROW, 0)
-    step = world.step("<answer>lima</answer> <search>Lima</search>")
+    step = world.step("It goes into <answer>: <answer>lima</answer> <search>Lima</search>")
     assert (step.is_done, step.reward) == (True, 1.0)
 
 

@@ -208,6 +208,12 @@ def test_subtasks_are_looked_at(subtask):
     assert recursive.subtask_of(subtask, 10) is None
 
 
+def test_an_action_that_was_opened_in_passing_is_none():
+    recursive = import_module("recursive")
+    answer = 'In <action type="craft"> I make them. <action type="finish">{"message": "m"}</action>'
+    assert recursive.action_of(answer) == {"type": "finish", "message": "m"}
+
+
 def test_a_subtask_has_steps_and_a_note():
     recursive = import_module("recursive")
     found = recursive.subtask_of({"targets": {"minecraft:oak_planks": 6}, "context": "hurry"}, 10)
