@@ -123,6 +123,20 @@ def test_what_waits_of_a_prompt_that_kills_is_not_issued_any_more(make_world):
     assert world.account().is_balanced
 
 
+def test_one_node_is_one_loss_however_many_tasks_of_a_group_it_held(make_world):
+    world = make_world(
+        max_lost=2, group_size=4, groups_per_batch=1, max_staleness=0, keeps_together=False
+    )
+    _, first = world.started(credit=4)
+    assert {task.prompt.prompt_id for task in world.tasks[first]} == {"p0"}
+    kill(world, first)
+    assert not world.run.dead_letters()
+    second = world.join("second", credit=4)
+    world.report(second, 0)
+    world.work(second)
+    assert world.account().leased_count == 4
+
+
 def fail_all(world, node, prompt_id):
     """Fail every attempt of one prompt and answer all else."""
     for _ in range(12):

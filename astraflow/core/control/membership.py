@@ -167,8 +167,7 @@ class Membership:
             )
         )
         if isinstance(member, LiveRaas):
-            for assignment in list(member.assignments.values()):
-                self.intake.lose(member, assignment, now, is_lost=is_lost)
+            self.intake.lose_all(member, now, is_lost=is_lost)
             return
         policy = self.policies[member.policy_id]
         policy.departure_time = member.keep_alive_time if is_lost else now

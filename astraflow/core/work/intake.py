@@ -8,7 +8,7 @@ from astraflow.core.effects import Effects, RecordRollout
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.events import RolloutArrived, RolloutRepeated
 from astraflow.core.groups import Assignment, EvalGroup, SampleGroup, TrainGroup
-from astraflow.core.ids import MemberId, PolicyId, RolloutId, TaskId
+from astraflow.core.ids import GroupId, MemberId, PolicyId, RolloutId, TaskId
 from astraflow.core.lifecycle import RunLifecycle
 from astraflow.core.policy.state import PolicyState
 from astraflow.core.pool.capacity import Measured
@@ -201,23 +201,25 @@ class Intake:
             member.is_draining, member.drain_time = True, None
         self._reissue(assignment, failure, now, is_counted=is_counted)
 
-    def lose(
-        self, member: LiveRaas, assignment: Assignment, now: datetime, *, is_lost: bool
-    ) -> None:
+    def lose_all(self, member: LiveRaas, now: datetime, *, is_lost: bool) -> None:
         """Issue again what a member held whose session ended, unless it may have ended it."""
-        self.tasks.end(member, assignment)
-        group = assignment.group
-        if assignment.open_indexes:
-            group.lose(assignment, is_lost=is_lost)
-            member.reissued_count += 1
         failure = Failure(
             reason=Reason.MEMBER_LOST,
             message=f"the session of {member.name} ended",
             retryable=True,
         )
-        self._reissue(assignment, failure, now, is_counted=False)
-        if is_lost and group.loss_count >= self.settings.rollouts.max_lost:
-            self._give_up(group, now)
+        counted = set[GroupId]()
+        for assignment in list(member.assignments.values()):
+            group = assignment.group
+            self.tasks.end(member, assignment)
+            if assignment.open_indexes:
+                # It is one member, however many tasks of a group it held.
+                group.lose(assignment, is_lost=is_lost and group.group_id not in counted)
+                counted.add(group.group_id)
+                member.reissued_count += 1
+            self._reissue(assignment, failure, now, is_counted=False)
+            if is_lost and group.loss_count >= self.settings.rollouts.max_lost:
+                self._give_up(group, now)
 
     def _give_up(self, group: SampleGroup, now: datetime) -> None:
         """Issue no more of a prompt that member after member was lost with."""
