@@ -53,6 +53,13 @@ def test_raas_that_does_not_fit_is_refused(world, changes, reason):
     assert not world.run.status(world.clock.now()).members
 
 
+def test_raas_that_contradicts_itself_is_refused_before_anything_changes(world):
+    both = served(digest=b"one") + served(digest=b"two")
+    assert refused(world.join, "a", policies=both) is Reason.MODEL_MISMATCH
+    assert not world.run.status(world.clock.now()).members
+    assert world.join("a", policies=served(digest=b"two")) == "raas-r-0"
+
+
 def test_members_tell_and_replay_experts_where_a_policy_needs_it(make_world):
     world = make_world(serving={"needs_routes": True})
     assert refused(world.join) is Reason.CONTRACT_UNSUPPORTED

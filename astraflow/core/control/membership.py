@@ -35,6 +35,7 @@ from astraflow.core.members import (
     DirectiveKind,
     JoinPool,
     MemberRole,
+    ModelIdentity,
     PoolMembership,
     RaasLoad,
     RegisterTrainer,
@@ -239,7 +240,7 @@ class Joining:
     def join_pool(self, event: RaasJoined, now: datetime) -> PoolMembership:
         request = event.request
         known = self._known(event.resumes, request.resume, MemberRole.RAAS)
-        self._must_be_admissible(request, known)
+        identities = self._must_be_admissible(request, known)
         live = self._take_over(event.resumes, request.resume, now)
         member = live
         if not isinstance(member, LiveRaas):
@@ -247,9 +248,8 @@ class Joining:
         member.keep_alive(now)
         member.describe(request)
         for served in request.policies:
-            policy = self.policies[served.policy_id]
-            policy.identity = policy.identity.merged(served.identity)
-            version = served.version
+            policy, version = self.policies[served.policy_id], served.version
+            policy.identity = identities[served.policy_id]
             if version is not None and 0 <= version <= policy.versions.newest_version:
                 member.go_live(served.policy_id, version)
         held = self._resend(member, request.resume)
@@ -308,16 +308,21 @@ class Joining:
         self.prompts.lose(policy.samples.take_lost())
         return len(undone)
 
-    def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:
+    def _must_be_admissible(
+        self, request: JoinPool, known: MemberId | None
+    ) -> Mapping[PolicyId, ModelIdentity]:
+        """Refuse a RaaS that does not fit; return what is known of its models with it."""
         check_contract(request.contract)
+        identities: dict[PolicyId, ModelIdentity] = {}
         for served in request.policies:
             policy = find_policy(self.policies, served.policy_id)
-            policy.identity.merged(served.identity)
+            # It may name a policy twice.
+            before = identities.get(served.policy_id, policy.identity)
+            identities[served.policy_id] = before.merged(served.identity)
             if policy.settings.needs_routes:
                 check_routes(request.contract, served.policy_id)
-        policy_ids = {served.policy_id for served in request.policies}
         for workflow in self.settings.workflows:
-            if policy_ids.issuperset(workflow.policy_ids):
+            if identities.keys() >= set(workflow.policy_ids):
                 check_codes(workflow, request.codes)
         for member in self.sessions:
             if member.name == request.name and member.member_id != known:
@@ -326,6 +331,7 @@ class Joining:
                     f"a member named '{request.name}' is here already; choose another name",
                 )
         self._must_go_on()
+        return identities
 
     def _must_train(self, request: RegisterTrainer, known: MemberId | None) -> None:
         check_contract(request.contract)
