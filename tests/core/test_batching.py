@@ -92,6 +92,21 @@ def test_batch_is_settled_when_every_rank_says_so(world):
     assert world.ack(trainer, header.batch_id, rank=1) is True
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_ranks_settle_a_batch_before_they_listen_again(world, is_lost):
+    trainer, node = world.started(world_size=2)
+    world.open_stream(trainer, rank=1, world_size=2)
+    world.work(node)
+    header, _ = world.pop_batch(trainer)
+    if is_lost:
+        world.leave(trainer)
+    assert world.register(resumes=trainer, held=[header.batch_id]) == trainer
+    assert world.ack(trainer, header.batch_id, rank=0) is False
+    assert world.account().trained_count == 0
+    assert world.ack(trainer, header.batch_id, rank=1) is True
+    assert world.account().trained_count == 4
+
+
 def test_ranks_agree_on_their_number(world):
     trainer, _ = world.started(world_size=2)
     reason = refused(world.open_stream, trainer, rank=1, world_size=3)

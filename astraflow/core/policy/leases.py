@@ -179,7 +179,7 @@ class LeaseTable:
     """Where the trainer of one policy gets its batches.
 
     Attributes:
-        world_size: Ranks that share every batch; 0: no stream was opened.
+        world_size: Ranks that share every batch; 0: no stream was ever opened.
         leases: Unsettled batches, oldest first.
         lost: Batches whose session ended; a late ack may still count.
         outcomes: What settled batches came to, the last ones.
@@ -276,9 +276,8 @@ class LeaseTable:
         _bound(self.lost, _KEPT_LOST)
 
     def close(self) -> None:
-        """Forget the streams: the trainer's session ended."""
+        """Forget the streams; what ranks say of a batch before they listen again counts."""
         self.streams.clear()
-        self.world_size = 0
 
 
 def _bound(entries: dict[BatchId, Lease] | dict[BatchId, BatchOutcome], count: int) -> None:
