@@ -46,5 +46,8 @@ class IdGenerator:
     def has_issued(self, kind: str, name: str) -> bool:
         """Whether this run handed out an id."""
         head, _, number = name.rpartition("-")
-        is_number = number.isascii() and number.isdigit() and str(int(number)) == number
-        return head == f"{kind}-{self._run_id}" and is_number and int(number) < self._counts[kind]
+        count = self._counts[kind]
+        # Python reads no number of thousands of digits, and a peer may send one.
+        is_number = number.isascii() and number.isdigit() and len(number) <= len(str(count))
+        is_issued = is_number and str(int(number)) == number and int(number) < count
+        return is_issued and head == f"{kind}-{self._run_id}"
