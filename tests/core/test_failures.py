@@ -40,6 +40,15 @@ def test_failures_without_a_place_are_one_cause_by_their_message():
     ]
 
 
+def test_a_share_that_is_too_large_is_told_when_its_causes_are_forgotten():
+    log = FailureLog()
+    for number in range(LEAST_COUNT):
+        log.finish(bug(f"cause {number}"), START)
+    for number in range(64):
+        log.note(Failure(reason=Reason.ENGINE_FAILED, cause=f"engine {number}"), START)
+    assert log.unbearable(0.5).message.startswith("32 of the last 32 training rollouts failed")
+
+
 @pytest.mark.parametrize("reason", [Reason.MEMBER_LOST, Reason.TASK_CANCELLED, Reason.TASK_EXPIRED])
 def test_what_comes_and_goes_with_members_is_nobodys_bug(reason):
     log = FailureLog()

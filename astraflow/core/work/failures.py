@@ -123,7 +123,8 @@ class FailureLog:
             return None
         causes = self._causes.values()
         of_recipe = [each for each in causes if each.last.reason not in _NOT_OF_THE_RECIPE]
-        worst = max(of_recipe, key=lambda cause: cause.count)
+        # Those of the recipe may be forgotten, each rarer than others that came since.
+        worst = max(of_recipe or causes, key=lambda cause: cause.count)
         return Failure(
             reason=worst.last.reason,
             message=f"{failed} of the last {count} training rollouts failed, more than "
