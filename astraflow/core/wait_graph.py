@@ -25,10 +25,15 @@ def explain(run: Components, policy: PolicyState, now: datetime) -> tuple[WaitRe
     trainer = run.sessions.trainers.get(waiter)
     if trainer is None:
         return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
-    if not policy.lease_table.streams:
+    table = policy.lease_table
+    absent = sorted(set(range(table.world_size)) - table.streams.keys())
+    if absent or not table.streams:
         message = f"{trainer.name} has joined and has not asked for batches yet"
+        if table.streams:
+            names = ", ".join(map(str, absent[:_NAMED]))
+            message = f"ranks of {trainer.name} that have not asked for batches yet: {names}"
         return (_link(WaitCause.NO_TRAINER, waiter, message),)
-    if not policy.lease_table.has_capacity:
+    if not table.has_capacity:
         return tuple(_held(run, policy, trainer, now))
     blocker = run.pacing.blocker_of(policy)
     if blocker is not None:

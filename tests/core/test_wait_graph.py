@@ -17,6 +17,14 @@ def test_no_trainer(world):
     assert causes(world) == ["no_trainer"]
 
 
+def test_ranks_that_are_not_there_yet_are_named(world):
+    world.started(world_size=3)
+    world.open_stream("trainer-r-0", rank=2, world_size=3)
+    (link,) = world.run.explain("solver", world.clock.now())
+    assert link.cause == "no_trainer"
+    assert link.message == "ranks of trainer of solver that have not asked for batches yet: 1"
+
+
 def test_no_raas(world):
     trainer = world.register()
     world.publish(trainer)
