@@ -46,7 +46,7 @@ class PolicyBalance:
         wait_fraction: Share of the time that its trainer waited for a batch, 0 to 1.
         produced_count: Accepted for it.
         entered_count: Kept after filters.
-        consumed_count: Trained on.
+        consumed_count: Trained on, less what was rolled back.
         stale_count: Dropped as stale.
     """
 
@@ -59,8 +59,11 @@ class PolicyBalance:
 
     @property
     def use(self) -> float | None:
-        """Share of what entered that was needed; None: nothing entered, or nothing was used."""
-        if not self.entered_count or not self.consumed_count:
+        """Share of what entered that was needed; None: nothing entered, or nothing was used.
+
+        More may be taken back by a rollback than was trained on.
+        """
+        if not self.entered_count or self.consumed_count <= 0:
             return None
         return self.consumed_count / self.entered_count
 

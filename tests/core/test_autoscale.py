@@ -67,6 +67,10 @@ def test_nothing_shrinks_while_nothing_is_consumed():
     assert target_of(balance(busy=0.1, consumed=0), 4)[0] == 4
 
 
+def test_nothing_shrinks_by_what_was_rolled_back():
+    assert target_of(balance(consumed=-50), 4)[0] == 4
+
+
 def test_an_idle_pool_does_not_grow():
     target, message = target_of(balance(wait=0.5, busy=0.4), 4)
     assert target == 4

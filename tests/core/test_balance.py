@@ -1,5 +1,7 @@
 """What a run measures of itself, and advises."""
 
+from datetime import timedelta
+
 from astraflow.core.autoscale import ScaleAction
 from astraflow.core.events import EvalCreated, MemberDrained
 
@@ -31,6 +33,19 @@ def test_a_draining_node_is_not_of_the_pool(make_world):
     advice = world.run.scale_advice(world.clock.now())
     assert [member.member_id for member in advice.members] == [other]
     assert not advice.members[0].is_live
+
+
+def test_a_node_that_came_back_has_produced_what_it_did_since(make_world):
+    world = make_world(groups_per_batch=4)
+    _, node = world.started(credit=4)
+    world.work(node, 3)
+    world.tick(9.5)
+    world.tick(20)
+    world.join(resumes=node, credit=2)
+    world.report(node, 0)
+    world.work(node, 1)
+    (back,) = world.run.scale_advice(world.clock.now(), timedelta(seconds=25)).members
+    assert back.produced_count == 2
 
 
 def test_what_evaluations_use_is_used(make_world, suite):

@@ -338,12 +338,18 @@ class Balance:
         )
 
     def _members(self, start: CounterSnapshot) -> tuple[MemberBalance, ...]:
+        def produced(member: LiveRaas) -> int:
+            # A session that was opened since counts from nothing, whoever had that id before.
+            is_older = member.join_time <= start.time
+            before = start.accepted.get(member.member_id, 0) if is_older else 0
+            return member.accepted_count - before
+
         return tuple(
             MemberBalance(
                 member_id=member.member_id,
                 name=member.name,
                 accelerator_count=accelerators(member),
-                produced_count=member.accepted_count - start.accepted.get(member.member_id, 0),
+                produced_count=produced(member),
                 tokens_per_s=member.speed.tokens_per_s,
                 price_per_hour=member.resources.price_per_hour,
                 inflight_count=member.outstanding,
