@@ -140,3 +140,15 @@ def test_returned_batches_are_in_no_lineage(world):
     world.ack(trainer, header.batch_id, BatchOutcome.RETURNED)
     come_back(world, trainer)
     assert world.account().is_balanced
+
+
+def test_what_was_replayed_stays_where_it_was_trained_first(make_world):
+    replay = ReplaySettings(ratio=0.5, max_uses=4, max_staleness=9)
+    world = make_world(max_staleness=2, serving={"replay": replay})
+    trainer, node = world.started()
+    train_steps(world, trainer, node, 4, save_at=(3,))
+    come_back(world, trainer, checkpoint_id="step_3", last_step=3)
+    placements = [p for record in world.run.rollouts() for p in record.placements]
+    trained = [p for p in placements if p.place is RolloutPlace.TRAINED]
+    assert len(trained) == world.account().trained_count
+    assert {p.batch_id for p in trained} == {"batch-r-0", "batch-r-1", "batch-r-2"}

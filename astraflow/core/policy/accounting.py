@@ -144,6 +144,18 @@ class Books:
         for row in batch.lease.rows:
             row.use_count -= 1
 
+    def note_use(self, samples: Iterable[Sample], batch: TrainedBatch) -> None:
+        """Say in which batch samples were trained on last, for a later one does not count."""
+        for sample in samples:
+            lease = batch.lease
+            self._note(
+                [sample],
+                RolloutPlace.TRAINED,
+                batch_id=batch.batch_id,
+                step=batch.step,
+                staleness=None if lease is None else lease.train_version - sample.min_version,
+            )
+
     def _note(self, samples: Iterable[Sample], place: RolloutPlace, **where: Any) -> None:
         """Say in the records of samples where they stand; those that stand alike share it."""
         shared: dict[int, RolloutPlacement] = {}

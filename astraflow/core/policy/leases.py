@@ -401,6 +401,14 @@ class Lineage:
         self._prompt_count -= sum(len(batch.prompts) for batch in undone)
         return undone
 
+    def last_use(self, arrival: int) -> TrainedBatch | None:
+        """Return the newest batch that a group was trained on in; None: none that is known."""
+        for batch in reversed(self._batches):
+            again = () if batch.lease is None else batch.lease.replayed
+            if arrival in batch.arrivals or any(group.arrival == arrival for group in again):
+                return batch
+        return None
+
     def _saved(self, checkpoint_id: str, step: int) -> int | None:
         """Return how many batches are behind a checkpoint; None: there is none of these steps."""
         kept = self._checkpoints.get(checkpoint_id)

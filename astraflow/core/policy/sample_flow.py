@@ -317,6 +317,10 @@ class SampleFlow:
             The numbers of those in the buffer.
         """
         self.replay.undo(lease.replayed)
+        for group in lease.replayed:
+            batch = self._lineage.last_use(group.arrival)
+            if batch is not None:
+                self.books.note_use(group.samples, batch)
         kept: set[int] = set()
         for group in lease.groups:
             if not self.has_slot:
