@@ -49,8 +49,9 @@ def simulate(
 
     collect_rarely()
     settings = load_scenario(scenario, overrides or [])
+    even = oracle_of(settings) if oracle else None
     report = run(settings)
-    best = run(oracle_of(settings)) if oracle else None
+    best = None if even is None else run(even)
     if as_json:
         fields = report.to_json()
         if best is not None:

@@ -162,10 +162,11 @@ class SimulatedNode:
 
     def leave(self) -> None:
         """End the session at once; what it holds goes back."""
-        if self.member_id is not None and not self.is_gone:
-            member_id = self.member_id
-            self._end()
-            self.hub.apply(ev.MemberLeft(member_id=member_id))
+        if self.is_gone:
+            return
+        self._end()
+        if self.member_id is not None:
+            self.hub.apply(ev.MemberLeft(member_id=self.member_id))
 
     def drain(self) -> None:
         """Finish what it holds, and leave."""

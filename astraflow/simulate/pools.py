@@ -77,7 +77,6 @@ class Pools:
             else:
                 self.leave_count += 1
                 node.leave()
-        node.is_gone = True
         down_s = self.random.expovariate(1 / pool.flapping.down_s)
         self.hub.timeline.after(down_s, partial(self._flap, name, pool, life=life + 1))
 

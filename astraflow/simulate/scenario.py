@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from astraflow.config.loader import load_model
 from astraflow.config.recipe import Name, Strict
+from astraflow.core.errors import AstraflowError, Reason
 
 
 class Rollouts(Strict):
@@ -126,10 +127,19 @@ def oracle_of(scenario: Scenario) -> Scenario:
 
     Nobody flaps, and nobody is slow or far: what a perfect placement could make of the same speed.
     A flapping node counts for the share of the time that it is up.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when no pool has a node.
     """
     pools = scenario.pools.values()
     slots = sum(pool.count * pool.slots for pool in pools)
     count = sum(pool.count for pool in pools)
+    if not count:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            "an oracle has the speed of the nodes at the start, and there are none; "
+            "set count in pools, or leave out --oracle",
+        )
     speed = 0.0
     for pool in pools:
         flapping = pool.flapping

@@ -4,6 +4,7 @@ from math import ceil
 
 import pytest
 
+from astraflow.core.errors import AstraflowError
 from astraflow.simulate.scenario import Scenario, ideal_count, oracle_of
 from astraflow.simulate.simulation import simulate
 
@@ -36,6 +37,19 @@ def test_the_laws_hold_while_nodes_flap():
     assert report.books.reissued_count
     assert report.books.is_balanced
     assert not report.broken_laws
+
+
+def test_a_node_that_leaves_before_it_has_joined_costs_nothing_any_more():
+    flapping = {"share": 1.0, "up_s": 60, "down_s": 60, "crash_share": 0.0}
+    pool = {"count": 2, "slots": 4, "join_s": 300, "flapping": flapping}
+    report = simulate(scenario(pools={"only": pool}))
+    assert report.leave_count > 2
+    assert max(count for _, count in report.sizes) <= 2
+
+
+def test_an_oracle_of_no_nodes_is_refused():
+    with pytest.raises(AstraflowError, match="there are none"):
+        oracle_of(scenario(pools={"pool": {"count": 0}}, autoscale={}))
 
 
 def test_unlike_nodes_do_about_as_well_as_like_ones():
