@@ -118,6 +118,8 @@ def test_the_newest_order_counts(world):
         world.run.saved("mine")
     step(world, trainer, node, name="other")
     assert world.run.saved("other") is not None
+    with pytest.raises(AstraflowError, match="checkpoint of another name was asked for after mine"):
+        world.run.saved("mine")
 
 
 def test_a_part_that_was_rolled_back_is_asked_for_again(make_world):

@@ -74,7 +74,8 @@ class Saving:
         if saved is None and checkpoint_id != self.asked:
             raise AstraflowError(
                 Reason.NOT_READY,
-                f"checkpoint {self.asked} was asked for after {checkpoint_id}; ask again",
+                f"checkpoint {self.asked or 'of another name'} was asked for after "
+                f"{checkpoint_id}; ask again",
             )
         if saved is None:
             self._must_be_here(self._missing)
