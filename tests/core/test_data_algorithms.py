@@ -302,6 +302,14 @@ class TestFilters:
         )
         assert world.account().is_balanced
 
+    def test_groups_that_never_ask_a_policy_are_told(self, make_world):
+        world = make_world(policies=("solver", "verifier"))
+        _, node = world.started()
+        world.work(node, 2, versions={"solver": (0,)})
+        links = world.run.explain("verifier", world.clock.now())
+        [link] = [link for link in links if link.cause is WaitCause.ALL_DROPPED]
+        assert "dropped the last 2 groups, the last one no_trajectory" in link.message
+
     def test_one_group_that_is_kept_ends_the_row_of_filtered_ones(self, make_world):
         world = make_world(filters=(spec("zero_advantage"),), max_filtered_groups=2)
         trainer, node = world.started()

@@ -186,7 +186,8 @@ class GroupCompletion:
 
     Attributes:
         filtered_in_a_row: Groups that filters left too little of, since the last one that was kept.
-        last_filter: Who dropped some of the last one of these: a filter, or no_reward.
+        last_filter: Who dropped some of the last one of these: a filter, no_reward, or
+            no_trajectory.
     """
 
     def __init__(
@@ -233,7 +234,11 @@ class GroupCompletion:
             )
             kept = self._sift(whole, drops)
         if len(kept) < self._min_group_size:
-            if by := [drop.by for drop in drops if drop.by and drop.samples]:
+            by = [drop.by for drop in drops if drop.by and drop.samples]
+            if not found and group.has_reward:
+                # Rewarded, and nothing of it was sampled from this policy.
+                by = ["no_trajectory"]
+            if by:
                 self.filtered_in_a_row, self.last_filter = self.filtered_in_a_row + 1, by[-1]
             drops.append(Drop(samples=kept, reason=Reason.GROUP_INCOMPLETE))
             return Completed(kept=(), drops=tuple(drops))
