@@ -104,7 +104,7 @@ class CloseSession:
     """End the member's streams and refuse its token with SESSION_ENDED from now on.
 
     Attributes:
-        is_lost: Whether it went silent or overstayed; False: it left by itself.
+        is_lost: Whether it went silent; False: it left by itself, overstayed or was fenced.
         is_fenced: Whether a newer incarnation took over; its token then answers
             SESSION_FENCED, and a new session of the same member_id is open already.
         message: For the log.
