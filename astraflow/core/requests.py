@@ -15,7 +15,6 @@ from astraflow.core.members import MemberRole
 from astraflow.core.policy.state import find_policy
 from astraflow.core.pool.live_members import LiveRaas, LiveTrainer
 from astraflow.core.rollouts import Disposition, ItemAck
-from astraflow.core.versions import VersionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,20 @@ def _publish(
         )
     newest = policy.versions.newest
     is_new = info.version == policy.versions.next_version
-    if is_new and newest is not None and info.restored_from is None:
-        _require_steps(info, newest, policy.progress.step)
+    trained = policy.progress.step
+    if (
+        is_new
+        and newest is not None
+        and info.restored_from is None
+        and info.step <= newest.step < trained
+    ):
+        # Work would wait for ever for a version that has the steps which were trained.
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"version {info.version} of {info.policy_id} says step={info.step}, no more than "
+            f"version {newest.version}, though batches were trained on up to step {trained} since; "
+            "say in `step` how many optimizer steps are behind its weights",
+        )
     if policy.versions.publish(info, now):
         if is_new:
             policy.progress.note_version()
@@ -91,17 +102,6 @@ def _publish(
     if is_new and info.policy_id == run.settings.workflow.policy_ids[0]:
         run.prompts.begin_version(info.version)
     return policy.versions.next_version
-
-
-def _require_steps(info: VersionInfo, newest: VersionInfo, trained: int) -> None:
-    # Work would wait for ever for a version that has the steps which were trained.
-    if info.step <= newest.step < trained:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"version {info.version} of {info.policy_id} says step={info.step}, no more than "
-            f"version {newest.version}, though batches were trained on up to step {trained} since; "
-            "say in `step` how many optimizer steps are behind its weights",
-        )
 
 
 def _offer(run: Components, event: ev.PromptsOffered) -> None:

@@ -34,12 +34,7 @@ TURN_REWARDS: Final = "token_rewards"
 
 _AXES: Final = 3
 
-
-def routes_fault(values: np.ndarray) -> str | None:
-    """Say why an array is no column of routes, or None."""
-    if values.dtype != np.uint16 or values.ndim != _AXES:
-        return f"column {ROUTED_EXPERTS} is not u16[tokens, layers, k]"
-    return None
+_NO_ROUTES: Final = f"column {ROUTED_EXPERTS} is not u16[tokens, layers, k]"
 
 
 def filled_routes(lengths: Sequence[int], found: Sequence[np.ndarray | None]) -> np.ndarray | None:
@@ -159,7 +154,10 @@ def columns_fault(columns: Mapping[str, Column], *, row_count: int, token_count:
     for name, column in columns.items():
         if not column.values.ndim or len(column.values) != lengths[column.axis]:
             return f"column {name} does not have one entry per {column.axis}"
-    return routes_fault(columns[ROUTED_EXPERTS].values) if ROUTED_EXPERTS in columns else None
+    if ROUTED_EXPERTS in columns:
+        routes = columns[ROUTED_EXPERTS].values
+        return _NO_ROUTES if routes.dtype != np.uint16 or routes.ndim != _AXES else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +348,7 @@ def _payload_fault(t: Trajectory, payload: Payload) -> str | None:
         return f"{payload.token_count} tokens hold neither its spans nor its shared part"
     routes = next((each for each in payload.columns if each.name == ROUTED_EXPERTS), None)
     if routes is not None and (routes.dtype is not Dtype.U16 or len(routes.shape) != _AXES - 1):
-        return f"column {ROUTED_EXPERTS} is not u16[tokens, layers, k]"
+        return _NO_ROUTES
     return None
 
 

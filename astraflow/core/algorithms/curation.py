@@ -169,18 +169,6 @@ class Drop:
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """What a group came to.
-
-    Attributes:
-        kept: To be trained on, advantages stamped; empty: nothing is.
-    """
-
-    kept: tuple[Sample, ...]
-    drops: tuple[Drop, ...]
-
-
 class GroupCompletion:
     """Completes the groups of one policy: rewards, filters, size, advantages.
 
@@ -210,8 +198,14 @@ class GroupCompletion:
         self._dropped_groups = Counter[str]()
         self._dropped_rollouts = Counter[str]()
 
-    def complete(self, group: TrainGroup, *, train_version: int, run_time: timedelta) -> Completed:
-        """Return what is kept of a group that is whole; its samples are taken out of it."""
+    def complete(
+        self, group: TrainGroup, *, train_version: int, run_time: timedelta
+    ) -> tuple[tuple[Sample, ...], list[Drop]]:
+        """Take the samples out of a group that is whole.
+
+        Returns:
+            What is trained on, advantages stamped, and what is not.
+        """
         found = group.samples.pop(self._policy_id, {})
         rewarded: list[Sample] = []
         drops: list[Drop] = []
@@ -241,11 +235,11 @@ class GroupCompletion:
             if by:
                 self.filtered_in_a_row, self.last_filter = self.filtered_in_a_row + 1, by[-1]
             drops.append(Drop(samples=kept, reason=Reason.GROUP_INCOMPLETE))
-            return Completed(kept=(), drops=tuple(drops))
+            return (), drops
         self.filtered_in_a_row = 0
         rows = [row for sample in kept for row in sample.rows]
         self._faults.call("advantages", None, stamp, rows, self._advantages)
-        return Completed(kept=kept, drops=tuple(drops))
+        return kept, drops
 
     def metrics(self) -> Mapping[str, float]:
         found: dict[str, float] = {}

@@ -5,7 +5,7 @@ window, so that an event costs the same in a pool of any size. Each time the sum
 as a snapshot of counters; two of them give the balance between.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
@@ -286,10 +286,7 @@ class Balance:
         )
 
     def _sums(self, policy: PolicyState) -> PolicyCounters:
-        wait = self._waits[policy.policy_id]
-        dropped = Counter[Reason]()
-        for drop in policy.samples.books.drops:
-            dropped[drop.reason] += drop.count
+        wait, dropped = self._waits[policy.policy_id], policy.samples.books.drops_by_reason
         return PolicyCounters(
             waited_s=wait.waited_s,
             trained_s=wait.trained_s,

@@ -73,6 +73,14 @@ class Books:
             for (reason, by), count in sorted(self._drops.items())
         )
 
+    @property
+    def drops_by_reason(self) -> Counter[Reason]:
+        """Samples dropped, whichever filter it was."""
+        found = Counter[Reason]()
+        for (reason, _), count in self._drops.items():
+            found[reason] += count
+        return found
+
     def account(self) -> LedgerAccount:
         return LedgerAccount(
             policy_id=self._policy_id,

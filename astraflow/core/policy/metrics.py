@@ -122,11 +122,6 @@ class Window:
         return dict(sorted(total.items()))
 
     @property
-    def newest_staleness_counts(self) -> Mapping[int, int]:
-        """The same of the last batch."""
-        return self._batches[-1].staleness_counts if self._batches else {}
-
-    @property
     def span(self) -> timedelta:
         if not self._batches or self._since is None:
             return timedelta()

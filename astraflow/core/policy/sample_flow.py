@@ -4,7 +4,6 @@ A group is open from its issue until all of it is trained on or dropped: so what
 how old a sample is when its turn comes, see `admission`.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from datetime import timedelta
 
@@ -91,11 +90,9 @@ class SampleFlow:
     @property
     def open_limit(self) -> int:
         """How many groups may be open: what is trained on before it is too old."""
-        settings, progress = self._settings, self._progress
+        settings, left = self._settings, self._progress.steps_left
         batches = (settings.max_staleness + 1) * (settings.steps_per_version or 1)
-        if progress.step_count is not None:
-            batches = max(0, min(batches, progress.step_count - progress.consumed_count))
-        return batches * self.fresh_per_batch
+        return (batches if left is None else min(batches, left)) * self.fresh_per_batch
 
     @property
     def has_slot(self) -> bool:
@@ -130,21 +127,21 @@ class SampleFlow:
 
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:
         """Move what filters keep of a whole group to the buffer, or drop all of it."""
-        done = self.completion.complete(
+        kept, drops = self.completion.complete(
             group, train_version=self._progress.train_version, run_time=run_time
         )
-        for drop in done.drops:
+        for drop in drops:
             self.books.drop_all(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
-        if not done.kept:
+        if not kept:
             self.open_count -= 1
             return
         self._arrivals += 1
         fresh = FreshGroup(
-            head=group.head, samples=done.kept, number=group.number, arrival=self._arrivals
+            head=group.head, samples=kept, number=group.number, arrival=self._arrivals
         )
         self.buffer.put(fresh)
-        self.books.move_all(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
-        self.entered_count += len(done.kept)
+        self.books.move_all(kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
+        self.entered_count += len(kept)
         self._drop(self.buffer.evict(), RolloutPlace.FRESH, Reason.BUFFER_FULL)
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
@@ -300,11 +297,9 @@ class SampleFlow:
         self.replay.clear()
 
     def metrics(self) -> dict[str, float]:
-        dropped = Counter[str]()
-        for drop in self.books.drops:
-            dropped[f"buffer/dropped/{drop.reason.lower()}"] += drop.count
+        dropped = sorted(self.books.drops_by_reason.items())
         return {
-            **{name: float(count) for name, count in dropped.items()},
+            **{f"buffer/dropped/{reason.lower()}": float(count) for reason, count in dropped},
             **self.completion.metrics(),
             **self._guards.metrics(),
             **self.replay.metrics(),

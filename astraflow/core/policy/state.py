@@ -10,7 +10,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
 from astraflow.core.policy.admission import PolicyProgress
 from astraflow.core.policy.leases import Lease, LeaseTable, Lineage, TrainedBatch
-from astraflow.core.policy.metrics import Window, time_metrics
+from astraflow.core.policy.metrics import ConsumedBatch, Window, time_metrics
 from astraflow.core.policy.sample_flow import SampleFlow
 from astraflow.core.settings import PolicySettings, RunSettings
 
@@ -64,8 +64,8 @@ class PolicyState:
 
     def consume(
         self, lease: Lease, ack: AckBatch, now: datetime, *, metrics: Mapping[str, float]
-    ) -> None:
-        """Count the groups of a batch as trained."""
+    ) -> ConsumedBatch:
+        """Count the groups of a batch as trained; return what the window keeps of it."""
         self.samples.train(lease, self.progress.note_batch(ack.step))
         consumed = lease.consumed(now, wait_s=ack.wait_s, train_s=ack.train_s)
         self.window.add(consumed)
@@ -75,6 +75,7 @@ class PolicyState:
             **self.samples.metrics(),
             **metrics,
         }
+        return consumed
 
     def roll_back(self, count: int, step: int) -> list[TrainedBatch]:
         """Count the last batches as not trained: their weights are lost.

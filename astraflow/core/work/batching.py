@@ -143,9 +143,8 @@ class Batching:
         return count if self._is_dry(policy) else 0
 
     def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
-        member = self.sessions.trainers.get(policy.policy_id)
-        if member is None:
-            return
+        # Whoever opened its streams is there: they are closed with its session.
+        member = self.sessions.trainers[policy.policy_id]
         batch_id = BatchId(self.ids.next("batch"))
         lease = policy.samples.lease(batch_id, count)
         policy.window.begin(now)
@@ -166,7 +165,7 @@ class Batching:
         match event.outcome:
             case BatchOutcome.CONSUMED:
                 metrics = {**self.prompts.metrics(), **event.metrics}
-                policy.consume(lease, event, now, metrics=metrics)
+                consumed = policy.consume(lease, event, now, metrics=metrics)
                 self._save(policy, event.checkpoint_id)
                 self.effects.do(
                     RecordBatch(
@@ -175,7 +174,7 @@ class Batching:
                         step=policy.progress.step,
                         version=lease.version,
                         metrics=policy.metrics,
-                        staleness_counts=policy.window.newest_staleness_counts,
+                        staleness_counts=consumed.staleness_counts,
                         trained_rows=lease.trained_rows,
                     )
                 )

@@ -73,14 +73,6 @@ class Evaluation:
         """Give the pool back to training; the end comes again."""
         self.has_pool = self._is_last_begun = False
 
-    def suite(self, name: str) -> SuiteSettings:
-        """Return a suite."""
-        suites = {suite.suite.suite: suite for suite in self.settings.suites}
-        if name not in suites:
-            known = ", ".join(suites) or "none"
-            raise AstraflowError(Reason.EVAL_UNKNOWN, f"there is no suite '{name}'; known: {known}")
-        return suites[name]
-
     def view(self, eval_run_id: EvalRunId) -> EvalRun:
         """Return where an evaluation stands."""
         if eval_run_id in self.active:
@@ -127,8 +119,13 @@ class Evaluation:
                     f"request {event.request_id} asked for something else before",
                 )
             return self.view(known_id)
-        suite = self.suite(event.suite)
-        share = event.pool_share
+        suites = {suite.suite.suite: suite for suite in self.settings.suites}
+        if event.suite not in suites:
+            names = ", ".join(suites) or "none"
+            raise AstraflowError(
+                Reason.EVAL_UNKNOWN, f"there is no suite '{event.suite}'; known: {names}"
+            )
+        suite, share = suites[event.suite], event.pool_share
         if not event.request_id or (share is not None and not 0 < share <= 1):
             raise AstraflowError(
                 Reason.INVALID_FIELD, "an evaluation needs a request_id and a share of up to 1"
@@ -338,8 +335,7 @@ class Evaluation:
             del self._finished[next(iter(self._finished))]
         for member in self.sessions.pool.values():
             member.pinned.difference_update(work.versions.items())
-        # Who still has tasks of another one keeps its versions.
-        for member in self.sessions.pool.values():
+            # Who still has tasks of another one keeps its versions.
             groups = (assignment.group for assignment in member.assignments.values())
             held = {group.eval_run_id for group in groups if isinstance(group, EvalGroup)}
             for other in self.active.values():
