@@ -197,6 +197,29 @@ def test_version_that_nobody_kept_fails_after_a_while(world):
     assert (run.state, run.failure.reason) == (EvalState.FAILED, Reason.VERSION_NOT_SERVED)
 
 
+def test_an_evaluation_that_is_served_again_waits_for_nothing(world):
+    trainer, node = world.started(credit=16)
+    world.work(node)
+    run = create(world)
+    world.leave(node)
+    world.train(trainer)
+    late = world.join("late")
+    world.report(late, 1)
+    assert world.run.eval_run(run.eval_run_id).failure is not None
+    back = world.join("back")
+    world.report(back, 0)
+    assert TaskPurpose.EVAL in purposes(world, back)
+    assert world.run.eval_run(run.eval_run_id).failure is None
+    for _ in range(5):
+        world.clock.advance(8)
+        for member in (trainer, late, back):
+            world.keep_alive(member)
+        world.tick()
+        assert world.run.next_deadline > world.clock.now()
+    world.work(back)
+    assert world.run.eval_run(run.eval_run_id).state is EvalState.SUCCEEDED
+
+
 def test_version_that_nobody_has_does_not_hold_up_the_end(make_world, suite):
     world = make_world(suites=(suite(at_start=False, at_end=False),), step_count=2)
     trainer, node = world.started(credit=4)

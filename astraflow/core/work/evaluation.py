@@ -232,7 +232,7 @@ class Evaluation:
             if work.is_answered:
                 work.conclude(now)
                 self._retire(work)
-            elif (work.prompts or work.again) and self._is_stuck(work, now):
+            elif self._is_stuck(work, now):
                 self._withdraw(work)
                 work.end(EvalState.FAILED, now, not_served(work.versions))
                 self._retire(work)
@@ -293,6 +293,10 @@ class Evaluation:
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""
+        if not (work.prompts or work.again):
+            # It waits for answers alone.
+            work.stuck_time = work.waits_for = None
+            return False
         pool = [member for member in self.sessions.pool.values() if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
             not self.has_pool and self._may_come(work.versions)
