@@ -75,6 +75,11 @@ class SimulatedHub:
         self.run = Run(self.settings, start_time=START)
         self.timeline.after(_TICK_S, self._tick)
 
+    @property
+    def keep_alive_s(self) -> float:
+        """As seldom as a member may speak without being suspect."""
+        return 0.6 * self.settings.session_ttl.total_seconds()
+
     def apply(self, event: ev.Event) -> Any:
         """Let something happen now; return the run's answer."""
         decision = self.run.apply(event, self.timeline.now)

@@ -94,8 +94,6 @@ def _columns(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 CODE = RegisteredCode(name="simulated")
 
-# Of the ttl: as seldom as a node may speak without being suspect.
-_KEEP_ALIVE_SHARE = 0.6
 _CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the hub withdrew the task")
 
 
@@ -153,7 +151,7 @@ class SimulatedNode:
         known = self.hub.run.listed_versions(POLICY)
         if known:
             self.see(known[-1].version)
-        self._after(_KEEP_ALIVE_SHARE * self.hub.settings.session_ttl.total_seconds(), self._speak)
+        self._after(self.hub.keep_alive_s, self._speak)
 
     def crash(self) -> None:
         if self.member_id is not None:
@@ -210,8 +208,7 @@ class SimulatedNode:
     def _speak(self) -> None:
         if self.member_id is not None:
             self._say(ev.MemberKeptAlive(member_id=self.member_id))
-            ttl_s = self.hub.settings.session_ttl.total_seconds()
-            self._after(_KEEP_ALIVE_SHARE * ttl_s, self._speak)
+            self._after(self.hub.keep_alive_s, self._speak)
 
     def _admit(self) -> None:
         """Let tasks pass whose version is live."""

@@ -13,8 +13,6 @@ from astraflow.simulate.hub import SimulatedHub
 from astraflow.simulate.node import POLICY
 from astraflow.simulate.scenario import Scenario
 
-_KEEP_ALIVE_SHARE = 0.6
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimulatedTrainer:
@@ -120,5 +118,4 @@ class SimulatedTrainer:
 
     def _speak(self) -> None:
         self.hub.apply(ev.MemberKeptAlive(member_id=self._member_id))
-        ttl_s = self.hub.settings.session_ttl.total_seconds()
-        self.hub.timeline.after(_KEEP_ALIVE_SHARE * ttl_s, self._speak)
+        self.hub.timeline.after(self.hub.keep_alive_s, self._speak)

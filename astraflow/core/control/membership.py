@@ -241,8 +241,7 @@ class Joining:
         request = event.request
         known = self._known(event.resumes, request.resume, MemberRole.RAAS)
         identities = self._must_be_admissible(request, known)
-        live = self._take_over(event.resumes, request.resume, now)
-        member = live
+        member = self._take_over(known, request.resume, now)
         if not isinstance(member, LiveRaas):
             member = self._opened(event, now, LiveRaas, policies={})
         member.keep_alive(now)
@@ -264,15 +263,14 @@ class Joining:
         request = event.request
         policy = find_policy(self.policies, request.policy_id)
         known = self._known(event.resumes, request.resume, MemberRole.TRAINER)
-        self._must_train(request, known)
+        self._must_train(policy, request, known)
         goes_on = self._goes_on(known, request.resume)
         undone = 0
         if not goes_on:
             undone = policy.lineage.undone_count(request.checkpoint_id, request.last_step)
-        live = self._take_over(event.resumes, request.resume, now)
+        member = self._take_over(known, request.resume, now)
         held = frozenset(request.resume.held_batch_ids if request.resume else ())
-        if isinstance(live, LiveTrainer):
-            member = live
+        if isinstance(member, LiveTrainer):
             self.batching.return_all(policy, but=held)
             policy.lease_table.close()
         else:
@@ -333,9 +331,10 @@ class Joining:
         self._must_go_on()
         return identities
 
-    def _must_train(self, request: RegisterTrainer, known: MemberId | None) -> None:
+    def _must_train(
+        self, policy: PolicyState, request: RegisterTrainer, known: MemberId | None
+    ) -> None:
         check_contract(request.contract)
-        policy = find_policy(self.policies, request.policy_id)
         policy.identity.merged(request.identity)
         if policy.settings.needs_routes:
             check_routes(request.contract, request.policy_id)
@@ -381,22 +380,18 @@ class Joining:
 
     def _goes_on(self, known: MemberId | None, resume: SessionResume | None) -> bool:
         """Whether it is the same process as before, with the state that it had."""
-        if known is None or resume is None:
-            return False
-        before = self._remembered(known)
-        return before is not None and before.incarnation == resume.incarnation
+        before = None if known is None else self._remembered(known)
+        return bool(before and resume and before.incarnation == resume.incarnation)
 
     def _remembered(self, member_id: MemberId) -> LiveMember | Departed | None:
         return self.sessions.members.get(member_id) or self.sessions.departed.get(member_id)
 
     def _take_over(
-        self, member_id: MemberId | None, resume: SessionResume | None, now: datetime
+        self, known: MemberId | None, resume: SessionResume | None, now: datetime
     ) -> LiveRaas | LiveTrainer | None:
         """Return the live session to go on with; one of an older incarnation is ended."""
-        if member_id is None or resume is None:
-            return None
-        live = self.sessions.members.get(member_id)
-        if live is None or live.incarnation == resume.incarnation:
+        live = None if known is None else self.sessions.members.get(known)
+        if live is None or self._goes_on(known, resume):
             return live
         self.membership.close(
             live, now, is_lost=False, is_fenced=True, message="a newer process took over"

@@ -98,20 +98,16 @@ def choose(view: PoolView, request: PlacementRequest) -> MemberCapacity | None:
         free: the second, for 4 samples. Two with room, one done in 2 s, one in 9 s, and what is
         asked for is too old in 5 s: the first; when that has no room, None.
     """
-    count = request.count
-    room = _best(view, request, count, latest_s=request.latest_s)
-    if room is not None:
-        return room
-    late = _best(view, request, count, latest_s=None)
-    if late is None:
-        if any(other.most >= count for other in view.all()):
-            return None
-        count = 1
+    for count in (request.count, 1):
         room = _best(view, request, count, latest_s=request.latest_s)
         if room is not None:
             return room
         late = _best(view, request, count, latest_s=None)
-    return None if _is_worth_a_wait(view, request, count) else late
+        if late is not None:
+            return None if _is_worth_a_wait(view, request, count) else late
+        if any(other.most >= count for other in view.all()):
+            return None
+    return None
 
 
 def _is_worth_a_wait(view: PoolView, request: PlacementRequest, count: int) -> bool:
@@ -323,9 +319,6 @@ class Scheduler:
         if not any(is_fit(member) for _, bucket in index.buckets(1) for _, member in bucket):
             return None
         slack_s = slack_of(policies, minimum)
-        latest_s = inf
-        if slack_s is not None:
-            latest_s = slack_s(newest)
         view = PoolView(
             index=index,
             pool=sessions.pool.values(),
@@ -337,7 +330,7 @@ class Scheduler:
             token_count=self.measured.expected_tokens(size_of(prompt)),
             fastest_token_s=self.measured.fastest_token_s,
             slack_s=slack_s,
-            latest_s=latest_s,
+            latest_s=inf if slack_s is None else slack_s(newest),
         )
         return choose(view, request)
 
