@@ -93,14 +93,6 @@ class CounterSnapshot:
     eval_token_count: int = 0
     eval_rollout_count: int = 0
 
-    @property
-    def train_token_count(self) -> int:
-        return self.token_count - self.eval_token_count
-
-    @property
-    def train_rollout_count(self) -> int:
-        return self.rollout_count - self.eval_rollout_count
-
 
 def cost_of(policy_id: PolicyId, first: CounterSnapshot, last: CounterSnapshot) -> float:
     """Return how many tokens are sampled for a rollout that filters keep; 0: none was kept.
@@ -109,10 +101,12 @@ def cost_of(policy_id: PolicyId, first: CounterSnapshot, last: CounterSnapshot) 
     fewer of them than it makes.
     """
     done = last.policies[policy_id].since(first.policies[policy_id])
-    rollouts = last.train_rollout_count - first.train_rollout_count
+    rollouts = last.rollout_count - first.rollout_count
+    rollouts -= last.eval_rollout_count - first.eval_rollout_count
     if not rollouts or not done.entered:
         return 0.0
-    tokens = last.train_token_count - first.train_token_count
+    tokens = last.token_count - first.token_count
+    tokens -= last.eval_token_count - first.eval_token_count
     return tokens / rollouts * (done.entered + done.filtered) / done.entered
 
 

@@ -115,9 +115,6 @@ class FreshBuffer:
             self._count(entry[2], -1)
         return True
 
-    def clear(self) -> tuple[FreshGroup, ...]:
-        return self.take(len(self._heap))
-
     def metrics(self) -> dict[str, float]:
         return {"buffer/size": float(self.sample_count), "buffer/nbytes": float(self.nbytes)}
 

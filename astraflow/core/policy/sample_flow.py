@@ -293,7 +293,7 @@ class SampleFlow:
 
     def close(self) -> None:
         """Drop what is in the buffer: nothing is trained on any more."""
-        self._drop(self.buffer.clear(), RolloutPlace.FRESH, Reason.RUN_ENDED)
+        self._drop(self.buffer.take(len(self.buffer)), RolloutPlace.FRESH, Reason.RUN_ENDED)
         self.replay.clear()
 
     def metrics(self) -> dict[str, float]:
