@@ -76,7 +76,7 @@ def _barrier(run: Components, policy: PolicyState, blocker: PolicyStanding) -> W
 
 def _too_few(run: Components, policy: PolicyState, now: datetime) -> Iterator[WaitReason]:
     waiter = policy.policy_id
-    wanted = policy.settings.groups_per_batch
+    wanted = policy.samples.fresh_per_batch
     groups = (each for each in run.tasks.groups.values() if isinstance(each, TrainGroup))
     group = next((each for each in groups if waiter in each.policies), None)
     yield _link(

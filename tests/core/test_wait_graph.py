@@ -2,6 +2,7 @@ import pytest
 
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError
+from astraflow.core.settings import ReplaySettings
 
 
 @pytest.fixture
@@ -51,6 +52,16 @@ def test_group_waits_for_its_task(world):
     ]
     assert [link.subject_id for link in links[:3]] == [first.group_id, first.task_id, node]
     assert links[1].message == f"group {first.group_id} lacks 2 of 2"
+
+
+def test_groups_that_will_be_replayed_are_not_waited_for(make_world):
+    replay = ReplaySettings(ratio=0.5, max_staleness=9)
+    world = make_world(groups_per_batch=4, serving={"replay": replay})
+    trainer, node = world.started()
+    world.work(node, 4)
+    world.train(trainer)
+    link = world.run.explain("solver", world.clock.now())[0]
+    assert link.message == "0 of 2 groups are whole"
 
 
 def test_member_is_silent(world):
