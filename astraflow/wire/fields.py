@@ -181,7 +181,7 @@ def decode_json(data: bytes, field: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(field, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid(field, "is not a JSON object")
@@ -223,7 +223,11 @@ def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarr
         raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
     if dtype is Dtype.BOOL and data.translate(None, b"\0\1"):
         raise invalid(field, _NO_BOOL)
-    return np.frombuffer(data, dtype.numpy).reshape(shape)
+    try:
+        return np.frombuffer(data, dtype.numpy).reshape(shape)
+    except ValueError as error:
+        # More axes than numpy has, or an empty one beside others that are too long.
+        raise invalid(field, f"no array has the shape {list(shape)}: {error}") from None
 
 
 def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.ndarray:

@@ -73,6 +73,15 @@ class TestTensor:
         assert caught.value.reason is Reason.INVALID_FIELD
         assert caught.value.metadata == {"field": "tokens"}
 
+    @pytest.mark.parametrize(("shape", "data"), [([0, 2**62, 2**62], b""), ([1] * 65, b"1234")])
+    def test_shape_must_be_one_that_an_array_can_have(self, shape, data):
+        message = tensor_pb2.Tensor(dtype=DTYPES.encode(Dtype.I32), shape=shape, data=data)
+
+        with refused("no array has") as caught:
+            decode_tensor(message, "routes")
+
+        assert caught.value.metadata == {"field": "routes"}
+
     def test_dtype_must_be_given(self):
         with refused("is no dtype"):
             decode_tensor(tensor_pb2.Tensor(shape=[0]))
@@ -116,7 +125,9 @@ class TestJson:
         assert encode_json({}) == b""
         assert decode_json(b"", "options") == {}
 
-    @pytest.mark.parametrize("data", [b"[1]", b"3", b"{", b"\xff", b'{"a":1} x'])
+    @pytest.mark.parametrize(
+        "data", [b"[1]", b"3", b"{", b"\xff", b'{"a":1} x', b'{"a":' + 100_000 * b"["]
+    )
     def test_anything_but_an_object_is_refused(self, data):
         with refused("options") as caught:
             decode_json(data, "options")
