@@ -257,7 +257,7 @@ class Trajectory:
 
     Raises:
         AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities, spans or columns
-            contradict each other.
+            contradict each other, or the reward is not finite.
     """
 
     trajectory_id: TrajectoryId
@@ -294,6 +294,8 @@ class Trajectory:
         fault = None
         if not are_spans:
             fault = "a version span needs a length of at least 1 and a version of at least 0"
+        elif self.reward is not None and not isfinite(self.reward):
+            fault = f"a reward of {self.reward} is not finite"
         elif self.payload is not None:
             fault = _payload_fault(self, self.payload)
         elif tokens.dtype != _I32 or mask.dtype != _BOOL:

@@ -78,6 +78,12 @@ class TestRollout:
         with refused(Reason.ROLLOUT_INVALID, "do not cover"):
             decode_rollout(message)
 
+    @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+    def test_a_reward_of_a_trajectory_is_finite(self, message, reward):
+        message.trajectories[0].reward = reward
+        with refused(Reason.ROLLOUT_INVALID, "reward"):
+            decode_rollout(message)
+
     def test_a_failure_with_a_reward_is_refused(self, message):
         message.outcome = rollout_pb2.OUTCOME_INFRA_ERROR
 
