@@ -1,6 +1,7 @@
 """Traces: one per group, from the choice of its prompt to the step that used it."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Generator
@@ -32,6 +33,8 @@ class _Place:
 _CURRENT: ContextVar[str] = ContextVar("traceparent", default="")
 
 _SHARES: Final = 1 << 32
+# https://www.w3.org/TR/trace-context/#traceparent-header
+_CONTEXT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def use_recorder(recorder: "OtelRecorder | None", *, share: float = 1.0) -> None:
@@ -89,13 +92,15 @@ def record(
     Args:
         name: What was done.
         start_ns: Unix time.
-        parent: Context of the span above; with `context` alone the span begins its trace.
+        parent: Context of the span above; with `context` alone the span begins its trace. Below
+            what is no context, which may come from anybody's node, nothing is recorded.
         context: Its own; empty: one of its own making. With neither nothing is recorded.
         end_ns: Unix time; None: now.
         error: Why it failed; empty: it did not.
         attributes: By name; `__` stands for a dot.
     """
-    if _Place.recorder is not None and (parent or context):
+    is_below = not parent or _CONTEXT.fullmatch(parent)
+    if _Place.recorder is not None and is_below and (parent or context):
         _Place.recorder.record(
             name,
             context=context or context_below(parent, f"{name}/{time.perf_counter_ns()}"),

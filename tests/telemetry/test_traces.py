@@ -60,6 +60,13 @@ def test_a_span_says_why_it_failed(spans):
     assert failed.status.description == "ValueError('no')"
 
 
+@pytest.mark.parametrize("parent", ["x", "00-zz", f"00-{32 * 'g'}-{16 * '1'}-01", "00-" + 60 * "1"])
+def test_below_what_is_no_context_nothing_is_recorded(spans, parent):
+    """It comes with a rollout, from anybody's node."""
+    record("rl.accept", parent=parent, start_ns=1)
+    assert spans.get_finished_spans() == ()
+
+
 def test_a_share_of_the_groups_is_traced(spans):
     use_recorder(OtelRecorder(spans, role="test", at_once=True), share=0.25)
     traced = [bool(group_context("run", f"g{n}")) for n in range(400)]
