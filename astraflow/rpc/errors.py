@@ -4,8 +4,10 @@ An error of a call is a status with `google.rpc.ErrorInfo`: domain `astraflow`, 
 name, metadata. Errors worth a wait carry `google.rpc.RetryInfo` too.
 """
 
+from bisect import bisect_right
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import accumulate
 from typing import Final, cast
 
 import grpc
@@ -23,8 +25,10 @@ from astraflow.rpc.auth import MetadataPairs
 DOMAIN: Final = "astraflow"
 DETAILS_KEY: Final = "grpc-status-details-bin"
 
-# Trailers share one header block of 8 KiB by default; a longer text would cost the whole error.
+# Trailers share one header block of 8 KiB by default; a longer text would cost the whole error. It
+# goes in there twice, and once with three bytes for each that is no printable ASCII.
 _MAX_TEXT: Final = 1024
+_MAX_KEY: Final = 64
 _MAX_VALUE: Final = 256
 _MAX_VALUES: Final = 8
 _RETRY_DELAY: Final = Duration(seconds=1)
@@ -151,7 +155,7 @@ def status_of(error: AstraflowError) -> tuple[StatusCode, str, MetadataPairs]:
     text = _cut(error.message, _MAX_TEXT)
     info = ErrorInfo(reason=error.reason, domain=DOMAIN)
     for key, value in list(error.metadata.items())[:_MAX_VALUES]:
-        info.metadata[_cut(key, _MAX_VALUE)] = _cut(value, _MAX_VALUE)
+        info.metadata[_cut(key, _MAX_KEY)] = _cut(value, _MAX_VALUE)
     status = Status(code=_number(code), message=text, details=[_pack(info)])
     if error.retryable:
         status.details.append(_pack(RetryInfo(retry_delay=_RETRY_DELAY)))
@@ -204,7 +208,8 @@ def _answer(error: AioRpcError) -> AstraflowError | None:
     is_retryable = False
     for detail in _details(error):
         if detail.type_url.endswith("/google.rpc.ErrorInfo"):
-            info = ErrorInfo.FromString(detail.value)
+            with suppress(DecodeError):
+                info = ErrorInfo.FromString(detail.value)
         is_retryable = is_retryable or detail.type_url.endswith("/google.rpc.RetryInfo")
     if info is None or info.domain != DOMAIN:
         return None
@@ -240,5 +245,14 @@ def _number(code: grpc.StatusCode) -> int:
 
 
 def _cut(text: str, size: int) -> str:
-    """Return at most `size` characters that gRPC can carry."""
-    return text if len(text) <= size else f"{text[: size - 1]}…"
+    """Return at most `size` characters that gRPC can carry, in about twice as many bytes."""
+    # Half of a surrogate pair, as from JSON or the name of a file, is no UTF-8.
+    text = text[: size + 1].encode(errors="replace").decode()
+    fitting = bisect_right(list(accumulate(map(_nbytes_of, text))), 2 * size)
+    is_whole = fitting == len(text) <= size
+    return text if is_whole else f"{text[: min(fitting, size) - 1]}…"
+
+
+def _nbytes_of(letter: str) -> int:
+    """Return what a letter of a status message takes, percent-encoded."""
+    return 1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode())

@@ -3,10 +3,18 @@ import asyncio
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.status_pb2 import Status
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import STATUS, is_answer, raised_from, status_of, translate_errors
+from astraflow.rpc.server import Servicer, start_server
+from astraflow_proto.evals.v1.eval_service_pb2 import GetEvalRunRequest
+from astraflow_proto.evals.v1.eval_service_pb2_grpc import (
+    EvalServiceStub,
+    add_EvalServiceServicer_to_server,
+)
 
 
 def received(error: AstraflowError, *, code=None) -> grpc.aio.AioRpcError:
@@ -48,6 +56,31 @@ def test_a_long_text_does_not_cost_the_error():
     assert raised_from(received(error)).reason is Reason.INVALID_FIELD
 
 
+class Refusing:
+    """A service that answers with an error."""
+
+    def __init__(self, error):
+        self.error = error
+
+    async def GetEvalRun(self, request, context):  # noqa: N802 - named by the contract
+        raise self.error
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "错", "\N{ROCKET}", "\udcff"])
+async def test_a_long_text_of_any_letters_arrives(letter):
+    """A status shares a header block of 8 KiB, where a letter takes up to 12 bytes."""
+    metadata = {f"{number}{600 * letter}": 600 * letter for number in range(12)}
+    error = AstraflowError(Reason.STALE, 6000 * letter, retryable=True, metadata=metadata)
+    servicer = Servicer(add=add_EvalServiceServicer_to_server, methods=Refusing(error))
+    async with await start_server([servicer]) as server, dial(server.address) as channel:
+        with pytest.raises(AstraflowError) as caught, translate_errors():
+            await EvalServiceStub(channel).GetEvalRun(GetEvalRunRequest())
+    assert caught.value.reason is Reason.STALE
+    assert caught.value.retryable
+    assert caught.value.message.startswith(100 * (letter if letter.isprintable() else "?"))
+    assert caught.value.metadata
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "is_retryable"),
     [
@@ -81,6 +114,17 @@ def test_a_reason_of_a_newer_peer_is_read_by_its_code():
 def test_details_that_are_no_status_are_left_alone():
     junk = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff"))
     error = grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), junk, "gone")
+
+    assert raised_from(error).reason is Reason.INTERNAL
+
+
+def test_a_detail_that_is_none_is_left_alone():
+    """What says that it is ErrorInfo, and holds something else."""
+    junk = AnyMessage(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff")
+    trailing = ("grpc-status-details-bin", Status(details=[junk]).SerializeToString())
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata(trailing), "gone"
+    )
 
     assert raised_from(error).reason is Reason.INTERNAL
 
