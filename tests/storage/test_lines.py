@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -48,6 +49,19 @@ def test_a_file_that_cannot_be_written_fails_the_close_and_no_other_file(tmp_pat
     writer.write(tmp_path / "taken" / "a.jsonl", {})
     writer.write(tmp_path / "b.jsonl", {"fine": True})
     with pytest.raises(OSError, match="taken"):
+        writer.close()
+    assert read(tmp_path / "b.jsonl") == [{"fine": True}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
+def test_a_full_disk_fails_the_flush_and_the_close_and_no_other_file(tmp_path):
+    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+    writer = LineWriter()
+    writer.write(tmp_path / "full.jsonl", {"n": 1})
+    with pytest.raises(OSError, match="No space left"):
+        writer.flush()
+    writer.write(tmp_path / "b.jsonl", {"fine": True})
+    with pytest.raises(OSError, match="No space left"):
         writer.close()
     assert read(tmp_path / "b.jsonl") == [{"fine": True}]
 
