@@ -362,6 +362,8 @@ class Hub:
     async def revoke(self, token_id: str) -> list[MemberId]:
         """Take a token of a role back, and end the sessions that it opened; return whose."""
         await self.take(TokenRevoked(token_id=token_id))
+        # From here on it opens nothing; what it opened while that was written has to be there.
+        await self.commits.passed()
         ended = self.directory.sessions.opened_with(token_id)
         for member_id in ended:
             await self.take(MemberLeft(member_id=member_id, message="its token was revoked"))

@@ -1,5 +1,9 @@
 """A token of a role that is taken back opens nothing any more, and what it opened ends."""
 
+import asyncio
+import sqlite3
+from contextlib import closing, contextmanager, suppress
+
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -9,6 +13,16 @@ from astraflow.rpc.auth import bearer
 from astraflow.rpc.errors import translate_errors
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
+from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
+
+
+@contextmanager
+def journal_that_waits(scene):
+    """Keep the hub from its journal, as another process that has the file would."""
+    with closing(sqlite3.connect(scene.run_dir.journal, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
 
 
 async def revoke(scene, token_id, metadata=None):
@@ -98,3 +112,22 @@ async def test_a_relay_pulls_and_reports_and_takes_no_tasks(start_hub, recipe_of
             assert caught.value.reason is Reason.ROLE_NOT_ALLOWED
         with pytest.raises(AstraflowError):
             await scene.trainer().register(token=scene.tokens.of_role("relay"))
+
+
+async def test_who_joins_while_a_revocation_is_written_does_not_stay(
+    start_hub, recipe_of, reason_of
+):
+    async with start_hub(recipe_of()) as scene:
+        token, late = scene.tokens.of_role("node"), scene.raas("late")
+        with journal_that_waits(scene):
+            revoking = asyncio.create_task(scene.hub.revoke(token_id_of(token)))
+            joining = asyncio.create_task(late.join(token=token))
+            # Suites never change: who asks for them after another call is answered before it.
+            await scene.evals.ListEvalSuites(
+                eval_pb.ListEvalSuitesRequest(), metadata=scene.operator
+            )
+            assert scene.hub.commits.unsafe_count
+        await revoking
+        with suppress(AstraflowError):
+            await joining
+            assert await reason_of(late.keep_alive()) is Reason.SESSION_ENDED
