@@ -84,9 +84,12 @@ class PayloadWriter:
             self._writing.add(writing)
             writing.add_done_callback(self._written)
             try:
-                return await asyncio.shield(writing)
+                written = await asyncio.shield(writing)
             except AstraflowError as error:
                 await retry.pause(error)
+            else:
+                retry.reset()
+                return written
 
     def _written(self, writing: "asyncio.Future[Trajectory]") -> None:
         self._writing.discard(writing)
@@ -177,12 +180,14 @@ class PayloadReader:
             while True:
                 try:
                     made = await asyncio.to_thread(read_payload, bucket, source.trajectory, payload)
-                    return replace(source, trajectory=made)
                 except AstraflowError as error:
                     if error.reason is Reason.PAYLOAD_LOST:
                         error.metadata[_LOST_IDS] = rollout_id
                         return error
                     await retry.pause(error)
+                else:
+                    retry.reset()
+                    return replace(source, trajectory=made)
 
 
 def read_payload(bucket: Bucket, trajectory: Trajectory, payload: Payload) -> Trajectory:

@@ -1,5 +1,6 @@
 """Arrays on their way through a payload store that is a folder, and one in memory."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -157,3 +158,25 @@ async def test_a_store_that_cannot_be_written_is_given_up_in_time():
     with pytest.raises(AstraflowError) as caught:
         await PayloadWriter(store, patience_s=0.1).put(rollout(0, 40))
     assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+
+
+async def test_a_store_that_fails_now_and_then_is_borne(tmp_path):
+    """What counts is the time without a success; each of many objects may need a second try."""
+
+    class Unsteady(PayloadWriter):
+        count = 0
+
+        def _write(self, trajectory):
+            self.count += 1
+            if self.count % 2:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.write_text("no folder")
+            else:
+                folder.unlink()
+            return super()._write(trajectory)
+
+    folder = tmp_path / "run"
+    store = PayloadStore(url=folder.as_uri(), above_nbytes=0)
+    writer = Unsteady(store, patience_s=0.1)
+    sent = await writer.put(rollout(0, *range(40, 52)))
+    assert all(each.payload is not None for each in sent.trajectories)
