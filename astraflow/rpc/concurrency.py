@@ -98,8 +98,10 @@ class Outbox(Generic[Item]):
                     await write(item)
                     delivered += 1
             finally:
-                if clear_count == self._clear_count:
+                if clear_count == self._clear_count and delivered < len(items):
                     self._items[:0] = items[delivered:]
+                    if self._waiter is not None:
+                        self._wake(self._waiter)
 
     def _wake(self, waiter: "asyncio.Future[None]") -> None:
         self._waiter = None

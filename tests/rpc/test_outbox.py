@@ -99,3 +99,16 @@ async def test_a_reader_on_its_way_out_leaves_the_wake_up_to_the_next():
         await older
     outbox.put(1)
     assert await newer == [1]
+
+
+async def test_what_comes_back_wakes_a_reader_that_waits_already():
+    """A new stream of a member may be there before the one that it replaces is out."""
+    outbox: Outbox[int] = Outbox()
+    outbox.put(1)
+    older = asyncio.ensure_future(outbox.deliver(lambda _: asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    newer = asyncio.ensure_future(outbox.take())
+    await asyncio.sleep(0)
+    older.cancel()
+    async with asyncio.timeout(5):
+        assert await newer == [1]
