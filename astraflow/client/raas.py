@@ -283,7 +283,10 @@ class TaskStream:
 
     async def _follow(self, retry: Retry) -> bool:
         opening = pb.TaskOpen(credit=encode_task_credit(self._credit))
-        self._outbox.reset([pb.StreamTasksRequest(open=opening)])
+        # What was given back while the session was opened again: the run holds it to be here.
+        held = self._session.info.held_task_ids
+        nacks = [each for each in self._outbox.clear() if each.nack.task_id in held]
+        self._outbox.reset([pb.StreamTasksRequest(open=opening), *nacks])
 
         def take(event: pb.StreamTasksResponse) -> None:
             retry.reset()

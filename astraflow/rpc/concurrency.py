@@ -42,10 +42,11 @@ class Outbox(Generic[Item]):
             if self._waiter is not None:
                 self._wake(self._waiter)
 
-    def clear(self) -> None:
-        """Forget what was not delivered."""
-        self._items.clear()
+    def clear(self) -> list[Item]:
+        """Forget what was not delivered, and return what nobody has taken of it."""
+        left, self._items = self._items, []
         self._clear_count += 1
+        return left
 
     def reset(self, items: Iterable[Item]) -> None:
         """Forget what was not delivered; `items` wait instead."""

@@ -9,7 +9,7 @@ from grpc import StatusCode
 
 from astraflow.client.raas import dial_pool
 from astraflow.client.session import Held, MemberHooks
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import (
     Contract,
     Directive,
@@ -18,6 +18,7 @@ from astraflow.core.members import (
     RaasLoad,
     ServedPolicy,
 )
+from astraflow.core.tasks import TaskCredit
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
 
 JOIN = JoinPool(
@@ -44,10 +45,15 @@ class Member:
 
     def __init__(self):
         self.opened, self.directives = [], []
+        self.when_opened = lambda _: None
         self.held = Held(task_ids=("t1",))
         self.directed = asyncio.Event()
 
     def hooks(self):
+        def open_again(session):
+            self.opened.append(session)
+            self.when_opened(session)
+
         def direct(directive):
             self.directives.append(directive)
             self.directed.set()
@@ -55,7 +61,7 @@ class Member:
         return MemberHooks(
             load=lambda: RaasLoad(inflight_count=3),
             held=lambda: self.held,
-            opened=self.opened.append,
+            opened=open_again,
             directed=direct,
         )
 
@@ -171,6 +177,33 @@ async def test_leaving_a_hub_that_is_gone_is_no_failure(fake_hub, pool):
         await client.join()
         await fake_hub.stop()
         await client.session.end("bye")
+
+
+async def test_a_task_that_is_given_back_while_the_session_is_opened_again_is_given_back(
+    fake_hub, pool, member
+):
+    """The hub heard just before that it is held, and so does not send it again."""
+    async with pool() as client, asyncio.TaskGroup() as group:
+        await client.join()
+        tasks = client.tasks(credit=TaskCredit(max_outstanding=8), take=lambda _: None)
+        failure = Failure(reason=Reason.ENGINE_FAILED)
+
+        def give_back(session):
+            assert session.held_task_ids == ("t1",)
+            tasks.nack("t1", failure)
+            # Not listed, so the hub sends it again.
+            tasks.nack("t0", failure)
+
+        member.when_opened = give_back
+        running = group.create_task(tasks.run())
+        await fake_hub.until(lambda: fake_hub.credits)
+        fake_hub.cut("StreamTasks")
+        async with asyncio.timeout(5):
+            await fake_hub.until(lambda: fake_hub.nacks)
+        tasks.set_credit(TaskCredit(max_outstanding=9))
+        await fake_hub.until(lambda: fake_hub.credits[-1].max_outstanding == 9)
+        running.cancel()
+    assert [each.task_id for each in fake_hub.nacks] == ["t1"]
 
 
 async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
