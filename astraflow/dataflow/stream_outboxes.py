@@ -108,11 +108,14 @@ async def explain_waits(
     *,
     interval_s: float,
 ) -> None:
-    """Put an explanation into an outbox whenever nothing came for a while, for ever."""
+    """Put an explanation into an outbox whenever nothing came for a while, for ever.
+
+    A peer that has not read the last one gets no other: they would pile up.
+    """
     while True:
         before = outbox.put_count
         await asyncio.sleep(interval_s)
-        if outbox.put_count == before:
+        if outbox.put_count == before and not len(outbox):
             reasons = await explain()
             if outbox.put_count == before:
                 for reason in reasons:

@@ -38,3 +38,18 @@ async def test_a_stream_that_got_something_is_left_alone():
     telling.cancel()
     with suppress(asyncio.CancelledError):
         await telling
+
+
+async def test_a_peer_that_does_not_read_is_told_once():
+    outbox: Outbox = Outbox()
+
+    async def explain():
+        return [REASON]
+
+    telling = asyncio.ensure_future(explain_waits(outbox, explain, interval_s=0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(outbox) == 1
+    telling.cancel()
+    with suppress(asyncio.CancelledError):
+        await telling
