@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from astraflow.core.ids import MemberId, PolicyId
@@ -312,8 +312,8 @@ def _mean_size(members: Sequence[MemberBalance]) -> float:
 
 def _goes_first(member: MemberBalance) -> tuple[bool, float, int, MemberId]:
     """Order nodes by what the pool loses least with: joining, dear, slow, idle ones first."""
-    rate = member.tokens_per_s / member.accelerator_count
-    worth = rate if member.price_per_hour is None else member.tokens_per_s / member.price_per_hour
+    price = member.accelerator_count if member.price_per_hour is None else member.price_per_hour
+    worth = member.tokens_per_s / price if price else inf
     return member.is_live, round(worth, 1), member.inflight_count, member.member_id
 
 

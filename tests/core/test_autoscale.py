@@ -138,6 +138,16 @@ def test_slow_idle_and_dear_nodes_go_first():
     assert shrunk.retired == {"empty"}
 
 
+def test_nodes_that_cost_nothing_go_last():
+    """Their owner says a price of 0."""
+    members = [
+        MemberBalance(member_id="own", tokens_per_s=10.0, price_per_hour=0.0),
+        MemberBalance(member_id="rented", tokens_per_s=10.0, price_per_hour=2.0),
+        MemberBalance(member_id="dear", tokens_per_s=10.0, price_per_hour=4.0),
+    ]
+    assert advice(balance(live=3.0, busy=0.3), members).retired == {"rented", "dear"}
+
+
 def test_a_fast_node_is_not_given_up_for_a_slow_ones_share():
     members = [MemberBalance(member_id="a", tokens_per_s=100.0)]
     members += [MemberBalance(member_id=f"s{i}", tokens_per_s=10.0) for i in range(3)]
