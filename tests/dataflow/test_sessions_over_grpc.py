@@ -21,6 +21,7 @@ from astraflow.wire.rollout import decode_batch_header, decode_batch_part, encod
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from made_up import made_up_trajectory
 
 
 async def ready(scene, raas):
@@ -305,3 +306,20 @@ async def test_a_task_result_without_rollouts_is_tried_again(start_hub, recipe_o
 def infra_failure():
     failure = Failure(reason=Reason.ENGINE_FAILED, message="lost", retryable=True)
     return lambda index: SampleFailure(sample_index=index, failure=failure)
+
+
+async def test_a_trajectory_of_no_policy_of_the_run_is_refused_and_leaves_no_file(
+    start_hub, recipe_of, tmp_path
+):
+    """One without a sampled token, too: its policy names a file of rollouts."""
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+        for number in range(2):
+            task = await next_task(tasks)
+            liar = made_up_trajectory(f"t{number}", f"{tmp_path}/elsewhere", [], prompt_count=3)
+            sent = [raas.sample(task, index, trajectories=(liar,)) for index in range(2)]
+            acks = await raas.send_all(rollouts, sent)
+            assert {ack.reason for ack in acks} == {Reason.POLICY_UNKNOWN}
+    assert not (tmp_path / "elsewhere.jsonl").exists()

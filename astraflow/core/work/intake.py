@@ -57,6 +57,11 @@ def _refused(item_id: str, reason: Reason, message: str) -> ItemAck:
     return _ack(item_id, Disposition.REJECTED, reason, message)
 
 
+def _not_sampled(rollout: Rollout, policy_id: PolicyId) -> ItemAck:
+    why = f"the workflow does not sample {policy_id}"
+    return _refused(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
+
+
 def _repeated(rollout_id: RolloutId) -> ItemAck:
     return _ack(rollout_id, Disposition.DUPLICATE, Reason.DUPLICATE, "this sample is settled")
 
@@ -380,12 +385,14 @@ class Intake:
             if trajectory.payload is not None and not self.settings.takes_payloads:
                 why = "the run has no payload store"
                 return _refused(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
+            if trajectory.policy_id not in task.versions:
+                # Also where nothing was sampled: rollouts are recorded under its name.
+                return _not_sampled(rollout, trajectory.policy_id)
             for span in trajectory.version_spans:
                 policy_id = span.policy_id or trajectory.policy_id
                 bounds = task.versions.get(policy_id)
-                if bounds is None or trajectory.policy_id not in task.versions:
-                    why = f"the workflow does not sample {policy_id}"
-                    return _refused(rollout.rollout_id, Reason.POLICY_UNKNOWN, why)
+                if bounds is None:
+                    return _not_sampled(rollout, policy_id)
                 if span.version >= self.policies[policy_id].versions.next_version:
                     why = f"{policy_id} has no version {span.version}"
                     return _refused(rollout.rollout_id, Reason.VERSION_UNKNOWN, why)
