@@ -263,8 +263,10 @@ class HttpServer(Server):
     async def close(self) -> None:
         """Stop; what is being answered has a second to end."""
         self._is_closing.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        # Who is cancelled meanwhile gets to know; that it was is no error.
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.result()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

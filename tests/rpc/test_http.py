@@ -157,6 +157,29 @@ async def test_a_server_that_cannot_start_says_why():
         await asyncio.wait_for(Failing.start(echo, listen="127.0.0.1:0"), 10)
 
 
+async def test_a_close_that_is_cancelled_says_so():
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope, receive, send):
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            answered.set()
+
+    server = await HttpServer.start(slow, listen="127.0.0.1:0")
+    asking = asyncio.ensure_future(answer_to(server.address, HEAD, b"content-length: 0\r\n\r\n"))
+    await asked.wait()
+    closing_it = asyncio.ensure_future(server.close())
+    await asyncio.sleep(0)
+    closing_it.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing_it
+    await server.close()
+    await answered.wait()
+    await asking
+
+
 async def test_work_for_a_client_that_left_cleans_up_before_its_answer():
     seen = []
 
