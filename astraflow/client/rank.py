@@ -25,7 +25,7 @@ class RankClient:
         with RankClient(hub=hub, loop=loop, session_token=token, share=share) as client:
             batch = client.take(batch_id)  # the one that rank 0 takes
             train(batch)
-            client.settle(batch_id)
+            client.release(batch_id)
     """
 
     def __init__(

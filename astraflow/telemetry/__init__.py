@@ -1,1 +1,1 @@
-"""What processes say of themselves: logs."""
+"""What processes say of themselves: logs, metrics, traces, tracebacks."""
