@@ -33,6 +33,7 @@ from astraflow.wire.common import (
     encode_raas_load,
     encode_trainer_load,
 )
+from astraflow.wire.fields import decode_time
 from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
 from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
 
@@ -332,8 +333,7 @@ class MemberSession(SessionCalls):
             await self._recover(error, session.token, retry)
             return
         retry.reset()
-        told = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
-        self.run_clock.update(told, asked_s=asked_s)
+        self.run_clock.update(decode_time(answer.server_time), asked_s=asked_s)
         self._set_transfer_token(answer.transfer_token)
         if answer.HasField("directive"):
             self.direct(decode_directive(answer.directive))

@@ -227,8 +227,7 @@ class Hub:
         now = self._clock.now() if now is None else now
         if self._chain_s is None:
             self._chain_s = time.thread_time()
-        has_secrets = isinstance(event, RaasJoined | TrainerRegistered)
-        kept = without_secrets(event) if has_secrets else event
+        kept = without_secrets(event)
         record = b""
         if self._keeps_records:
             record = record_bytes(kept, now, received=received, goes_on=goes_on)

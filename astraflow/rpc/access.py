@@ -6,7 +6,6 @@ too. A session token speaks for one member.
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -137,12 +136,10 @@ class HubTokens:
             return _MEMBER
         if not token.startswith(_ROLE_TOKEN):
             return None
-        body = token.removeprefix(_ROLE_TOKEN)
         try:
-            whole = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        except (binascii.Error, ValueError):
+            said, mac = _taken_apart(token)
+        except ValueError:
             return None
-        said, mac = whole[:-TOKEN_NBYTES], whole[-TOKEN_NBYTES:]
         if not said or not hmac.compare_digest(mac, self._derived(said, _MAC)):
             return None
         role, expire_time, token_id = said.decode().split("|")
@@ -166,12 +163,17 @@ def token_id_of(token: str) -> str:
     """
     if not token.startswith(_ROLE_TOKEN):
         return required_token_id(token)
-    body = token.removeprefix(_ROLE_TOKEN)
     try:
-        whole = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        return required_token_id(whole[:-TOKEN_NBYTES].decode().rpartition("|")[2])
+        return required_token_id(_taken_apart(token)[0].decode().rpartition("|")[2])
     except ValueError:
         return required_token_id("")
+
+
+def _taken_apart(token: str) -> tuple[bytes, bytes]:
+    """Return what a token of a role says, and the MAC of that; ValueError: it is none."""
+    body = token.removeprefix(_ROLE_TOKEN)
+    whole = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    return whole[:-TOKEN_NBYTES], whole[-TOKEN_NBYTES:]
 
 
 def required_token_id(text: str) -> str:

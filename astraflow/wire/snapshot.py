@@ -17,7 +17,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from dis import get_instructions
 from enum import Enum
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib import import_module
 from itertools import pairwise
 from operator import attrgetter
@@ -387,12 +387,8 @@ def _gained(kind: Any, names: tuple[str, ...]) -> tuple[tuple[str, Callable[[], 
         if field.default_factory is not MISSING:
             made.append((field.name, field.default_factory))
         elif field.default is not MISSING:
-            made.append((field.name, partial(_same, field.default)))
+            made.append((field.name, lambda value=field.default: value))
     return tuple(made)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _fill(kind: str, made: Any, values: list[Any]) -> None:

@@ -34,10 +34,6 @@ def encode_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams.FromString(write_sampling(sampling))
 
 
-def _fill_sampling(message: sampling_pb2.SamplingParams, sampling: SamplingParams) -> None:
-    message.MergeFromString(write_sampling(sampling))
-
-
 @lru_cache(maxsize=_KEPT_COUNT)
 def write_sampling(sampling: SamplingParams) -> bytes:
     """Return serialized SamplingParams; what is at its default stays unset."""
@@ -89,13 +85,7 @@ def read_sampling(data: bytes) -> SamplingParams:
     return sampling
 
 
-converted(
-    SamplingParams,
-    sampling_pb2.SamplingParams,
-    encode_sampling,
-    decode_sampling,
-    fill=_fill_sampling,
-)
+converted(SamplingParams, sampling_pb2.SamplingParams, encode_sampling, decode_sampling)
 
 converter(RegisteredCode, task_pb2.RegisteredCode, name=required)
 
