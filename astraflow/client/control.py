@@ -184,8 +184,7 @@ class EvalClient(_OperatorCalls):
             AstraflowError: EVAL_UNKNOWN.
         """
         request = eval_service_pb2.WatchEvalRunRequest(eval_run_id=eval_run_id)
-        answers = self._watch(self._stub.WatchEvalRun, request)
-        async for answer in answers:
+        async for answer in self._watch(self._stub.WatchEvalRun, request):
             yield decode_eval_run(answer.eval_run)
 
     async def cancel(self, eval_run_id: EvalRunId) -> EvalRun:
@@ -257,8 +256,7 @@ class ControlClient(_OperatorCalls):
         """Yield the state now and after changes, over cuts, until it is final."""
         request = control_service_pb2.WatchRunRequest()
         request.min_interval.FromTimedelta(timedelta(seconds=min_interval_s))
-        answers = self._watch(self._stub.WatchRun, request)
-        async for answer in answers:
+        async for answer in self._watch(self._stub.WatchRun, request):
             yield decode_run_status(answer.run)
 
     async def versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
