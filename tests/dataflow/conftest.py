@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,20 @@ def recipe_in():
 @pytest.fixture
 def start_hub(tmp_path):
     return partial(hub_in, tmp_path / "run")
+
+
+@contextmanager
+def waiting_journal(scene: Scene):
+    """Keep a hub from its journal, as another process that has the file would."""
+    with closing(sqlite3.connect(scene.run_dir.journal, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
+
+
+@pytest.fixture
+def journal_that_waits():
+    return waiting_journal
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,7 @@
 """A token of a role that is taken back opens nothing any more, and what it opened ends."""
 
 import asyncio
-import sqlite3
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 
@@ -14,15 +13,6 @@ from astraflow.rpc.errors import translate_errors
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
 from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
-
-
-@contextmanager
-def journal_that_waits(scene):
-    """Keep the hub from its journal, as another process that has the file would."""
-    with closing(sqlite3.connect(scene.run_dir.journal, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield
-        database.execute("ROLLBACK")
 
 
 async def revoke(scene, token_id, metadata=None):
@@ -115,7 +105,7 @@ async def test_a_relay_pulls_and_reports_and_takes_no_tasks(start_hub, recipe_of
 
 
 async def test_who_joins_while_a_revocation_is_written_does_not_stay(
-    start_hub, recipe_of, reason_of
+    start_hub, recipe_of, reason_of, journal_that_waits
 ):
     async with start_hub(recipe_of()) as scene:
         token, late = scene.tokens.of_role("node"), scene.raas("late")

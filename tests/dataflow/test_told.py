@@ -1,8 +1,6 @@
 """What readers are told is in the journal: a hub that dies now would say the same again."""
 
 import asyncio
-import sqlite3
-from contextlib import closing, contextmanager
 
 from astraflow.core.events import RunPaused
 from astraflow_proto.control.v1 import control_service_pb2 as control_pb
@@ -11,15 +9,6 @@ from astraflow_proto.control.v1 import run_pb2
 from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
-
-
-@contextmanager
-def journal_that_waits(hub):
-    """Keep the hub from its journal, as another process that has the file would."""
-    with closing(sqlite3.connect(hub.run_dir.journal, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield
-        database.execute("ROLLBACK")
 
 
 def readers_of(hub):
@@ -41,7 +30,7 @@ async def ask(hub, method, request):
     return await method(request, metadata=hub.operator)
 
 
-async def test_a_reader_waits_for_the_journal(start_hub, recipe_of):
+async def test_a_reader_waits_for_the_journal(start_hub, recipe_of, journal_that_waits):
     async with start_hub(recipe_of()) as hub:
         trainer = hub.trainer()
         await trainer.register()

@@ -169,15 +169,13 @@ class MemberServicer:
         async def send(item: TaskItem) -> None:
             await context.write(_task_event(item))
 
+        async def steer() -> None:
+            async for request in request_iterator:
+                self._hub.apply(_steering(member_id, request))
+
         async with exclusive_stream(self._hub.executor.streams, member_id, "tasks", context):
             outbox = self._hub.executor.outboxes.tasks(member_id)
-            await either(self._steer(member_id, request_iterator), outbox.deliver(send))
-
-    async def _steer(
-        self, member_id: MemberId, requests: AsyncIterator[raas_pb.StreamTasksRequest]
-    ) -> None:
-        async for request in requests:
-            self._hub.apply(_steering(member_id, request))
+            await either(steer(), outbox.deliver(send))
 
     @takes_bytes
     async def StreamRollouts(
