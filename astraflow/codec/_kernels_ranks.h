@@ -133,12 +133,12 @@ static ALWAYS_INLINE void FN(move_part_of_words)(const uint8_t *old, uint64_t fi
 }
 #endif
 
-static ALWAYS_INLINE void FN(move_parts_of)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t count, changes_t *out) {
-    (void)count;
+static ALWAYS_INLINE void FN(move_parts_of)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t n, changes_t *out) {
+    (void)n;
     for (; at < end; at += PART) {
 #if LEVEL == 2
         /* The last element is read alone: four bytes of it may not be there. */
-        if (size == 2 && at + PART <= end && at + PART < count) {
+        if (size == 2 && at + PART <= end && out->indices[at + PART - 1] + 1 < n) {
             FN(move_part_of_words)(old, first, at, out);
             continue;
         }
@@ -147,9 +147,9 @@ static ALWAYS_INLINE void FN(move_parts_of)(const uint8_t *old, uint64_t first, 
     }
 }
 
-/* The changes in [at, end) of `count`. */
-static void FN(move_parts)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t count, changes_t *out) {
-    BY_SIZE(size, FN(move_parts_of)(old, first, S, at, end, count, out));
+/* The changes in [at, end), of a range of `n` elements. */
+static void FN(move_parts)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t n, changes_t *out) {
+    BY_SIZE(size, FN(move_parts_of)(old, first, S, at, end, n, out));
 }
 
 static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
@@ -168,10 +168,10 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
         FN(end_segment)(&seen, &sorted);
         done += more;
         size_t end = done / PART * PART;
-        FN(move_parts)(old, first, size, moved, end, count, out);
+        FN(move_parts)(old, first, size, moved, end, n, out);
         moved = end;
     }
-    FN(move_parts)(old, first, size, moved, done, count, out);
+    FN(move_parts)(old, first, size, moved, done, n, out);
     return done == count ? NULL : "changes an element beyond its range";
 }
 
