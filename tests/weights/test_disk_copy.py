@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import CodecProfile
 from astraflow.weights.disk import copy as disk_copy
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.disk.files import RECORD, Record, read_patch
 from astraflow.weights.fetch.holding import is_registered
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.serve.relay import WeightRelay
 
 MAX_STEPS = 4
@@ -112,14 +114,14 @@ async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it
     nodes.options = {"max_steps": 99}
     nodes.start()
     await follow(nodes, 2)
-    held = nodes.copy._snapshots.begin()
-    expected = held.flat.copy()
-    blocks = nodes.copy._snapshots.blocks()
-    parts = []
-    for _ in range(5):
-        await follow(nodes, 1)
-        parts.append(next(blocks))
-    assert (np.concatenate([*parts, *blocks]) == expected).all()
+    with nodes.copy._snapshots.copying() as held:
+        expected = held.flat.copy()
+        blocks = nodes.copy._snapshots.blocks()
+        parts = []
+        for _ in range(5):
+            await follow(nodes, 1)
+            parts.append(next(blocks))
+        assert (np.concatenate([*parts, *blocks]) == expected).all()
     await nodes.puller.flush()
     assert not (nodes.puller._holding.state.flat == expected).all()
 
@@ -196,6 +198,49 @@ async def test_a_full_disk_costs_the_copy_and_no_version(nodes, training, full_d
     nodes.start()
     training.publish()
     assert (await nodes.pull()).update.base_version in (1, 2)
+
+
+async def test_a_state_that_cannot_be_written_keeps_no_changes_in_memory(nodes, training):
+    await follow(nodes, 1)
+    # The file of a state cannot be opened, as on a disk without room for one more.
+    for version in range(20):
+        (nodes.folder / "0" / f"base-{version}.part").mkdir()
+    failures = nodes.copy.failure_count
+    nodes.copy._waiting_nbytes = 1 << 40
+    await follow(nodes, 1)
+    nodes.copy._waiting_nbytes = 0
+    await follow(nodes, 3)
+    assert nodes.copy.failure_count > failures
+    assert not nodes.copy._snapshots._changes
+
+
+async def test_chunks_of_which_nothing_but_their_bits_is_left_are_not_written(nodes, training):
+    training.publish()
+    compact = make_patch(training.publisher.history, None, 0, profile=CodecProfile.COMPACT)
+    training.add(compact)
+    nodes.source.cuts = [3, 0]
+    nodes.copy._waiting_nbytes = 1 << 40
+    with pytest.raises(PullFailed):
+        await nodes.pull()
+    nodes.copy._waiting_nbytes = 0
+    await nodes.pull()
+    nodes.source.requests.clear()
+    nodes.start()
+    await nodes.pull()
+    assert not nodes.source.requests
+
+
+async def test_versions_that_change_nothing_are_a_copy_like_others(nodes, training):
+    await follow(nodes, 2)
+    for _ in range(2):
+        training.publish(share=0.0)
+        await nodes.pull()
+    first, second = (training.infos[version].patches[0] for version in (2, 3))
+    assert first.root_digest == second.root_digest
+    nodes.source.requests.clear()
+    nodes.start()
+    await nodes.pull()
+    assert not nodes.source.requests
 
 
 async def test_two_nodes_of_one_host_have_a_place_each(nodes, tmp_path):

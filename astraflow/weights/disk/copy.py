@@ -10,7 +10,7 @@ never a version. A state is copied range by range while later versions are writt
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
@@ -73,26 +73,30 @@ class Snapshots:
             self._held = staged.commit()
             return self._held
 
-    def begin(self) -> HeldState | None:
-        """Return the version that is held now; `blocks` copies it. None: there is none."""
+    @contextmanager
+    def copying(self) -> Generator[HeldState | None]:
+        """Give the version that is held now, for `blocks` to copy; None: there is none."""
         with self._lock:
-            self._copied, self._changes = self._held, []
-            return self._held
-
-    def blocks(self) -> Generator[np.ndarray]:
-        """Yield what `begin` returned, by offset: u8[up to a block], copies."""
-        held = self._copied
+            copied = self._copied = self._held
         try:
-            flat = np.zeros(0, np.uint8) if held is None else held.flat
-            for first in range(0, len(flat), _BLOCK_NBYTES):
-                with self._lock:
-                    changes = self._changes[::-1]
-                    block = flat[first : first + _BLOCK_NBYTES].copy()
-                _undo(block, first, changes)
-                yield block
+            yield copied
         finally:
+            self._end()
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield the version that is copied, by offset: u8[up to a block], copies."""
+        flat = np.zeros(0, np.uint8) if self._copied is None else self._copied.flat
+        for first in range(0, len(flat), _BLOCK_NBYTES):
             with self._lock:
-                self._copied, self._changes = None, []
+                changes = self._changes[::-1]
+                block = flat[first : first + _BLOCK_NBYTES].copy()
+            _undo(block, first, changes)
+            yield block
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._copied, self._changes = None, []
 
 
 def _undo(block: np.ndarray, first: int, changes: Sequence[Change]) -> None:
@@ -190,20 +194,19 @@ class DiskWriter:
         """Write the state as it is now, verify what was written, and begin anew with it."""
         if newest.version < self._not_before:
             return
-        held = self._snapshots.begin()
-        if held is None or self._frame is None or held.frame.digest != self._frame.digest:
-            return
-        path, digest = self._folder / base_file(held.version), held.digest.to_bytes()
         try:
-            with replacing(path) as part:
-                with closing(self._snapshots.blocks()) as blocks, part.open("wb") as file:
-                    file.writelines(block.data for block in blocks)
-                _verify(part, held)
+            with self._snapshots.copying() as held:
+                if held is None or self._frame is None or held.frame.digest != self._frame.digest:
+                    return
+                with replacing(self._folder / base_file(held.version)) as part:
+                    with part.open("wb") as file:
+                        file.writelines(block.data for block in self._snapshots.blocks())
+                    _verify(part, held)
             base = replace(
                 newest,
                 version=held.version,
                 layout_digest=held.frame.digest,
-                content_digest=digest,
+                content_digest=held.digest.to_bytes(),
                 patches=(),
             )
             self._take(Record(versions=(base,)))
@@ -311,8 +314,10 @@ class DiskCopy:
             fresh = islice(patch.chunks.values(), self._noted_counts.get(patch.root, 0), None)
             self._noted_counts[patch.root] = len(patch.chunks)
             for chunk in fresh:
+                # Of what came before an earlier pull failed only the decoded bits may be left.
+                is_whole = len(chunk.payload) == chunk.header.payload_nbytes
                 # The file lacks what a slow disk has no room for: then the state is written.
-                if self._waiting_nbytes <= self._room_nbytes:
+                if is_whole and self._waiting_nbytes <= self._room_nbytes:
                     write = partial(self._writer.write_chunk, patch.index, chunk)
                     self._do(write, len(chunk.payload))
 

@@ -12,7 +12,7 @@ What is loaded is the newest state that a folder holds, verified, or nothing.
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -268,10 +268,11 @@ def _after(
 
 def _complete(folder: Path, info: PatchInfo) -> Patch:
     found = read_patch(folder / patch_file(info.root_digest))
-    if found is None or not found[0].is_complete or found[0].info != info:
+    if found is None or not found[0].is_complete or found[0].info.chunk_count != info.chunk_count:
         root = info.root_digest.hex()
         raise AstraflowError(Reason.DIGEST_MISMATCH, f"patch {root} is not there whole")
-    return found[0]
+    # One file is for all patches with the same chunks, such as those that change nothing.
+    return Patch(replace(found[0].index, patch=info), found[0].chunks)
 
 
 def _cold(folder: Path, error: Exception) -> None:
