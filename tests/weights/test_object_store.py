@@ -1,6 +1,8 @@
 """Versions by way of a shared directory: from one process to another that cannot reach it."""
 
+import os
 import shutil
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -137,6 +139,21 @@ async def test_a_torn_manifest_is_a_typed_error(stored, puller, spoil):
     with pytest.raises(PullFailed) as caught:
         await stored.pull(puller)
     assert caught.value.reason is Reason.CHUNK_INVALID
+
+
+async def test_of_a_layout_that_is_too_large_to_be_one_no_more_is_read(stored, puller):
+    stored.publish()
+    stored.writer.sync()
+    (layout,) = stored.root.glob("layout-*")
+    os.truncate(layout, 256 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PullFailed):
+            await stored.pull(puller)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 192 << 20
 
 
 async def test_a_version_without_its_manifest_is_not_there(stored, puller):

@@ -1,6 +1,7 @@
 """From publisher to puller over real gRPC: verified, resumable, never a guess."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -434,6 +435,32 @@ class TestLies:
 
         source.spoil_layout = rename
         await refused(puller, training, training.publish(), Reason.DIGEST_MISMATCH)
+
+    async def test_a_layout_is_proven_before_memory_is_given_to_its_ranges(
+        self, training, serve, puller
+    ):
+        source = await serve()
+
+        def enlarge(layout):
+            nbytes = 1 << 42
+            layout.tensors.add(
+                name="z",
+                dtype=layout.tensors[0].dtype,
+                shape=[nbytes // 2],
+                offset=layout.nbytes,
+                nbytes=nbytes,
+            )
+            layout.nbytes += nbytes
+
+        source.spoil_layout = enlarge
+        info = training.publish()
+        tracemalloc.start()
+        try:
+            await refused(puller, training, info, Reason.DIGEST_MISMATCH)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 64 << 20
 
 
 def test_a_patch_of_another_byte_format_is_not_even_asked_for(training):

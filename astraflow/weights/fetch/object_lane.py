@@ -19,6 +19,7 @@ from astraflow.codec.chunks import Chunk, chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.rpc.channel import MAX_MESSAGE_NBYTES
 from astraflow.storage.buckets import Bucket
 from astraflow.transport.frames import source_late, source_lost
 from astraflow.weights.patches.layouts import WHOLE
@@ -110,7 +111,8 @@ class ObjectLane:
         del transfer_token
         bucket, _ = self._opened(endpoint)
         try:
-            content = await self._patiently(partial(bucket.read, layout_name(digest)))
+            read = partial(bucket.read, layout_name(digest), 0, MAX_MESSAGE_NBYTES)
+            content = await self._patiently(read)
             return decode_layout(layout_pb2.Layout.FromString(content))
         except FileNotFoundError:
             raise AstraflowError(
