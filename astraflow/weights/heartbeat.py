@@ -58,8 +58,10 @@ class _Arrivals(Generic[Item]):
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
+            # Not awaited itself: its cancellation could not be told from one of who waits here.
+            await asyncio.wait([coming])
             with suppress(asyncio.CancelledError, StopAsyncIteration, AstraflowError):
-                await coming
+                coming.result()
         await self._items.aclose()
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
@@ -124,6 +124,30 @@ async def test_what_is_done_with_a_chunk_is_not_silence_of_the_source():
 async def _end(items):
     async for _ in items:
         pass
+
+
+async def test_who_is_cancelled_while_a_source_is_closed_is_cancelled():
+    closing, closed = asyncio.Event(), asyncio.Event()
+
+    async def items():
+        try:
+            yield PLAN
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await closed.wait()
+
+    async def pull():
+        with suppress(AstraflowError):
+            await _end(watched(items(), watch(silent_s=0.01, first_s=5.0)))
+
+    pulling = asyncio.create_task(pull())
+    await closing.wait()
+    pulling.cancel()
+    await asyncio.wait([pulling], timeout=0)
+    closed.set()
+    await asyncio.wait([pulling])
+    assert pulling.cancelled()
 
 
 def test_who_is_far_or_slow_gets_more_time():
