@@ -109,6 +109,9 @@ class TestArrays:
         refused(np.zeros((1, 3), np.float32), Dtype.F32, (3,))
         refused("text", Dtype.F32, (3,))
 
+    def test_elements_with_their_bytes_in_another_order_are_refused(self):
+        refused(np.arange(3, dtype=">f4"), Dtype.F32, (3,))
+
 
 class TestShards:
     @pytest.mark.parametrize("count", [1, 2, 3, 8])

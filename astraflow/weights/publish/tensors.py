@@ -117,6 +117,8 @@ def _numpy_reader(array: np.ndarray, spec: TensorSpec) -> ReadBits:
     name = array.dtype.name
     if array.dtype != spec.dtype.bits and _NAMES.get(name) is not spec.dtype:
         raise _mismatch(spec, f"is {name}", f"{spec.dtype} or its bits, {spec.dtype.bits}")
+    if array.dtype.byteorder == ">":
+        raise _mismatch(spec, "is big-endian", "the bytes of an element in little-endian order")
     if array.flags.c_contiguous:
         bits = array.reshape(-1).view(spec.dtype.bits)
         return lambda start, stop, _=None: bits[start:stop]
