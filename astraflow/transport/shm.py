@@ -28,7 +28,7 @@ from astraflow.core.versions import LaneKind
 from astraflow.transport.assembly import Lend, TakePayload
 from astraflow.transport.frames import Frame, FrameKind, bad_frame, chunk_frame, pack, source_lost
 from astraflow.transport.groups import Carrier, Connection, Part, Transfers
-from astraflow.transport.sockets import SocketConnection, connect, readable
+from astraflow.transport.sockets import SocketConnection, connect, kept, readable
 from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, PullerConnection
 from astraflow.wire.transfers import TransferBound, TransferPlan
@@ -60,7 +60,7 @@ def is_same_host(address: str) -> bool:
     """Whether a source's private directory can be read from here and names this host."""
     try:
         return (Path(address) / HOST_NAME).read_bytes() == host_identity()
-    except OSError:
+    except (OSError, ValueError):  # No such place, or no path at all.
         return False
 
 
@@ -175,6 +175,8 @@ def shm_dial(address: str, bound: TransferBound | None, pool: ArenaPool) -> tupl
 
 
 _PREFIX: Final = "astraflow-lane-"
+# Longer than the one that is dialled: a path that is too long for that is too long for this.
+_EARLY_NAME: Final = "early"
 _ARENA_TIMEOUT_S: Final = 10.0
 
 # Copying less than that takes less time than handing it to a thread.
@@ -199,13 +201,16 @@ class ShmHost(StreamHost):
         try:
             self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             (self._directory / HOST_NAME).write_bytes(host_identity())
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(str(self._directory / SOCKET_NAME))
+            with kept(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
+                listener.bind(str(self._directory / _EARLY_NAME))
+                self.listen(listener)
+            # Only now: one that nobody listens on is a dead host's, for who starts beside this one.
+            (self._directory / _EARLY_NAME).rename(self._directory / SOCKET_NAME)
         except OSError as error:
+            why = error.strerror or error
             raise AstraflowError(
-                Reason.LANE_UNAVAILABLE, f"no shared memory lane in {parent}: {error.strerror}"
+                Reason.LANE_UNAVAILABLE, f"no shared memory lane in {parent}: {why}"
             ) from error
-        self.listen(listener)
         return str(self._directory)
 
     async def close(self) -> None:

@@ -236,7 +236,7 @@ async def is_this_machine(host: str) -> bool:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)
             return bool(probe.getsockname()[0] == place[0])
-    except OSError:
+    except (OSError, UnicodeError):
         return False
 
 
@@ -247,8 +247,9 @@ async def tcp_dial(
     loop = asyncio.get_running_loop()
     try:
         places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise source_lost(f"{host} is not known: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise source_lost(f"{host} is not known: {why}") from error
     family, _, _, _, place = places[0]
     return lambda connection: connect(connection, family, place)
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.transport.shm import SOCKET_NAME, ArenaPool, is_same_host, remove_stale
+from astraflow.transport.groups import Transfers
+from astraflow.transport.shm import SOCKET_NAME, ArenaPool, ShmHost, is_same_host, remove_stale
+from astraflow.transport.sockets import is_this_machine
+from astraflow.wire.transfers import LaneEndpoint
 
 
 def test_an_arena_is_lent_again_once_its_transfer_is_over():
@@ -107,6 +111,44 @@ async def test_the_directory_names_this_host_and_goes_with_the_source(serve):
     assert is_same_host(place.address)
     await source.hosts.close()
     assert not is_same_host(place.address)
+
+
+async def test_places_that_cannot_be_are_lanes_that_cannot_be_reached(tools, serve, open_lanes):
+    source, lanes = await serve(lanes=[]), open_lanes(LaneKind.SHM, LaneKind.TCP)
+    source.hosts.endpoints = [
+        LaneEndpoint(lane=LaneKind.SHM, address="\0"),
+        LaneEndpoint(lane=LaneKind.TCP, address="a..b:1"),
+    ]
+
+    assert len(await tools.pulled(lanes, source)) == len(source.chunks)
+    assert not await is_this_machine("a..b")
+
+
+async def test_a_source_that_starts_is_not_taken_for_a_dead_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Interrupted(ShmHost):
+        def listen(self, listener):
+            remove_stale(tmp_path)
+            super().listen(listener)
+
+    host = Interrupted(Transfers(open=None, secrets=list))
+    address = host.start()
+    remove_stale(tmp_path)
+
+    assert is_same_host(address)
+    await host.close()
+
+
+async def test_a_directory_whose_path_is_too_long_is_an_error_that_says_so(tmp_path, monkeypatch):
+    long = tmp_path / ("a" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    host = ShmHost(Transfers(open=None, secrets=list))
+
+    with pytest.raises(AstraflowError, match="too long"):
+        host.start()
+    await host.close()
 
 
 def test_what_a_dead_source_left_is_removed_and_a_live_one_stays(tmp_path):
