@@ -1,7 +1,9 @@
 """The gRPC lane: always there. One round trip to the first byte, connections stay warm."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
 import grpc.aio
@@ -42,8 +44,9 @@ class GrpcLane:
     def __init__(self, *, tls: Tls | None = None, stall_timeout_s: float = 30.0) -> None:
         self._tls = tls
         self._stall_timeout_s = stall_timeout_s
-        # By endpoint, and by what a message has at most.
+        # By endpoint, and by what a message has at most; and how many calls use each.
         self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        self._used = Counter[tuple[str, int]]()
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -63,22 +66,22 @@ class GrpcLane:
         # A message has a chunk at most, or a plan that was registered.
         most = MAX_PLAN_NBYTES if spec.bound is None else plan_nbytes(spec.bound)
         nbytes = CHUNK_NBYTES if most <= CHUNK_NBYTES else MAX_MESSAGE_NBYTES
-        stub = await self._stub(endpoint, nbytes=nbytes)
-        call = stub.Pull(request, metadata=transfer_metadata(transfer_token))
-        try:
-            while True:
-                async with asyncio.timeout(self._stall_timeout_s):
-                    response = await call.read()
-                if response is _EOF:
-                    return
-                yield decode_response(response)
-        except AioRpcError as error:
-            raise _failure(endpoint, error) from error
-        except TimeoutError:
-            why = f"{endpoint} has sent nothing for {self._stall_timeout_s:g} s"
-            raise source_late(why) from None
-        finally:
-            call.cancel()
+        async with self._stub(endpoint, nbytes=nbytes) as stub:
+            call = stub.Pull(request, metadata=transfer_metadata(transfer_token))
+            try:
+                while True:
+                    async with asyncio.timeout(self._stall_timeout_s):
+                        response = await call.read()
+                    if response is _EOF:
+                        return
+                    yield decode_response(response)
+            except AioRpcError as error:
+                raise _failure(endpoint, error) from error
+            except TimeoutError:
+                why = f"{endpoint} has sent nothing for {self._stall_timeout_s:g} s"
+                raise source_late(why) from None
+            finally:
+                call.cancel()
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
         """Return a layout; the caller proves it by its digest.
@@ -114,27 +117,35 @@ class GrpcLane:
         *,
         nbytes: int = CHUNK_NBYTES,
     ) -> Any:
-        call = getattr(await self._stub(endpoint, nbytes=nbytes), method)
-        metadata = transfer_metadata(transfer_token)
-        try:
-            return _parsed(await call(request, metadata=metadata, timeout=self._stall_timeout_s))
-        except AioRpcError as error:
-            raise _failure(endpoint, error) from error
+        given = {"metadata": transfer_metadata(transfer_token), "timeout": self._stall_timeout_s}
+        async with self._stub(endpoint, nbytes=nbytes) as stub:
+            try:
+                return _parsed(await getattr(stub, method)(request, **given))
+            except AioRpcError as error:
+                raise _failure(endpoint, error) from error
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(None)
 
-    async def _stub(self, endpoint: str, *, nbytes: int) -> Any:
-        """Return a stub; the channel that was not used for longest makes room for a new one."""
+    @asynccontextmanager
+    async def _stub(self, endpoint: str, *, nbytes: int) -> AsyncGenerator[Any]:
+        """Give a stub; a channel that was not used for long makes room, one in use does not."""
         key = endpoint, nbytes
         channel = self._channels.pop(key, None)
         channel = channel or dial(endpoint, tls=self._tls, max_answer_nbytes=nbytes)
         self._channels[key] = channel
-        if len(self._channels) > _MAX_CHANNELS:
-            await self._channels.pop(next(iter(self._channels))).close(None)
-        return cast("Any", TransferServiceStub(channel))
+        self._used[key] += 1
+        try:
+            idle = [each for each in self._channels if not self._used[each]]
+            excess = max(0, len(self._channels) - _MAX_CHANNELS)
+            for each in [self._channels.pop(each) for each in idle[:excess]]:
+                await each.close(None)
+            yield cast("Any", TransferServiceStub(channel))
+        finally:
+            self._used[key] -= 1
+            self._used += Counter[tuple[str, int]]()
 
 
 def _parsed(response: Any) -> Any:

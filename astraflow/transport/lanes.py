@@ -8,7 +8,7 @@ them: one round trip to the first byte, and windows that are open already.
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -117,12 +117,14 @@ class SourceConnections:
         plain_until: Until then it has no lane but gRPC, by the monotonic clock.
         is_known: Whether it was asked before.
         ready: A version that was asked for before there is one, and over what it comes.
+        user_count: Of pulls that are under way.
     """
 
     sessions: list[StreamSession] = field(default_factory=list[StreamSession])
     plain_until: float = 0.0
     is_known: bool = False
     ready: tuple[TransferSpec, StreamSession] | None = None
+    user_count: int = 0
 
 
 class Lanes:
@@ -162,9 +164,11 @@ class Lanes:
     ) -> AsyncGenerator[SentItem]:
         """Yield the plan, then its chunks, as they arrive, over any lane; see `GrpcLane.pull`."""
         progress = TransferProgress(spec)
-        async with aclosing(self._over_lanes(endpoint, progress, transfer_token)) as items:
-            async for item in items:
-                yield item
+        async with self._source(endpoint) as source:
+            over_lanes = self._over_lanes(endpoint, source, progress, transfer_token)
+            async with aclosing(over_lanes) as items:
+                async for item in items:
+                    yield item
         if progress.missing_count == 0:
             return
         is_resumed = progress.plan is not None
@@ -183,11 +187,11 @@ class Lanes:
         The source sends it while it makes it; a later `pull` of it takes what has come.
         """
         await self.forget_ready(spec)
-        source = await self._source(endpoint)
-        idle = [each for each in source.sessions if each.lane is LaneKind.TCP and each.is_idle]
-        if idle and source.ready is None:
-            source.ready = replace(spec, is_ahead=True), idle[0]
-            idle[0].ask(source.ready[0], transfer_token)
+        async with self._source(endpoint) as source:
+            idle = [each for each in source.sessions if each.lane is LaneKind.TCP and each.is_idle]
+            if idle and source.ready is None:
+                source.ready = replace(spec, is_ahead=True), idle[0]
+                idle[0].ask(source.ready[0], transfer_token)
 
     async def forget_ready(self, spec: TransferSpec) -> None:
         """Let go of what was asked for ahead, if it has come another way, or will not come."""
@@ -209,22 +213,31 @@ class Lanes:
                 await session.close()
         await self._grpc.close()
 
-    async def _source(self, endpoint: str) -> SourceConnections:
-        """Return a source; the one that was not used for longest makes room for a new one."""
+    @asynccontextmanager
+    async def _source(self, endpoint: str) -> AsyncGenerator[SourceConnections]:
+        """Give a source; one that was not used for long makes room, one in use does not."""
         source = self._sources.pop(endpoint, None) or SourceConnections()
         self._sources[endpoint] = source
         source.sessions = [each for each in source.sessions if not each.is_ended]
-        if len(self._sources) > _MAX_SOURCES:
-            oldest = self._sources.pop(next(iter(self._sources)))
-            for session in oldest.sessions:
-                await session.close()
-        return source
+        source.user_count += 1
+        try:
+            idle = [place for place, each in self._sources.items() if not each.user_count]
+            excess = max(0, len(self._sources) - _MAX_SOURCES)
+            for each in [self._sources.pop(place) for place in idle[:excess]]:
+                for session in each.sessions:
+                    await session.close()
+            yield source
+        finally:
+            source.user_count -= 1
 
     async def _over_lanes(
-        self, endpoint: str, progress: TransferProgress, transfer_token: bytes
+        self,
+        endpoint: str,
+        source: SourceConnections,
+        progress: TransferProgress,
+        transfer_token: bytes,
     ) -> AsyncGenerator[SentItem]:
         """Yield from the first lane that works, and as far as it does; without one nothing."""
-        source = await self._source(endpoint)
         for find in (self._asked_ahead, self._warm, self._introduced, self._listed):
             session = None
             try:

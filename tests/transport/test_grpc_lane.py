@@ -157,8 +157,8 @@ async def test_connections_are_kept_but_not_without_end(lane, source):
     await pulled(lane, source.address)
     ((key, channel),) = lane._channels.items()
     for port in range(40):
-        await lane._stub(f"127.0.0.1:{port + 1}", nbytes=1)
-        await pulled(lane, source.address)
+        async with lane._stub(f"127.0.0.1:{port + 1}", nbytes=1):
+            await pulled(lane, source.address)
 
     assert lane._channels[key] is channel
     assert len(lane._channels) == 32

@@ -176,6 +176,27 @@ async def test_two_transfers_at_once_do_not_meet(tools, source, lanes):
     assert all(same(chunks, source.chunks) for chunks in both)
 
 
+async def test_more_transfers_at_once_than_sources_are_kept_do_not_meet(tools, serve, lanes, case):
+    """As from all ranks of a trainer."""
+    count, begun, all_begun = 40, set(), asyncio.Event()
+    sources = [await serve(lanes=[case[0]], seals=case[1]) for _ in range(count)]
+
+    for source in sources:
+
+        async def before(number, source=source):
+            begun.add(source)
+            if len(begun) == count:
+                all_begun.set()
+            await all_begun.wait()
+
+        source.before = before
+    pulled = await asyncio.gather(*(tools.pulled(lanes, source) for source in sources))
+
+    for source, chunks in zip(sources, pulled, strict=True):
+        assert same(chunks, source.chunks)
+        assert source.calls == ["list", "request"]
+
+
 async def test_leaving_early_frees_what_was_kept(tools, source, lanes):
     async def stall(number):
         if number == 2:

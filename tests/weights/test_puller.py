@@ -10,6 +10,7 @@ from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
+from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
@@ -352,6 +353,20 @@ class TestFaults:
         source.stalls = False
         await pull(puller, training, training.infos[1])
         assert training.is_live(tools.live(puller.full_update()))
+
+    async def test_a_lane_that_is_closed_under_a_pull_is_a_failure_of_the_pull(
+        self, training, serve
+    ):
+        source, lane = await serve(), GrpcLane()
+        source.stalls = True
+        puller = WeightPuller(training.policy_id, lane=lane)
+        pulling = asyncio.create_task(pull(puller, training, training.publish()))
+        await source.asked.wait()
+        await lane.close()
+        with pytest.raises(PullFailed) as caught:
+            await pulling
+        assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+        await puller.close()
 
 
 class TestLies:

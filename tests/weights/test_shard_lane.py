@@ -28,21 +28,22 @@ def origin(endpoint, rank=0, count=1, **fields):
 
 
 @pytest.fixture
-async def ranks(training, serve):
-    """Three ranks that publish what the training publishes, each on a server of its own."""
+async def ranks(training, serve, request):
+    """Ranks that publish what the training publishes, each on a server of its own."""
+    count = getattr(request, "param", COUNT)
 
     class Ranks:
         def __init__(self):
             self.infos = {}
             self.publishers = [
-                WeightPublisher("solver", training.layout, shard=Shard(rank=rank, count=COUNT))
-                for rank in range(COUNT)
+                WeightPublisher("solver", training.layout, shard=Shard(rank=rank, count=count))
+                for rank in range(count)
             ]
 
         def publish(self, **moved):
             version = training.publish(**moved).version
             info = combined([each.publish(version, training.tensors) for each in self.publishers])
-            sources = [origin(each.address, rank, COUNT) for rank, each in enumerate(self.servers)]
+            sources = [origin(each.address, rank, count) for rank, each in enumerate(self.servers)]
             self.infos[version] = replace(info, sources=tuple(sources))
             return self.infos[version]
 
@@ -65,6 +66,14 @@ async def test_a_version_comes_from_all_ranks(training, ranks, tools, puller):
         assert training.is_live(tensors)
         assert pulled.reports[0].nbytes == pulled.nbytes
     assert pulled.update.base_version == 2
+
+
+@pytest.mark.parametrize("ranks", [40], indirect=True)
+async def test_a_version_comes_from_more_ranks_than_connections_are_kept_to(
+    training, ranks, tools, puller
+):
+    ranks.publish()
+    assert training.is_live(tools.live((await ranks.pull(puller)).update))
 
 
 async def test_ranks_that_would_go_different_ways_go_from_version_to_version(

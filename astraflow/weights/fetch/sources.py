@@ -234,7 +234,10 @@ class Fetch:
             await asyncio.wait([first])
             for helper in helpers:
                 helper.cancel()
-        self._note(stats, None if first.cancelled() else first.result())
+        if first.cancelled() and not incoming.is_complete:
+            self._note(stats, source_lost(f"the lane to {stats.address} was closed"))
+        else:
+            self._note(stats, None if first.cancelled() else first.result())
 
     async def _stream(
         self, stats: SourceStats, spec: TransferSpec, shared: _Shared, planned: Callable[..., None]
