@@ -105,7 +105,8 @@ class FrameInbox:
 
         Args:
             stall_timeout_s: A source that sends nothing for so long is given up.
-            on_pressure: Called with True when the reader is behind by 32 MiB; False: it caught up.
+            on_pressure: Called with True when the reader is behind by 32 MiB of what is planned;
+                False: it caught up.
             on_plan: Called with the plan.
             bound: By what the run registered; None: nothing of it is.
         """
@@ -155,6 +156,7 @@ class FrameInbox:
         for key in self._begun:
             self._check_place(*key)
         self._check_bounds()
+        self._press()
         self._note()
         self._take_payload = self._on_plan(plan)
 
@@ -297,10 +299,15 @@ class FrameInbox:
         chunk = Chunk(header=header, payload=payload)
         self._ready.append(SentChunk(patch_index=frame.patch_index, chunk=chunk))
         self._ready_nbytes += len(payload)
-        if self._ready_nbytes > _HIGH_NBYTES and not self._is_pressed:
+        self._press()
+        self._note()
+
+    def _press(self) -> None:
+        """Hold the source up, but not before its plan: until then the reader can take nothing."""
+        is_behind = self._plan is not None and self._ready_nbytes > _HIGH_NBYTES
+        if is_behind and not self._is_pressed:
             self._is_pressed = True
             self._on_pressure(True)
-        self._note()
 
     def _note(self) -> None:
         self._activity += 1

@@ -75,6 +75,24 @@ async def test_parts_come_in_any_order_and_before_the_plan(inbox, plan, chunks):
     assert inbox.is_over
 
 
+async def test_a_plan_that_is_behind_much_else_is_not_held_up(tools):
+    many = [tools.chunk_of(index, 4 << 20) for index in range(10)]
+    held = []
+    inbox = FrameInbox(stall_timeout_s=5.0, on_pressure=held.append)
+    for frame, body in frames_of(many, 4 << 20):
+        take(inbox, frame, body)
+    assert not held
+
+    patch = tools.patch_of(many)
+    index = PatchIndex(patch=patch, chunk_digests=(bytes(32),) * len(many))
+    inbox.take_plan(
+        TransferPlan(patches=(index,), chunk_count=len(many), payload_nbytes=patch.payload_nbytes)
+    )
+    assert held == [True]
+    assert len([item async for item in inbox.items()]) == 1 + len(many)
+    assert held == [True, False]
+
+
 async def test_a_failure_of_the_source_comes_out_as_it_was_raised(inbox):
     raised = AstraflowError(Reason.VERSION_EVICTED, "gone", metadata={"version": "3"})
     header, body = failure_frame(raised)
