@@ -10,6 +10,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.transport.assembly import UNPLANNED_NBYTES
+from astraflow.weights.fetch import puller as puller_module
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.patch import PatchName, index_of
@@ -227,6 +228,19 @@ async def test_the_next_version_was_asked_for_before_it_was_announced(
 
     assert pulled.nbytes == training.infos[1].patches[0].payload_nbytes
     assert [each.failure for each in pulled.reports] == [None]
+
+
+async def test_versions_that_are_too_large_to_be_taken_ahead_are_not_asked_for(
+    training, tools, serve, puller, monkeypatch
+):
+    monkeypatch.setattr(puller_module, "UNPLANNED_NBYTES", 64)
+    serve()
+    tensors = await at_zero(training, puller, tools)
+    (source,) = puller._lane._sources.values()
+    assert source.ready is not None
+    training.publish()
+    await pulled_live(training, puller, tools, tensors)
+    assert source.ready is None
 
 
 async def test_versions_follow_each_other_ahead(training, tools, serve, puller):

@@ -241,7 +241,8 @@ class WeightPuller:
 
         Who pulls from a relay does not: the origin would send everybody a copy. What is taken of a
         version that nobody has registered yet is twice the largest patch between neighbours that
-        the run knows, all of the layout where it knows none, and 64 MiB in any case.
+        the run knows, all of the layout where it knows none, and 64 MiB in any case. Where the last
+        such patch had more, all that came would be for nothing.
         """
         frame = self._holding.frame
         if not isinstance(self._lane, Lanes) or frame is None:
@@ -263,7 +264,8 @@ class WeightPuller:
             replace(target, version=target.version + 1), {}, base_version=target.version
         ).spec(goodput_bytes_per_s=origin.link.goodput_bytes_per_s if origin else 0.0)
         spec = replace(spec, max_memory_nbytes=bound.payload_nbytes, bound=bound)
-        if origin is None or max(known, default=0) > target.version:
+        is_too_large = bool(forward) and forward[-1] > UNPLANNED_NBYTES
+        if origin is None or is_too_large or max(known, default=0) > target.version:
             await self._lane.forget_ready(spec)
         else:
             await self._lane.stand_ready(origin.address, spec, transfer_token)
