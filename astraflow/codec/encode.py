@@ -309,11 +309,7 @@ def encode_patch(
 
 
 def encode_whole(
-    runs: Runs,
-    target: RangeBits,
-    *,
-    profile: Profile = Profile.FAST,
-    thread_count: int = 1,
+    runs: Runs, target: RangeBits, *, profile: Profile = Profile.FAST
 ) -> tuple[Chunk, ...]:
     """Return the patch that leads from nothing to `target`: its chunks are all of it.
 
@@ -321,13 +317,8 @@ def encode_whole(
         runs: Of its layout, or of a part of it.
         target: The state; raw payloads look into what it returns.
         profile: How it is coded.
-        thread_count: As for `encode_patch`.
     """
-
-    def encode(where: ChunkRange) -> Chunk:
-        return encode_dense(where, target(where), profile)
-
-    return numbered(in_order(encode, list(runs.ranges()), thread_count))
+    return numbered(encode_dense(where, target(where), profile) for where in runs.ranges())
 
 
 def encode_chunk(

@@ -80,7 +80,7 @@ _SMALL_NBYTES: Final = 8 << 20
 # A puller that is alive takes something within this time.
 _SEND_TIMEOUT_S: Final = 120.0
 
-Part = list[bytes | memoryview]
+Part = Sequence[bytes | memoryview]
 """Buffers that go over one connection, one behind the other."""
 
 
@@ -230,7 +230,7 @@ class ConnectionGroup:
         self._feeding.add_done_callback(lambda _: transfer.close())
 
     def refuse(self, error: AstraflowError) -> None:
-        self._feeding = self._tasks.start(self._put_first([*failure_frame(error)]))
+        self._feeding = self._tasks.start(self._put_first(failure_frame(error)))
 
     async def close(self) -> None:
         """End what is under way; who reads from a connection finds it ended. Idempotent."""
@@ -248,7 +248,7 @@ class ConnectionGroup:
             async with aclosing(transfer.items()) as items:
                 async for item in items:
                     if isinstance(item, Waiting):
-                        await self._put_first([*whole_frame(FrameKind.WAITING, b"")])
+                        await self._put_first(whole_frame(FrameKind.WAITING, b""))
                         continue
                     nbytes = transfer.plan.payload_nbytes
                     if isinstance(item, TransferPlan):
@@ -264,7 +264,7 @@ class ConnectionGroup:
             await self._parts.join()
             await self._first_parts.join()
         except AstraflowError as error:
-            await self._put_first([*failure_frame(error)])
+            await self._put_first(failure_frame(error))
 
     async def _put(self, nbytes: int, part: Part) -> None:
         if nbytes <= _SMALL_NBYTES or len(self._connections) == 1:

@@ -202,16 +202,3 @@ def test_threads_give_the_same_patch_and_the_same_changes(states, profile):
         change.apply(state)
     assert digest == one.digest
     assert (state == target).all()
-
-
-@pytest.mark.parametrize("profile", Profile)
-def test_threads_give_the_same_whole_version(states, profile):
-    layout = Layout.of([("w", Dtype.BF16, (CHUNK_NBYTES + 7,))])
-    target = states.random(np.random.default_rng(5), layout)
-
-    one, many = (
-        encode_whole(Runs(layout), flat_bits(target), profile=profile, thread_count=n)
-        for n in (1, 3)
-    )
-
-    assert content(many) == content(one)

@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.groups import Carrier, ConnectionGroup
-from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.transfers import ChunkSet, TransferBound
 
 LANES = [
     (LaneKind.SHM, False),
@@ -180,6 +180,9 @@ async def test_more_transfers_at_once_than_sources_are_kept_do_not_meet(tools, s
     """As from all ranks of a trainer."""
     count, begun, all_begun = 40, set(), asyncio.Event()
     sources = [await serve(lanes=[case[0]], seals=case[1]) for _ in range(count)]
+    # So little is worth one connection.
+    bound = TransferBound(patch_count=1, chunk_count=8, payload_nbytes=28_000)
+    spec = replace(tools.spec, bound=bound)
 
     for source in sources:
 
@@ -190,7 +193,7 @@ async def test_more_transfers_at_once_than_sources_are_kept_do_not_meet(tools, s
             await all_begun.wait()
 
         source.before = before
-    pulled = await asyncio.gather(*(tools.pulled(lanes, source) for source in sources))
+    pulled = await asyncio.gather(*(tools.pulled(lanes, each, spec) for each in sources))
 
     for source, chunks in zip(sources, pulled, strict=True):
         assert same(chunks, source.chunks)

@@ -307,7 +307,6 @@ class DiskCopy:
         self._incoming, self._noted_counts = incoming, {}
         self._room_nbytes = _ROOM_NBYTES + frame.layout.nbytes // 2
         self._do(partial(self._writer.write_layout, frame))
-        self.note()
 
     def note(self) -> None:
         for patch in () if self._incoming is None else self._incoming.planned:
