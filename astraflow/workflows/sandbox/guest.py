@@ -419,7 +419,7 @@ def _test(asked: Request) -> None:
     """Run tests whose calls go to the program's process; say `passed`, or why not."""
     tests = receive(_TESTS)
     os.close(_TESTS)
-    builtin_names = set(dir(__builtins__)) | {"__name__"}
+    builtin_names = set(dir(sys.modules["builtins"])) | {"__name__"}
     names: dict[str, Any] = {"__name__": "tests"}
     try:
         try:

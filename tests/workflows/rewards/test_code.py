@@ -53,6 +53,8 @@ def test_the_last_block_is_the_program():
     assert program_of("print()", whole_text=True) == "print()"
     assert program_of("```python\nnever closed") is None
     assert program_of("```py\n    indented\n```") == "    indented\n"
+    in_a_list = "1. So:\n\n   ```py\n   if x:\n       y\n\n  z\n   ```\n"
+    assert program_of(in_a_list) == "if x:\n    y\n\nz\n"
 
 
 async def test_programs_that_are_right(make):
@@ -64,6 +66,13 @@ async def test_programs_that_are_right(make):
     assert (await make()(asked(ADD), fenced(method))).reward == 1.0
     listed = ["assert add(1, 2) == 3", "assert add(*[2, 2]) == 4"]
     assert (await make()(asked(listed), fenced(RIGHT["add"]))).reward == 1.0
+
+
+async def test_tests_have_the_functions_of_python_in_every_sandbox(make):
+    listed = ["assert len(f(2)) == 2", "assert sorted(f(3), key=lambda n: -n)[0] == max(0, 1, 2)"]
+    program = fenced("def f(n):\n    return list(range(n))")
+    for sandbox in ("bubblewrap", "unsafe_process"):
+        assert (await make(sandbox=sandbox)(asked(listed), program)).reward == 1.0
 
 
 async def test_partial_credit_and_all_or_nothing(make):
