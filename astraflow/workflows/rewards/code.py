@@ -147,9 +147,12 @@ def _gathered(cases: list[Any]) -> dict[str, Any]:
     names = {case.get("fn_name") or "" for case in found}
     if len(names) > 1:
         raise ValueError(f"tests call several functions: {', '.join(sorted(map(repr, names)))}")
+    unsaid = [number for number, case in enumerate(found) if "output" not in case]
+    if unsaid:
+        raise ValueError(f"case {unsaid[0]} has no `output`")
     return {
         "inputs": [case["input"] for case in found],
-        "outputs": [case.get("output") for case in found],
+        "outputs": [case["output"] for case in found],
         "fn_name": next(iter(names), ""),
     }
 
@@ -196,7 +199,8 @@ def same_output(got: str, expected: str, *, tolerance: float) -> bool:
 
     White space around the whole text does not count. Then there are as many lines, in the same
     order, and their words are equal; a word that should be a number with a point or an exponent may
-    differ by `tolerance`, relative or absolute. Whole numbers are equal or not.
+    differ by `tolerance`, relative or absolute. Whole numbers are equal or not, and digits that
+    begin with a zero are no number: 11 is not the bits 0011.
     """
     mine, theirs = ([line.split() for line in s.strip().splitlines()] for s in (got, expected))
     return [*map(len, mine)] == [*map(len, theirs)] and all(
@@ -210,8 +214,10 @@ def _same_number(got: str, expected: str, tolerance: float) -> bool:
         mine, theirs = float(got), float(expected)
     except ValueError:
         return False
-    if expected.lstrip("+-").isdecimal():
-        return mine == theirs and abs(theirs) < _EXACT_BELOW
+    digits = expected.lstrip("+-")
+    if digits.isdecimal():
+        is_number = digits == "0" or not digits.startswith("0")
+        return is_number and mine == theirs and abs(theirs) < _EXACT_BELOW
     return math.isclose(mine, theirs, rel_tol=tolerance, abs_tol=tolerance)
 
 
@@ -246,7 +252,7 @@ def _by_text(values: dict[Any, Any]) -> list[Any]:
     return [list(pair) for pair in sorted(pairs, key=itemgetter(0))]
 
 
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 _SHOWN_CHARS = 2000
 
@@ -356,11 +362,16 @@ class BrokenTestsError(Exception):
 
 
 def program_of(text: str, *, whole_text: bool = False) -> str | None:
-    """Return the last fenced block of a text; None when there is none."""
+    """Return the last fenced block of a text; None when there is none.
+
+    In a list fences are indented, and the program by as much: that much is taken off its lines, as
+    CommonMark has it.
+    """
     blocks = _BLOCK.findall(text)
-    if blocks:
-        return blocks[-1]
-    return text if whole_text else None
+    if not blocks:
+        return text if whole_text else None
+    indent, block = blocks[-1]
+    return re.sub(rf"^[ \t]{{1,{len(indent)}}}", "", block, flags=re.MULTILINE) if indent else block
 
 
 async def judge(
