@@ -202,7 +202,15 @@ class MathOptions(KeptOptions):
     """What is compared, and what that may take."""
 
     field: str = "answer"
-    """Field of the prompt with the right answer, in LaTeX or plain."""
+    """Field of the prompt with the right answer: an expression, in LaTeX or plain, or a text whose
+    last one it is."""
+
+
+_PLAIN_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+# A text marks where its answer stands, or has words that follow each other; those of LaTeX aside.
+_MARK = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[|####")
+_LATEX = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORDS = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
 
 class Equal:
@@ -229,8 +237,13 @@ class Equal:
         return Score(reward=float(is_right), parts={"none": float(not said)})
 
     def gold(self, prompt: Prompt) -> str:
-        """Return the right answer."""
-        return str(answer_of(prompt, self._field))
+        r"""Return the right answer; a bare expression in a box.
+
+        Without one the parser takes what it knows of it: 10 of 10\sqrt{2}, 2 of 2\pi.
+        """
+        text = str(answer_of(prompt, self._field)).strip()
+        is_text = _MARK.search(text) or _WORDS.search(_LATEX.sub("", text))
+        return text if is_text or _PLAIN_NUMBER.fullmatch(text) else f"\\boxed{{{text}}}"
 
     def _parsed(self, text: str) -> Any:
         """Return the expressions of a text; one that is nothing else needs no marks around it."""

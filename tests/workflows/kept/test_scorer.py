@@ -116,6 +116,32 @@ async def test_expressions_are_equal_however_they_are_written(make):
     assert (await scorer(half, "So it is $0.6$")).reward == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (r"10\sqrt{2}", r"\boxed{10\sqrt{2}}", r"\boxed{10}"),
+        (r"2\pi", r"$2\pi$", "$2$"),
+        (r"\frac 12", "$0.5$", "$12$"),
+        ("6r^2-4r-24", "$6r^2-4r-24$", "$6$"),
+        ("-2,1", r"\boxed{1,-2}", r"\boxed{-2.1}"),
+        (r"3\sqrt{2} \text{ square units}", r"\boxed{3\sqrt{2}}", r"\boxed{3}"),
+        (r"5 \cdot xy", "$5xy$", "$5$"),
+        (r"\$18.90", r"\boxed{\$18.90}", r"\boxed{18}"),
+        ("p - q", r"\boxed{p-q}", r"\boxed{q-p}"),
+        (r"\boxed{7}", "7", "8"),
+        (r"So it is $\frac{1}{2}$.", "$0.5$", "$2$"),
+        ("They sold 48/2 = 24 clips, 72 in all.\n#### 72", "72", "24"),
+    ],
+)
+def test_a_right_answer_is_read_whole(answer, right, wrong):
+    pytest.importorskip("math_verify")
+    scorer = build_scorer("math", {}, where="scorer_options").in_process()
+    prompt = Prompt(prompt_id="1", data_set="d", fields={"answer": answer})
+    assert scorer(prompt, f"So the answer is {right}").reward == 1.0
+    assert scorer(prompt, f"So the answer is {wrong}").reward == 0.0
+    assert scorer(prompt, scorer.gold(prompt)).reward == 1.0
+
+
 def test_all_of_them_have_names():
     for name in ("regex", "math", "judge", "process"):
         assert find(Kind.SCORER, name).Options
