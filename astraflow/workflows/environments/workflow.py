@@ -177,7 +177,9 @@ def action_finder(how: str) -> FindAction:
             )
         case "tag" if detail:
             name = re.escape(detail)
-            return _last_match(re.compile(rf"<{name}>\s*(.*?)\s*</{name}>", re.DOTALL))
+            # One that was opened in passing, and not closed, is none.
+            within = rf"<{name}>\s*((?:(?!<{name}>).)*?)\s*</{name}>"
+            return _last_match(re.compile(within, re.DOTALL))
         case "regex" if detail:
             try:
                 return _last_match(re.compile(detail))

@@ -137,7 +137,9 @@ class F1:
         answer: str | None = text
         if options.tag:
             tag = re.escape(options.tag)
-            answer = next(iter(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[-1:]), None)
+            # One that was opened in passing, and not closed, is none.
+            within = rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>"
+            answer = next(iter(re.findall(within, text, re.DOTALL)[-1:]), None)
         found = measures(answer, golds)
         return Score(reward=found[options.reward], metrics=found)
 

@@ -43,6 +43,8 @@ def test_an_answer_may_stand_in_a_tag():
     scorer = F1(F1.Options(tag="answer", reward="em", field="gold"))
     assert scorer(prompt(gold="4"), "<answer>3</answer> no, <answer>4</answer>").reward == 1.0
     assert scorer(prompt(gold="4"), "4").reward == 0.0
+    mentioned = "It has to stand in <answer>: <answer>4</answer>"
+    assert scorer(prompt(gold="4"), mentioned).reward == 1.0
 
 
 def test_a_row_without_an_answer_is_told():
