@@ -33,6 +33,7 @@ from astraflow.workflows.kept.program import (
     ProgramExit,
     ProgramLimits,
     environment,
+    trim_output,
 )
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer
@@ -262,6 +263,7 @@ class Command(AgentWorkflow):
         door = session.episode.agent_server
         try:
             process = process or await self._start_kept(door)
+            trim_output(Path(process.folder.name))
             door.offer(session, process.lane)
             return await self._ended(session, process.program)
         except BaseException:

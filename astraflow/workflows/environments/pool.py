@@ -20,7 +20,7 @@ from astraflow.config.strict import Options, Strict
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.environments.protocol import Observation, Step
-from astraflow.workflows.kept.program import LineWorker, ProgramLimits
+from astraflow.workflows.kept.program import MAX_LINE_NBYTES, LineWorker, ProgramLimits
 from astraflow.workflows.kept.program import environment as environment_variables
 from astraflow.workflows.registry import Kind, target_of
 
@@ -167,6 +167,12 @@ class EnvironmentPool:
                     f"{what[:_SHOWN_CHARS]} took longer than {options.step_time_s:g} s "
                     "(step_time_s), and its process was killed"
                 ) from None
+            except ValueError as error:
+                await _clear(host)
+                raise self._failed(
+                    f"its answer cannot be read: {error}; an observation has at most "
+                    f"{MAX_LINE_NBYTES // 2**20} MiB"
+                ) from error
             if answer is None:
                 words = process.last_words or "it said nothing"
                 await _clear(host)

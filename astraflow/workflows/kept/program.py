@@ -19,8 +19,11 @@ from astraflow.rpc.address import unproxied
 from astraflow.workflows.kept import supervisor
 from astraflow.workflows.kept.supervisor import ProgramLimits
 
-_MAX_LINE_NBYTES = 16 * 2**20
+MAX_LINE_NBYTES = 16 * 2**20
+"""Of one answer of a `LineWorker`."""
+
 _LAST_WORDS_CHARS = 600
+_KEPT_OUTPUT_NBYTES = 2**20
 
 
 class ExitCause(StrEnum):
@@ -141,6 +144,17 @@ async def _line_of(process: asyncio.subprocess.Process) -> bytes:
     return said
 
 
+def trim_output(folder: Path) -> None:
+    """Empty what a program that stays has written to stdout and stderr so far, if it is much.
+
+    It would fail at its next word once one of them is as large as a file may be.
+    """
+    for name in ("stdout", "stderr"):
+        path = folder / name
+        if path.is_file() and path.stat().st_size > _KEPT_OUTPUT_NBYTES:
+            os.truncate(path, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LineWorker:
     """A program that answers every line of JSON with one, and stays."""
@@ -173,12 +187,17 @@ class LineWorker:
                 pass_fds=(theirs.fileno(),),
             )
             undo.pop_all()
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE_NBYTES)
         return cls(program=program, reader=reader, writer=writer, folder=folder)
 
     async def ask(self, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Send a line, unless there is none, and return the answer; None: it died."""
+        """Send a line, unless there is none, and return the answer; None: it died.
+
+        Raises:
+            ValueError: The answer is longer than MAX_LINE_NBYTES; no other will be understood.
+        """
         if told is not None:
+            trim_output(Path(self.folder.name))
             self.writer.write(json.dumps(told).encode() + b"\n")
         with contextlib.suppress(ConnectionError):
             await self.writer.drain()

@@ -81,6 +81,26 @@ async def test_what_an_environment_raises_is_its_failure_and_it_is_made_anew():
         assert await world.reset({}, 2) == "from 3"
 
 
+async def test_an_answer_that_is_too_long_is_nobody_elses():
+    async with pool_of("Moody") as pool, pool.open() as world, pool.open() as neighbour:
+        await world.reset({}, 1)
+        await neighbour.reset({}, 1)
+        error = await failure(world.step("shout"))
+        assert error.reason is Reason.ENVIRONMENT_FAILED
+        assert "at most 16 MiB" in error.message
+        assert "gone" in (await failure(neighbour.step("3"))).message
+        assert await world.reset({"start": 5}, 1) == "from 5"
+        assert await neighbour.reset({"start": 7}, 1) == "from 7"
+
+
+async def test_an_environment_may_complain_for_ever():
+    async with pool_of("Moody") as pool, pool.open() as world:
+        await world.reset({}, 1)
+        # A file of theirs has at most 64 MiB.
+        for _ in range(3):
+            assert (await world.step("complain")).observation == "not complain"
+
+
 @pytest.mark.parametrize(
     ("action", "said"),
     [

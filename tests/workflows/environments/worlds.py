@@ -74,6 +74,10 @@ class Moody(Countdown):
                 return None
             case "object":
                 return Step(observation=object())
+            case "shout":
+                return Step("x" * 17 * 2**20)
+            case "complain":
+                sys.stderr.write("x" * 40 * 2**20)
             case "number":
                 return Step(observation=7)
         return super().step(action)
