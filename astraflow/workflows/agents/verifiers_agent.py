@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -128,40 +129,47 @@ def load(name: str, arguments: dict[str, Any]) -> Taskset | RowEnvironment:
     )
 
 
-class JsonConnection:
-    """Posts JSON over one connection to the node that is kept open."""
+class RefusedError(Exception):
+    """The node answered with an error; it says which."""
 
-    def __init__(self, url: str) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(url).netloc)
 
-    def post(self, url: str, body: dict[str, Any], key: str) -> Any:
-        """Send, and return what is answered; None: nothing is."""
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-        parts = urlsplit(url)
-        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        self._connection.request("POST", path, json.dumps(body), headers)
-        answer = self._connection.getresponse()
+def post(url: str, body: dict[str, Any], key: str) -> Any:
+    """Send JSON, and return what is answered; None: nothing is.
+
+    Each over a connection of its own: an episode lasts longer than the node keeps an idle one.
+
+    Raises:
+        RefusedError: The node does not take it.
+    """
+    parts = urlsplit(url)
+    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+    with closing(kinds[parts.scheme](parts.netloc)) as connection:
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
         said = answer.read()
-        return json.loads(said) if said and answer.status == http.client.OK else None
+    if answer.status >= http.client.BAD_REQUEST:
+        raise RefusedError(f"{path}: {answer.status} {said.decode('utf-8', 'replace')}")
+    return json.loads(said) if said else None
 
 
-def serve(
-    environment: Taskset | RowEnvironment, line: JsonConnection, session: dict[str, Any]
-) -> None:
+def serve(environment: Taskset | RowEnvironment, session: dict[str, Any]) -> None:
     """Play one episode, and report what came of it."""
     key, url = session["api_key"], session["session_url"]
-    told, failure = None, ""
+    failure = ""
     try:
         told = asyncio.get_event_loop().run_until_complete(
             environment.play(session["task"], session)
         )
-    except VoidEpisodeError as void:
+        post(f"{url}/reward", told, key)
+    except (VoidEpisodeError, RefusedError) as void:
         failure = str(void)
     except Exception as error:  # noqa: BLE001 - an environment raises anything
         failure = f"{type(error).__name__}: {error}"
-    if told is not None:
-        line.post(f"{url}/reward", told, key)
-    line.post(f"{url}/end", {"failure": failure[-_SHOWN_CHARS:]}, key)
+    # One that is over already needs no end.
+    with suppress(RefusedError):
+        post(f"{url}/end", {"failure": failure[-_SHOWN_CHARS:]}, key)
 
 
 def serve_all(environment: Taskset | RowEnvironment) -> None:
@@ -171,13 +179,12 @@ def serve_all(environment: Taskset | RowEnvironment) -> None:
         session_url = os.environ["ASTRAFLOW_SESSION_URL"]
         session = json.loads(Path(os.environ["ASTRAFLOW_TASK_FILE"]).read_text("utf-8"))
         whole = {**session, "session_url": session_url, "base_url": f"{session_url}/v1"}
-        serve(environment, JsonConnection(session_url), whole)
+        serve(environment, whole)
         return
-    line = JsonConnection(url)
     while True:
-        session = line.post(url, {}, os.environ["ASTRAFLOW_TAKE_TOKEN"])
+        session = post(url, {}, os.environ["ASTRAFLOW_TAKE_TOKEN"])
         if session is not None:
-            serve(environment, line, session)
+            serve(environment, session)
 
 
 def main() -> None:
