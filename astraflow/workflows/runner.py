@@ -46,7 +46,7 @@ async def run_episode(
     The outcome is SCORED, or TRUNCATED when a budget ended it; POLICY_FAULT when what the policy
     sampled broke it; SCORER_FAILED when there is something to score but the scorer failed;
     INFRA_ERROR, with the failure, for everything else that was raised, an exit included. Only a
-    cancellation goes through.
+    cancellation of the episode goes through, not that of a task which it awaits.
     """
     start_time = clock.now()
     task = episode.task
@@ -74,7 +74,12 @@ async def _run(loaded: LoadedWorkflow, episode: Episode) -> Rollout:
         async with deadline:
             score = await loaded.workflow.run(episode)
         return _scored(loaded, episode, score)
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
+    # A user's code raises anything; it costs one rollout.
+    except (Exception, SystemExit, asyncio.CancelledError) as raised:
+        itself = asyncio.current_task()
+        is_withdrawn = itself is not None and itself.cancelling() > 0
+        if is_withdrawn and isinstance(raised, asyncio.CancelledError):
+            raise
         if deadline.expired():
             message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
             failure = _failure(Reason.ROLLOUT_TIMEOUT, message, raised)

@@ -69,6 +69,21 @@ async def test_what_is_raised_before_a_token_is_no_reward(
     assert rollout.trajectories == ()
 
 
+async def test_a_task_of_its_own_that_was_cancelled_is_its_failure(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        own = asyncio.ensure_future(asyncio.sleep(60))
+        own.cancel()
+        await own
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.failure.reason) == (
+        Outcome.INFRA_ERROR,
+        Reason.ENVIRONMENT_FAILED,
+    )
+    assert "workflow w raised CancelledError" in rollout.failure.message
+
+
 async def test_a_crash_names_the_workflow_and_the_error(parrot, episode, loaded):
     async def run(one):
         async with asyncio.TaskGroup() as group:
