@@ -238,7 +238,7 @@ class GuestSandbox:
             answer = asyncio.ensure_future(self._answer(sent))
             try:
                 if not await self._watch(answer, time_s + _LATE_S):
-                    self._kill()
+                    self._give_up()
                     return None
                 return await answer
             except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
@@ -247,7 +247,7 @@ class GuestSandbox:
             except BaseException:
                 # Cancelled: what it would answer is of nobody.
                 self._ending = "cancelled"
-                self._kill()
+                self._give_up()
                 raise
             finally:
                 answer.cancel()
@@ -282,7 +282,7 @@ class GuestSandbox:
         """
         self._ending = "killed"
         if isinstance(error, ValueError):
-            self._kill()
+            self._give_up()
             return
         code = await self._process.wait()
         if code > 0 and self._process.stderr is not None:
@@ -301,6 +301,13 @@ class GuestSandbox:
         self._process.stdin.write(sent)
         await self._process.stdin.drain()
         return await _receive(self._stdout, self.limits)
+
+    def _give_up(self) -> None:
+        """End what runs: with its first process, where that is all; else the guest has to do it."""
+        if self._place.is_namespace:
+            self._kill()
+        elif self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,7 @@
 """Whose failure it is: what a program did to its sandbox, and what was done to it from outside."""
 
 import asyncio
+import os
 import sys
 from contextlib import asynccontextmanager, suppress
 
@@ -88,6 +89,37 @@ async def test_too_much_memory_of_all_together_is_the_programs_fault(start):
     assert done.is_out_of_memory
     with pytest.raises(PolicyFault, match="took too much memory"):
         await sandbox.exec(["true"])
+
+
+def sleepers(seconds):
+    running = psutil.process_iter(["cmdline"])
+    return [each for each in running if each.info["cmdline"] == ["sleep", seconds]]
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "unsafe_process"])
+async def test_nothing_of_a_command_that_is_withdrawn_is_left(start, kind):
+    sandbox = await start(kind)
+    seconds = f"{os.getpid()}.125"
+    running = asyncio.ensure_future(sandbox.exec(["sh", "-c", f"sleep {seconds} & wait"]))
+    while not sleepers(seconds):  # noqa: ASYNC110 - another process makes it true
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await sandbox.close()
+    with suppress(psutil.NoSuchProcess):
+        assert all(each.status() == psutil.STATUS_ZOMBIE for each in sleepers(seconds))
+
+
+@pytest.mark.slow
+async def test_too_much_memory_is_given_back_where_no_namespace_ends(start):
+    sandbox = await start("unsafe_process", memory_mb=128)
+    seconds = f"{os.getpid()}.25"
+    take = "x = b'1' * (90 * 2**20); import time; time.sleep(60)"
+    command = f'sleep {seconds} & for i in 1 2 3; do python3 -c "{take}" & done; wait'
+    assert (await sandbox.exec(["sh", "-c", command])).is_out_of_memory
+    await sandbox.close()
+    assert not sleepers(seconds)
 
 
 async def test_a_sandbox_that_is_killed_from_outside_is_nobodys_fault(start):
