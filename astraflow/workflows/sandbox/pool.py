@@ -40,14 +40,10 @@ class SandboxPool:
             while len(self._started) < self._ready:
                 self._started.append(self._start())
             try:
-                sandbox = await starting
-            except BaseException:
-                starting.cancel()
-                raise
-            try:
-                yield sandbox
+                # Withdrawn or not, what was begun is had, so that it can be ended.
+                yield await asyncio.shield(starting)
             finally:
-                closing = asyncio.get_running_loop().create_task(sandbox.close())
+                closing = asyncio.get_running_loop().create_task(_end(starting))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
 
@@ -65,8 +61,7 @@ class SandboxPool:
         finally:
             # Whoever takes one meanwhile has another one started.
             while self._started:
-                with suppress(Exception, asyncio.CancelledError):
-                    await (await self._started.popleft()).close()
+                await _end(self._started.popleft())
             for closing in tuple(self._closing):
                 with suppress(Exception, asyncio.CancelledError):
                     await closing
@@ -84,3 +79,9 @@ class SandboxPool:
 
     def _start(self) -> asyncio.Task[Sandbox]:
         return asyncio.get_running_loop().create_task(self._provider.start())
+
+
+async def _end(starting: asyncio.Task[Sandbox]) -> None:
+    """Close a sandbox once it has started; one that did not has nothing to close."""
+    with suppress(Exception, asyncio.CancelledError):
+        await (await starting).close()
