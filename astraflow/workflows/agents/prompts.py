@@ -79,10 +79,13 @@ class Texts:
         return [*turn.tokens.tolist(), *(self._tokenizer.encode(rest) if rest else ())]
 
     def keep(self, text: str, turn: Turn) -> None:
-        """Remember what was answered to a text, stop strings included."""
-        sampled = turn.generation.tokens.tolist()
-        if sampled:
-            self._answered.append((text + self._tokenizer.decode(sampled), turn))
+        """Remember what was answered to a text, stop strings included.
+
+        Of an answer that says nothing, as its end token alone, nothing can be known again.
+        """
+        answer = self._tokenizer.decode(turn.generation.tokens.tolist())
+        if answer:
+            self._answered.append((text + answer, turn))
 
 
 def unended(generation: Generation, tail: Sequence[int]) -> Sequence[int]:

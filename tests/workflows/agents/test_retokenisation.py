@@ -5,9 +5,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from astraflow.core.rollouts import FinishReason
+from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import SamplingParams
-from astraflow.workflows.agents.prompts import Chats
+from astraflow.engines.protocol import Generation
+from astraflow.workflows.agents.prompts import Chats, Texts
 from astraflow.workflows.turns import TurnTree
 from tests.workflows.agents.conftest import (
     ENDS,
@@ -102,3 +103,18 @@ def test_the_text_is_what_the_template_makes_of_the_whole_chat(name):
         answer = {"role": "assistant", "content": f"dogs {number}"}
         chats.keep(messages, (), answer, turn)
         messages.append(answer)
+
+
+def test_a_text_that_nothing_was_said_to_is_no_beginning():
+    """Else the next to ask the same would begin after the end token."""
+    texts, tree = Texts(tokenizer_for("chatml")), TurnTree()
+    end = raw_tokenizer().token_to_id(ENDS["chatml"])
+    prompt = texts.prompt("the quick")
+    generation = Generation(
+        tokens=np.array([end], np.int32),
+        logprobs=np.zeros(1, np.float32),
+        version_spans=(VersionSpan(version=1, length=1),),
+        finish_reason=FinishReason.STOP,
+    )
+    texts.keep("the quick", tree.add(tree.open(prompt), generation, SamplingParams()))
+    assert texts.prompt("the quick") == prompt
