@@ -231,8 +231,9 @@ def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Pa
 
 def kept_data_set(settings: DataSet) -> Path | None:
     """Return the folder of a split that is here already, of any commit where none is named."""
-    pattern = _folder(settings, settings.revision or "*")
-    found = pattern.parent.glob(pattern.name)
+    # A split may be written with brackets, as train[:100].
+    folder = _folder(settings, settings.revision or "*")
+    found = folder.parent.glob(folder.name.replace("[", "[[]"))
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
@@ -353,8 +354,10 @@ class DataSetReader:
 
     def _key(self, row: Row, index: int) -> str:
         """Return what names a row: its own id, or a digest of all of it."""
+        # Bytes travel apart; within other fields nothing does.
+        said = {name: each.hex() if isinstance(each, bytes) else each for name, each in row.items()}
         try:
-            text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=_as_hex)
+            text = json.dumps(said, sort_keys=True, ensure_ascii=False)
         except TypeError as error:
             raise self._fault(
                 f"row {index + 1} has a field that JSON cannot say: {error}"
@@ -389,12 +392,6 @@ def _format_of(settings: DataSet, path: Path) -> str:
     if found is None:
         raise _invalid(f"data set {path}: what format is it? Set format to {', '.join(_OPENERS)}")
     return found
-
-
-def _as_hex(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    raise TypeError(type(value).__name__)
 
 
 def _split(row: Row) -> tuple[dict[str, Any], dict[str, bytes]]:

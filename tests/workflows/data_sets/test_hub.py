@@ -14,7 +14,8 @@ import pytest
 
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.workflows.data_sets import open_data_set
+from astraflow.storage.cache import cache_dir
+from astraflow.workflows.data_sets import kept_data_set, open_data_set
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = b'{"prompt": "a", "answer": "b"}\n{"prompt": "c", "answer": "d"}\n'
@@ -83,7 +84,9 @@ def hub():
 READ = """
 from pathlib import Path
 from astraflow.config.recipe import DataSet
-from astraflow.workflows.data_sets import open_data_set
+from astraflow.storage.cache import cache_dir
+from astraflow.workflows.data_sets import kept_data_set, open_data_set
+from astraflow.storage.cache import cache_dir
 from astraflow.workflows.data_sets import pinned_data_set
 settings = pinned_data_set(DataSet(hub="org/rows", shuffle=False, revision=%r))
 print(settings.revision)
@@ -125,3 +128,12 @@ def test_a_missing_package_is_named_with_how_to_install_it(tmp_path, monkeypatch
     with pytest.raises(AstraflowError, match=r"pip install 'datasets") as caught:
         open_data_set("train", settings, tmp_path)
     assert caught.value.reason is Reason.CAPABILITY_MISSING
+
+
+def test_a_part_of_a_split_that_is_here_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = DataSet(hub="org/rows", split="train[:10]")
+    here = cache_dir() / "data" / f"org--rows-default-train[:10]-{COMMIT}"
+    here.mkdir(parents=True)
+    assert kept_data_set(settings) == here
+    assert kept_data_set(settings.model_copy(update={"revision": COMMIT})) == here

@@ -153,6 +153,15 @@ def parquet_file(tmp_path):
     return path
 
 
+def test_bytes_within_a_field_are_told_before_a_run(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"prompt": "a", "image": {"bytes": b"\x00", "path": "a.png"}}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    with pytest.raises(AstraflowError, match="row 1 has a field that JSON cannot say"):
+        open_data_set("train", DataSet(path=tmp_path / "rows.parquet"), tmp_path)
+
+
 def test_parquet_gives_the_same_rows_and_bytes_as_blobs(parquet_file, opened, tmp_path):
     reader = open_data_set("train", DataSet(path=parquet_file, id_field="id"), tmp_path)
     other = opened(id_field="id")
