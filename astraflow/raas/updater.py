@@ -195,11 +195,12 @@ class WeightUpdater:
             return None
         newest = max(self._known)
         target = self._gate.next_target(newest)
-        if self._attempts.are_over(target):
+        # One that is not to be had here holds no other back: who waits for it is told so.
+        if target not in self._known or self._attempts.are_over(target):
             target = newest
         if target == self._engine.version or self._attempts.are_over(target):
             return None
-        return self._known.get(target)
+        return self._known[target]
 
     async def _update(self, target: VersionInfo) -> None:
         base = self._engine.version

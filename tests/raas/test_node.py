@@ -195,6 +195,19 @@ async def test_a_version_that_is_gone_is_given_back(fake_hub, running, make_task
     assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 1 here")
 
 
+async def test_a_version_that_nobody_announced_holds_no_other_back(
+    fake_hub, running, engine, node, make_task, make_version
+):
+    fake_hub.issue(make_task(version=2, purpose=TaskPurpose.EVAL))
+    while not node.runner.held:  # noqa: ASYNC110 - the hub's stream makes it true
+        await asyncio.sleep(0.001)
+    fake_hub.publish(make_version(3))
+    async with asyncio.timeout(10):
+        await fake_hub.until(lambda: fake_hub.nacks)
+    assert engine.version == 3
+    assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 3 here")
+
+
 async def test_a_drained_node_finishes_gives_back_the_rest_and_leaves(
     fake_hub, running, engine, make_task
 ):
