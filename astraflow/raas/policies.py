@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -74,7 +74,14 @@ class VersionGate:
         """
         live = self._engine.version
         if live is not None and _is_reached(versions, live):
-            return await self._admit(versions)
+            admitting = asyncio.ensure_future(self._admit(versions))
+            try:
+                return await asyncio.shield(admitting)
+            except asyncio.CancelledError:
+                # A pin that is under way is had, so that it can be let go.
+                with suppress(AstraflowError):
+                    await self.leave(await admitting)
+                raise
         passed: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         waiter = (versions, passed)
         self._waiters.append(waiter)

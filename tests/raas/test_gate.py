@@ -124,3 +124,18 @@ async def test_a_withdrawn_task_leaves_no_pin_behind(engine, gate, go_live):
         await entering
     await gate.release()
     assert not engine.pins
+
+
+async def test_what_a_withdrawn_task_was_about_to_pin_is_let_go(engine, gate, go_live):
+    await go_live(0)
+    async with engine._changed:
+        # No pin is had meanwhile.
+        entering = asyncio.ensure_future(gate.enter(exactly(0)))
+        while not engine.pins:  # noqa: ASYNC110 - the task makes it true
+            await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({entering})
+    assert entering.cancelled()
+    await gate.release()
+    assert not engine.pins
