@@ -190,8 +190,9 @@ class RaasNode:
                 log.info("the run has ended")
                 return NodeDeparture.STOPPED
             finally:
-                await self._agents.close()
+                # What they keep running is served until it has ended.
                 await close_workflows(self._workflows.values())
+                await self._agents.close()
 
     def _join_request(self) -> JoinPool:
         settings, models = self._settings, self._policies.models.values()

@@ -96,8 +96,8 @@ class DataflowNode:
                 exits.push_async_callback(weights.close)
                 await weights.begin(self.settings.models[policy_id])
             loaded = build_workflows(self.book.specs)
-            exits.push_async_callback(close_workflows, loaded.values())
             exits.push_async_callback(self._agents.close)
+            exits.push_async_callback(close_workflows, loaded.values())
             await exits.enter_async_context(self._group)
             self.runner.start(
                 self._group, loaded, results=self.orders, give_back=self.orders.give_back

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from urllib.parse import quote
 
@@ -59,11 +59,12 @@ class AgentEndpoint:
 
     def offer(self, session: AgentSession, lane: str) -> None:
         """Hand an open session to the next agent that asks for one."""
-        self._offered[lane].put_nowait(session)
-
-    def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
-        """Have something undone when the endpoint is closed."""
-        self._exits.push_async_callback(undo)
+        queue = self._offered[lane]
+        # Those that ended while nobody asked would stay for ever.
+        waiting = [queue.get_nowait() for _ in range(queue.qsize())]
+        for each in (*waiting, session):
+            if each.is_open:
+                queue.put_nowait(each)
 
     async def take(self, lane: str, *, wait_s: float) -> AgentSession | None:
         """Return the session that was offered first; None: there was none in this time."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -327,10 +327,6 @@ class AgentServer(Protocol):
 
     async def queue(self, lane: str) -> tuple[str, str]:
         """Return where the sessions of a lane are handed out: a URL to POST to, a bearer token."""
-        ...
-
-    def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
-        """Have something undone when the door is closed for good."""
         ...
 
     def offer(self, session: AgentSession, lane: str) -> None:

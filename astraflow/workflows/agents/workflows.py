@@ -141,8 +141,10 @@ class _KeptProgram:
     folder: tempfile.TemporaryDirectory[str]
 
     async def stop(self) -> None:
-        await self.program.stop()
-        self.folder.cleanup()
+        try:
+            await self.program.stop()
+        finally:
+            self.folder.cleanup()
 
 
 _FIRST_PAUSE_S = 0.2
@@ -222,6 +224,13 @@ class Command(AgentWorkflow):
                 f"there is no {script} in the working directory, {Path.cwd()}; start the command "
                 "where it is, or give its whole path"
             )
+
+    async def close(self) -> None:
+        """Stop the programs that stay; idempotent. Nobody may be in the middle of an episode."""
+        while not self._free.empty():
+            process = self._free.get_nowait()
+            if process is not None:
+                await process.stop()
 
     async def play(self, episode: Episode) -> Score:
         """Start again, after a pause, what fails before anything was sampled."""
@@ -308,9 +317,7 @@ class Command(AgentWorkflow):
                 env=environment(options.env, url=url) | told,
             )
             undo.pop_all()
-        process = _KeptProgram(program, lane, folder)
-        door.at_close(process.stop)
-        return process
+        return _KeptProgram(program, lane, folder)
 
     async def _started(self, session: AgentSession, entrance: SessionEndpoint) -> str:
         """Start a program for this episode alone, and return its answer."""

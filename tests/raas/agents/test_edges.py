@@ -9,6 +9,7 @@ import pytest
 
 from astraflow.config.pool import Agents
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.agents.session import AgentSession
 
 CHAT = "v1/chat/completions"
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -199,3 +200,14 @@ async def test_agents_show_a_certificate_where_one_is_asked_for(stage, pem):
         async with at.client(verify=known) as client:
             with pytest.raises(httpx.TransportError):
                 await client.post(CHAT, json=HI)
+
+
+async def test_sessions_that_nobody_asked_for_in_time_are_not_kept(stage):
+    async with stage() as at:
+        for _ in range(3):
+            session = AgentSession(at.episode)
+            async with at.endpoint.open(session):
+                at.endpoint.offer(session, "lane")
+        at.endpoint.offer(at.session, "lane")
+        assert at.endpoint._offered["lane"].qsize() == 1
+        assert await at.endpoint.take("lane", wait_s=10) is at.session

@@ -27,15 +27,23 @@ def episode(served_episode):
     return make
 
 
-def command(*arguments, scorer=None, **options):
-    return Command(
-        Command.Options(command=(*ASKER, *arguments), **options),
-        scorer and GuardedScorer(scorer, name="exact"),
-    )
+@pytest.fixture
+async def command(door):
+    """Make workflows; what they keep running ends before the door is closed."""
+    made = []
+
+    def make(*arguments, scorer=None, **options):
+        options = Command.Options(command=(*ASKER, *arguments), **options)
+        made.append(Command(options, scorer and GuardedScorer(scorer, name="exact")))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
 
 
 @pytest.mark.slow
-async def test_the_scorer_reads_the_last_reply_of_an_agent_that_reports_nothing(episode):
+async def test_the_scorer_reads_the_last_reply_of_an_agent_that_reports_nothing(command, episode):
     run = episode()
     score = await command(scorer=Exact(Exact.Options())).run(run)
     (trajectory,) = run.trajectories()
@@ -45,12 +53,12 @@ async def test_the_scorer_reads_the_last_reply_of_an_agent_that_reports_nothing(
 
 
 @pytest.mark.slow
-async def test_what_an_agent_reports_is_the_reward(episode):
+async def test_what_an_agent_reports_is_the_reward(command, episode):
     assert (await command("--reward").run(episode())).reward == 3.0
 
 
 @pytest.mark.slow
-async def test_an_agent_finds_the_policy_where_a_proxy_leads_outside(episode, monkeypatch):
+async def test_an_agent_finds_the_policy_where_a_proxy_leads_outside(command, episode, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for persistent in (0, 1):
@@ -59,14 +67,14 @@ async def test_an_agent_finds_the_policy_where_a_proxy_leads_outside(episode, mo
 
 
 @pytest.mark.slow
-async def test_the_scorer_may_read_what_was_printed(episode):
+async def test_the_scorer_may_read_what_was_printed(command, episode):
     run = episode(answer="I say abc")
     scored = await command(scorer=Exact(Exact.Options()), answer="stdout").run(run)
     assert scored.reward == 1.0
 
 
 @pytest.mark.slow
-async def test_an_agent_that_fails_is_no_reward_of_zero(episode):
+async def test_an_agent_that_fails_is_no_reward_of_zero(command, episode):
     with pytest.raises(AstraflowError, match="code 1: no such tool") as caught:
         await command("--crash", attempts=1).run(episode())
     assert caught.value.reason is Reason.ENVIRONMENT_FAILED
@@ -77,7 +85,7 @@ async def test_an_agent_that_fails_is_no_reward_of_zero(episode):
 
 
 @pytest.mark.slow
-async def test_an_agent_whose_context_is_full_is_told_so_and_no_infrastructure_failed(episode):
+async def test_an_agent_whose_context_is_full_is_told_so_and_nothing_failed(command, episode):
     with pytest.raises(AstraflowError) as caught:
         await command().run(episode("long " * 1000))
     assert caught.value.reason is Reason.CONTEXT_TOO_LONG
@@ -92,12 +100,12 @@ async def test_an_agent_that_hangs_is_out_of_time(episode):
 
 
 @pytest.mark.slow
-async def test_without_reward_and_scorer_nothing_is_known(episode):
+async def test_without_reward_and_scorer_nothing_is_known(command, episode):
     with pytest.raises(AstraflowError, match="names no scorer"):
         await command().run(episode())
 
 
-async def test_one_process_serves_many_episodes(episode):
+async def test_one_process_serves_many_episodes(command, episode):
     workflow = command(persistent=1)
     scores = await asyncio.gather(*(workflow.run(episode(str(number))) for number in range(3)))
     assert {score.reward for score in scores} == {3.0}
@@ -105,7 +113,7 @@ async def test_one_process_serves_many_episodes(episode):
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_is_replaced(episode):
+async def test_a_process_that_dies_is_replaced(command, episode):
     workflow = command(persistent=1, attempts=1)
     first = await workflow.run(episode())
     with pytest.raises(AstraflowError, match="died"):
@@ -115,7 +123,7 @@ async def test_a_process_that_dies_is_replaced(episode):
 
 
 @pytest.mark.slow
-async def test_a_process_is_not_handed_on_whose_end_was_not_awaited(episode):
+async def test_a_process_is_not_handed_on_whose_end_was_not_awaited(command, episode):
     workflow = command(persistent=1, attempts=1)
     first = await workflow.run(episode())
     running = asyncio.ensure_future(workflow.run(episode("stay")))

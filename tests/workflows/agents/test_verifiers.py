@@ -49,15 +49,19 @@ def rows(release, python, tmp_path_factory):
 
 
 @pytest.fixture
-def workflow(release, python):
+async def workflow(release, python, door):
+    made = []
+
     def make(**options):
         env = {"PYTHONPATH": str(ENVIRONMENTS)}
         name = ENVIRONMENT_OF[release]
-        return Verifiers(
-            Verifiers.Options(environment=name, python=python, env=env, **options), None
-        )
+        options = Verifiers.Options(environment=name, python=python, env=env, **options)
+        made.append(Verifiers(options, None))
+        return made[-1]
 
-    return make
+    yield make
+    for each in made:
+        await each.close()
 
 
 async def test_the_reward_of_an_environment_is_that_of_the_rollout(workflow, rows, served_episode):
