@@ -30,8 +30,9 @@ from astraflow.raas.agents.formats import (
     invalid_body,
 )
 from astraflow.raas.agents.responses import ResponsesFormat
+from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.concurrency import Outbox
-from astraflow.rpc.http import disconnected, until_disconnect
+from astraflow.rpc.http import bearer_of, disconnected, until_disconnect
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
 
@@ -192,7 +193,7 @@ class _Routes:
 
     async def take(self, request: Request) -> Response:
         """Hand out the next episode; 204 when there is none in a while."""
-        if _bearer(request) != self.endpoint.token:
+        if not is_same_secret(_key_of(request), self.endpoint.token):
             raise AstraflowError(Reason.TOKEN_INVALID, "the bearer token is not this node's")
         given = request.query_params.get("wait_s", "30")
         try:
@@ -232,7 +233,7 @@ class _Routes:
         session_id = request.path_params.get("session_id")
         if session_id is not None:
             return self.endpoint.session(session_id)
-        return self.endpoint.session_of_key(_bearer(request))
+        return self.endpoint.session_of_key(_key_of(request))
 
     async def _body(self, request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
         """Return a body as an object; `may_be_empty`: none is one without fields.
@@ -285,9 +286,8 @@ def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def _bearer(request: Request) -> str:
-    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return given or request.headers.get("x-api-key", "")
+def _key_of(request: Request) -> str:
+    return bearer_of(request.headers) or request.headers.get("x-api-key", "")
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import structlog
 
@@ -93,8 +93,6 @@ class Capture:
             )
         return iter(made)
 
-
-T = TypeVar("T")
 
 # Not the policy's doing, nor the agent's: a rollout in which these stay unmended is not trained on.
 _INFRASTRUCTURE = frozenset(
@@ -217,7 +215,8 @@ class AgentSession:
         """Sample one completion; it is withdrawn when the session ends.
 
         Raises:
-            AstraflowError: As `Capture.sample`; TASK_CANCELLED when the session ended.
+            AstraflowError: As `Capture.sample`; TASK_CANCELLED when the session ended; INTERNAL
+                when what the engine raised is none.
         """
         mark = repr((capture.port.policy_id, prompt)).encode()
         try:
@@ -228,6 +227,13 @@ class AgentSession:
             if error.reason in _INFRASTRUCTURE:
                 self._unmended[mark] = error
             raise
+        except Exception as error:
+            log.exception("an engine broke", policy=capture.port.policy_id)
+            # No agent is told a text of the server's.
+            why = f"the node broke: {type(error).__name__}"
+            broke = AstraflowError(Reason.INTERNAL, why, retryable=True)
+            self._unmended[mark] = broke
+            raise broke from error
         self._unmended.pop(mark, None)
         return turn
 
@@ -264,7 +270,7 @@ class AgentSession:
         for capture in self._captures.values():
             yield from capture.trajectories()
 
-    async def _while_open(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _while_open(self, work: Coroutine[Any, Any, Turn]) -> Turn:
         if not self.is_open:
             work.close()
             raise _over()

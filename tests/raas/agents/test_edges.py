@@ -211,3 +211,23 @@ async def test_sessions_that_nobody_asked_for_in_time_are_not_kept(stage):
         at.endpoint.offer(at.session, "lane")
         assert at.endpoint._offered["lane"].qsize() == 1
         assert await at.endpoint.take("lane", wait_s=10) is at.session
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_engine_that_breaks_is_no_fault_of_the_policy(stage, is_streamed):
+    async with stage(lambda text: str(1 / text.count("!"))) as at, at.client() as client:
+        answer = await client.post(CHAT, json={**HI, "stream": is_streamed})
+        assert answer.status_code == (200 if is_streamed else 500)
+        assert "the node broke: ZeroDivisionError" in answer.text
+        with pytest.raises(AstraflowError, match="ZeroDivisionError") as caught:
+            at.session.raise_infrastructure()
+        assert caught.value.reason is Reason.INTERNAL
+
+
+async def test_a_key_is_shown_as_http_has_it(stage):
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        url = at.entrance.base_url.replace(f"/sessions/{at.session.session_id}", "")
+        for scheme, status in (("Bearer", 200), ("bearer", 200), ("Basic", 401)):
+            headers = {"Authorization": f"{scheme} {at.session.key}"}
+            answer = await client.post(f"{url}/chat/completions", json=HI, headers=headers)
+            assert answer.status_code == status
