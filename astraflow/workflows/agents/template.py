@@ -331,7 +331,7 @@ def _text(token: Any) -> str:
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     """Write JSON without the escapes for HTML that Jinja's own filter makes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
 
 
 def _refuse(message: str) -> NoReturn:

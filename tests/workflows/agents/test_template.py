@@ -95,6 +95,18 @@ def test_marks_for_the_masks_of_other_libraries_change_nothing():
     assert marked.render(chat) == "user:a;assistant:b;"
 
 
+def test_json_is_written_as_a_template_wants_it():
+    """GLM-4.5 says ensure_ascii itself."""
+    message = {"role": "user", "content": "é<"}
+    for options, said in (
+        ("", "é<"),
+        ("ensure_ascii=False", "é<"),
+        ("ensure_ascii=true", "\\u00e9<"),
+    ):
+        template = ChatTemplate(f"{{{{ messages[0].content | tojson({options}) }}}}")
+        assert template.render([message]) == f'"{said}"'
+
+
 def test_a_template_that_stumbles_over_a_message_says_so():
     stumbling = ChatTemplate("{{ messages[0].content.splitlines()[7] + 1 }}")
     with pytest.raises(AstraflowError, match="refuses the messages"):
