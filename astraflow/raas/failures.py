@@ -78,11 +78,10 @@ def _log_failure(failure: Failure, count: int) -> None:
             log.info("the policy broke a rollout", why=failure.message, **at)
     elif not is_first:
         log.warning("seen again", reason=failure.reason, count=count, **at)
-    elif failure.traceback:
-        # The name under which logs show tracebacks.
-        at["exception"] = failure.traceback
-        log.error("failed", reason=failure.reason, why=failure.message, **at)
     else:
+        if failure.traceback:
+            # The name under which logs show tracebacks.
+            at["exception"] = failure.traceback
         log.error("failed", reason=failure.reason, why=failure.message, **at)
 
 

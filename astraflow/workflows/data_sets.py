@@ -97,11 +97,8 @@ class JsonLines:
 
     def _read(self, file: BinaryIO, index: int) -> Row:
         file.seek(self._offsets[index])
-        return self._parse(file.readline(), index)
-
-    def _parse(self, line: bytes, index: int) -> Row:
         try:
-            row = json.loads(line)
+            row = json.loads(file.readline())
         except ValueError as error:
             raise _invalid(f"{self._path}: row {index + 1} is not JSON: {error}") from error
         if not isinstance(row, dict):

@@ -119,9 +119,10 @@ def parse_tests(said: Any, *, is_wrapped: bool = False) -> CodeTests:
     inputs, outputs = found.get("inputs"), found.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("tests have neither `inputs` and `outputs` nor `assert`")  # noqa: TRY004
-    pairs = list(zip(cast("list[Any]", inputs), cast("list[Any]", outputs), strict=False))
-    if len(cast("list[Any]", inputs)) != len(cast("list[Any]", outputs)) or not pairs:
-        raise ValueError(f"tests have {len(inputs)} inputs and {len(outputs)} outputs")  # pyright: ignore[reportUnknownArgumentType]
+    inputs, outputs = cast("list[Any]", inputs), cast("list[Any]", outputs)
+    if len(inputs) != len(outputs) or not inputs:
+        raise ValueError(f"tests have {len(inputs)} inputs and {len(outputs)} outputs")
+    pairs = list(zip(inputs, outputs, strict=True))
     name = found.get("fn_name")
     if not name:
         cases = tuple(OutputCase(stdin=_text(a), stdout=_text(b)) for a, b in pairs)
