@@ -75,7 +75,7 @@ class Numeric:
         field: str = "answer"
         """Field of the prompt with the right answer; of a text, its last number."""
         tolerance: float = 1e-6
-        """Relative difference that still counts as equal."""
+        """Difference that still counts as equal: relative, but absolute below 1."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
