@@ -61,7 +61,8 @@ class SandboxPool:
         finally:
             # Whoever takes one meanwhile has another one started.
             while self._started:
-                await _end(self._started.popleft())
+                with suppress(Exception, asyncio.CancelledError):
+                    await _end(self._started.popleft())
             for closing in tuple(self._closing):
                 with suppress(Exception, asyncio.CancelledError):
                     await closing
@@ -83,5 +84,6 @@ class SandboxPool:
 
 async def _end(starting: asyncio.Task[Sandbox]) -> None:
     """Close a sandbox once it has started; one that did not has nothing to close."""
-    with suppress(Exception, asyncio.CancelledError):
-        await (await starting).close()
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close()
