@@ -137,7 +137,7 @@ class AgentSession:
             for policy_id in episode.policy_ids
         }
         self._too_long: AstraflowError | None = None
-        self._unmended: dict[bytes, AstraflowError] = {}
+        self._unmended: dict[tuple[PolicyId, tuple[int, ...]], AstraflowError] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         episode.attach(self)
@@ -218,23 +218,23 @@ class AgentSession:
             AstraflowError: As `Capture.sample`; TASK_CANCELLED when the session ended; INTERNAL
                 when what the engine raised is none.
         """
-        mark = repr((capture.port.policy_id, prompt)).encode()
+        request = capture.port.policy_id, tuple(prompt)
         try:
             turn = await self._while_open(
                 capture.sample(prompt, overrides=overrides, seed=seed, watch=watch)
             )
         except AstraflowError as error:
             if error.reason in _INFRASTRUCTURE:
-                self._unmended[mark] = error
+                self._unmended[request] = error
             raise
         except Exception as error:
             log.exception("an engine broke", policy=capture.port.policy_id)
             # No agent is told a text of the server's.
             why = f"the node broke: {type(error).__name__}"
             broke = AstraflowError(Reason.INTERNAL, why, retryable=True)
-            self._unmended[mark] = broke
+            self._unmended[request] = broke
             raise broke from error
-        self._unmended.pop(mark, None)
+        self._unmended.pop(request, None)
         return turn
 
     def report(self, score: Score) -> None:
