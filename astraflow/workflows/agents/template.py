@@ -329,9 +329,11 @@ def _text(token: Any) -> str:
     return str(cast("Any", token)["content"] if isinstance(token, dict) else token)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(
+    value: Any, indent: int | None = None, *, ensure_ascii: bool = False, **options: Any
+) -> str:
     """Write JSON without the escapes for HTML that Jinja's own filter makes."""
-    return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _refuse(message: str) -> NoReturn:
