@@ -58,7 +58,9 @@ class KeptScorer:
         self._name = name
         self._scorer_options = dict(scorer_options)
         self._options = options
-        self._workers: asyncio.LifoQueue[LineWorker | None] | None = None
+        self._idle: asyncio.LifoQueue[LineWorker | None] = asyncio.LifoQueue()
+        for _ in range(options.workers):
+            self._idle.put_nowait(None)
 
     async def __call__(self, prompt: Prompt, text: str) -> Score:
         """Return what an answer is worth.
@@ -67,8 +69,7 @@ class KeptScorer:
             PolicyFault: The answer took too long or ended the process, as the options say.
             AstraflowError: SCORER_TIMEOUT, or SCORER_FAILED with what the scorer raised.
         """
-        idle = self._idle()
-        worker = await idle.get()
+        worker = await self._idle.get()
         try:
             worker = worker or await self._start()
             async with asyncio.timeout(self._options.time_s):
@@ -81,7 +82,7 @@ class KeptScorer:
                 raise self._late() from error
             raise
         finally:
-            idle.put_nowait(worker)
+            self._idle.put_nowait(worker)
         return Score(**answer)
 
     def in_process(self) -> Scorer:
@@ -94,19 +95,11 @@ class KeptScorer:
 
     async def close(self) -> None:
         """Stop its processes."""
-        idle = self._idle()
-        for _ in range(self._options.workers):
-            worker = await idle.get()
+        workers = [await self._idle.get() for _ in range(self._options.workers)]
+        for worker in workers:
             if worker is not None:
                 await worker.stop()
-        self._workers = None
-
-    def _idle(self) -> "asyncio.LifoQueue[LineWorker | None]":
-        if self._workers is None:
-            self._workers = asyncio.LifoQueue()
-            for _ in range(self._options.workers):
-                self._workers.put_nowait(None)
-        return self._workers
+            self._idle.put_nowait(None)
 
     async def _start(self) -> LineWorker:
         options = self._options
