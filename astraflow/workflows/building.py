@@ -57,11 +57,13 @@ def build_workflows(specs: Sequence[WorkflowSpec]) -> Mapping[WorkflowId, Loaded
 
 
 async def close_workflows(workflows: Iterable[LoadedWorkflow]) -> None:
-    """Let workflows that hold something, such as processes, let go of it: those with a `close`."""
+    """Let workflows and scorers with a `close` let go of what they hold, such as processes."""
     for each in workflows:
         close = getattr(each.workflow, "close", None)
         if close is not None:
             await close()
+        if each.scorer is not None:
+            await each.scorer.close()
 
 
 def build_tutor(name: str, options: Mapping[str, Any]) -> Tutor:
@@ -109,6 +111,7 @@ def _build(spec: WorkflowSpec) -> LoadedWorkflow:
     return LoadedWorkflow(
         workflow_id=spec.workflow_id,
         workflow=workflow,
+        scorer=scorer,
         policy_ids=spec.policy_ids,
         scorer_digest=digest,
         policy_fault_reward=spec.policy_fault_reward,

@@ -89,7 +89,8 @@ class Scorer(Protocol):
     Two more methods are looked for, which `astraflow check` calls before a run: `gold(prompt) ->
     str | None` returns an answer that is right, None where none is known (without the method it is
     the row's field `answer`); `lacks() -> Iterable[str]` yields what it needs and this machine does
-    not have, as "what is missing; what to do". A workflow may have `lacks`, too.
+    not have, as "what is missing; what to do". A workflow may have `lacks`, too. A
+    third, `close()`, lets go of what it holds when the node leaves.
     """
 
     def __call__(self, prompt: Prompt, text: str, /) -> "Score | float | Awaitable[Score | float]":

@@ -12,7 +12,7 @@ from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definitio
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import PolicyFault, Score, Workflow
-from astraflow.workflows.scoring import checked_score
+from astraflow.workflows.scoring import GuardedScorer, checked_score
 
 # After these, what was sampled is sound and kept.
 _KEEPS_TOKENS = frozenset({Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT})
@@ -26,6 +26,7 @@ class LoadedWorkflow:
     Attributes:
         workflow_id: Its name in the run.
         workflow: The user's object.
+        scorer: That it was made with; None: it scores itself.
         policy_ids: That it samples from; the first is its default.
         scorer_digest: BLAKE3 of the scorer's source, or of the workflow's when it scores.
         policy_fault_reward: Of a PolicyFault that has none of its own.
@@ -33,6 +34,7 @@ class LoadedWorkflow:
 
     workflow_id: WorkflowId
     workflow: Workflow
+    scorer: GuardedScorer | None = None
     policy_ids: tuple[PolicyId, ...] = ()
     scorer_digest: bytes = b""
     policy_fault_reward: float = 0.0

@@ -41,6 +41,12 @@ class GuardedScorer:
             raise self._failed(prompt, error) from error
         return checked_score(score, what=f"scorer {self._name}", made_by=self._scorer)
 
+    async def close(self) -> None:
+        """Let a scorer with a `close` let go of what it holds, such as processes."""
+        closed = getattr(self._scorer, "close", lambda: None)()
+        if inspect.isawaitable(closed):
+            await closed
+
     def _failed(self, prompt: Prompt, error: BaseException) -> AstraflowError:
         place = place_of(error)
         return AstraflowError(

@@ -1,13 +1,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from astraflow.config.loader import load_recipe
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tasks import RegisteredCode
+from astraflow.core.tasks import Prompt, RegisteredCode
 from astraflow.telemetry.tracebacks import place_of
-from astraflow.workflows.building import build_workflows, workflow_specs
+from astraflow.workflows.building import build_workflows, close_workflows, workflow_specs
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
@@ -40,6 +41,20 @@ def test_other_code_than_the_runs_is_refused(spec):
 
 def test_an_empty_digest_is_not_compared(spec):
     assert build_workflows([replace(spec, code=RegisteredCode(name="single_turn"))])
+
+
+@pytest.mark.slow
+async def test_the_processes_of_a_scorer_end_with_its_workflow(spec):
+    kept = {"scorer": RegisteredCode(name="process"), "scorer_options": {"scorer": "exact"}}
+    made = build_workflows([replace(spec, **kept)])
+    (loaded,) = made.values()
+    prompt = Prompt(prompt_id="1", data_set="d", fields={"answer": "42"})
+    assert (await loaded.workflow._scorer(prompt, "42")).reward == 1.0
+    before = psutil.Process().children()
+    await close_workflows(made.values())
+    gone, alive = psutil.wait_procs(before, timeout=10)
+    assert gone
+    assert not alive
 
 
 @pytest.mark.parametrize(
