@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -79,10 +80,14 @@ async def start(gateway, raas, sender):
     await register(gateway, raas)
 
 
-async def until_loaded(raas, version):
+async def until(claim):
     async with asyncio.timeout(100):
-        while raas.version < version:  # noqa: ASYNC110 - it lives in other threads
+        while not claim():  # noqa: ASYNC110 - a RaaS lives in other threads
             await asyncio.sleep(0.01)
+
+
+async def until_loaded(raas, version):
+    await until(lambda: raas.version >= version)
 
 
 @pytest.mark.slow
@@ -104,9 +109,7 @@ async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender)
     async with serving(step_count=2, node=False, recipe={"hub.patience_s": 2}) as (run, gateway):
         raas.keeps = True
         await start(gateway, raas, sender)
-        async with asyncio.timeout(100):
-            while not raas.submitted:  # noqa: ASYNC110 - it lives in other threads
-                await asyncio.sleep(0.01)
+        await until(lambda: raas.asked)
         raas.close()
         other = PeerRaas()
         try:
@@ -123,6 +126,25 @@ async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender)
         [account] = run.accounts()
     assert account.trained_count == 8
     assert account.is_balanced
+
+
+async def test_what_a_raas_has_done_is_not_asked_for_again_over_a_cut(serving, raas, sender):
+    async with serving(step_count=9, node=False) as (run, gateway):
+        line = await run.open_line()
+        line.hold("StreamRollouts")
+        gateway.settings = replace(gateway.settings, hub=line.address)
+        await start(gateway, raas, sender)
+        work = gateway._raas["old"]._work
+        await until(lambda: work._client.rollouts.unacked_results and not work._training.tasks)
+        line.cut()
+        await line.until(lambda: line.calls["JoinPool"] > 1)
+        line.release("StreamRollouts")
+        trainer, count = PeerTrainer(gateway.address, sender), len(raas.asked)
+        await asyncio.to_thread(trainer.batch, 0)
+        sender.hold(1, weights_of(1))
+        await asyncio.to_thread(trainer.notify_version, 1)
+        await until(lambda: len(raas.asked) > count)
+        assert len(raas.asked) == len(set(raas.asked))
 
 
 async def test_a_raas_that_is_not_there_does_not_join(serving):

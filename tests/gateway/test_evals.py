@@ -7,7 +7,7 @@ import pytest
 from .conftest import weights_of
 from .peers.raas import PeerRaas
 from .peers.trainer import PeerTrainer
-from .test_bridge import register
+from .test_bridge import register, start, until, until_loaded
 
 
 @pytest.fixture
@@ -50,6 +50,75 @@ async def test_an_existing_raas_measures_versions(serving, sender, suite):
         raas.close()
     assert "eval-avg/held_out/avg@2" in found
     assert raas.spells[:2] == ["/eval_start", "/eval_end"]
+
+
+@pytest.fixture
+def raas():
+    raas = PeerRaas()
+    yield raas
+    raas.close()
+
+
+def next_version(trainer, version):
+    trainer.batch(version - 1)
+    trainer.sender.hold(version, weights_of(version))
+    trainer.notify_version(version)
+
+
+async def test_an_evaluation_that_nobody_wants_keeps_no_raas_at_its_version(
+    serving, sender, suite, raas
+):
+    """Not even where no result comes of it; the run knows then that nothing of it is out."""
+    raas.keeps_evals = True
+    async with serving(step_count=9, node=False, recipe=suite) as (_, gateway):
+        await start(gateway, raas, sender)
+        await until_loaded(raas, 1)
+        evals = gateway.control.evals
+        measured = await evals.create("check", versions={"solver": 0}, request_id="one")
+        work = gateway._raas["old"]._work
+        await until(lambda: raas.measured)
+        await evals.cancel(measured.eval_run_id)
+        trainer = PeerTrainer(gateway.address, sender)
+        await asyncio.to_thread(next_version, trainer, 1)
+        await until_loaded(raas, 2)
+        assert not work._evals.tasks
+
+
+@pytest.mark.parametrize("how", ["cancelled", "disowned"])
+async def test_an_evaluation_that_is_withdrawn_while_it_waits_holds_no_version(
+    serving, sender, suite, raas, how
+):
+    async with serving(step_count=9, node=False, recipe=suite) as (_, gateway):
+        await start(gateway, raas, sender)
+        await until_loaded(raas, 1)
+        raas.may_load.clear()
+        trainer = PeerTrainer(gateway.address, sender)
+        await asyncio.to_thread(next_version, trainer, 1)
+        evals, work = gateway.control.evals, gateway._raas["old"]._work
+        measured = await evals.create("check", versions={"solver": 1}, request_id="one")
+        await until(lambda: work._evals.tasks)
+        if how == "cancelled":
+            await evals.cancel(measured.eval_run_id)
+        else:
+            work.keep(())
+        await until(lambda: not work._evals.tasks)
+        raas.may_load.set()
+        await until_loaded(raas, 2)
+        await asyncio.to_thread(next_version, trainer, 2)
+        await until_loaded(raas, 3)
+
+
+async def test_a_raas_leaves_whatever_its_tasks_wait_for(serving, sender, suite, raas):
+    async with serving(step_count=9, node=False, recipe=suite) as (_, gateway):
+        await start(gateway, raas, sender)
+        await until_loaded(raas, 1)
+        raas.may_load.clear()
+        trainer = PeerTrainer(gateway.address, sender)
+        await asyncio.to_thread(next_version, trainer, 1)
+        await gateway.control.evals.create("check", versions={"solver": 1}, request_id="one")
+        await until(lambda: gateway._raas["old"]._work._evals.tasks)
+        async with asyncio.timeout(100):
+            await gateway.deregister_raas("old")
 
 
 @pytest.mark.slow

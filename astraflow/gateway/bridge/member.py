@@ -125,8 +125,8 @@ class BridgedRaas:
         syncs: Mapping[PolicyId, VersionSync],
     ) -> None:
         """Work until it leaves."""
-        async with beside(client.session.run(), client.rollouts.run()) as group:
-            work = BridgeWork(calls, client, syncs, membership.workflows, group)
+        async with beside(client.session.run(), client.rollouts.run()):
+            work = BridgeWork(calls, client, syncs, membership.workflows)
             self._work = work
             tasks = client.tasks(
                 credit=TaskCredit(max_outstanding=0), take=work.take, cancel=work.cancel
@@ -134,8 +134,8 @@ class BridgedRaas:
             work.stream = tasks
             running = [sync.run(client, calls) for sync in syncs.values()]
             async with beside(
+                work.run(),
                 tasks.run(),
-                work.pull(),
                 self._follow_capacity(calls, work),
                 self._drained(work, client),
                 *running,

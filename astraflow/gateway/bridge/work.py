@@ -21,7 +21,7 @@ from astraflow.core.tasks import (
     WorkflowSpec,
 )
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
-from astraflow.gateway.bridge.calls import RaasCalls, failed, yield_of
+from astraflow.gateway.bridge.calls import RaasCalls, TaskYield, failed, yield_of
 from astraflow.gateway.sending import FlatVersions, Sender, SenderOffer
 from astraflow.rpc.concurrency import beside
 
@@ -225,17 +225,14 @@ class BridgeWork:
         client: RaasClient,
         syncs: Mapping[PolicyId, VersionSync],
         workflows: Sequence[WorkflowSpec],
-        group: asyncio.TaskGroup,
     ) -> None:
         self.stream: TaskStream | None = None
         self._calls = calls
         self._client = client
         self._syncs = syncs
         self._workflows: Mapping[WorkflowId, WorkflowSpec] = {w.workflow_id: w for w in workflows}
-        self._group = group
         self._training = HeldTasks(is_eval=False)
         self._evals = HeldTasks(is_eval=True)
-        self._cancelled: set[TaskId] = set()
         self._registered: dict[tuple[WorkflowId, int, SamplingParams], str] = {}
         self._registering = asyncio.Lock()
         self._measures = False
@@ -244,8 +241,9 @@ class BridgeWork:
 
     @property
     def held(self) -> tuple[TaskId, ...]:
-        """Tasks without a result."""
-        return (*self._training.tasks, *self._evals.tasks)
+        """Tasks without a result that the run has acknowledged."""
+        unacked = self._client.rollouts.unacked_results
+        return (*self._training.tasks, *self._evals.tasks, *unacked)
 
     @property
     def sample_count(self) -> int:
@@ -265,9 +263,16 @@ class BridgeWork:
             self._group.create_task(self._submit(task, held))
 
     def cancel(self, cancellation: TaskCancellation) -> None:
-        """Note that a task is not wanted: the RaaS cannot be told, its result is dropped."""
-        if not cancellation.sample_indexes:
-            self._cancelled.add(cancellation.task_id)
+        """End a task that is not wanted: the RaaS cannot be told, its result is dropped.
+
+        Nobody knows whether it will have one: what it answers to a pull that is cut is lost.
+        """
+        if cancellation.sample_indexes:
+            return
+        for held in (self._training, self._evals):
+            task = held.tasks.get(cancellation.task_id)
+            if task is not None:
+                self._close(failed(task, _CANCELLED), held)
 
     def keep(self, task_ids: Sequence[TaskId]) -> None:
         """Forget what is no longer this member's own."""
@@ -275,9 +280,9 @@ class BridgeWork:
             for task_id in held.tasks.keys() - set(task_ids):
                 self._forget(task_id, held)
 
-    async def pull(self) -> None:
-        """Bring back what has finished, until cancelled."""
-        async with beside(self._pull(self._training)):
+    async def run(self) -> None:
+        """Submit what was taken, and bring back what has finished, until cancelled."""
+        async with beside(self._pull(self._training)) as self._group:
             await self._pull(self._evals)
 
     async def _pull(self, held: HeldTasks) -> None:
@@ -304,17 +309,25 @@ class BridgeWork:
                 self.stream.nack(task.task_id, error.to_failure())
             self._forget(task.task_id, held)
             return
-        early = held.numbered(task.task_id, number)
+        early = None if number is None else held.numbered(task.task_id, number)
         if early is not None:
             self._return(early, held)
 
-    async def _submitted(self, task: RolloutTask, held: HeldTasks) -> int:
-        """Have the RaaS begin a task with a version that it may have; return its number of it."""
+    async def _submitted(self, task: RolloutTask, held: HeldTasks) -> int | None:
+        """Have the RaaS begin a task with a version that it may have.
+
+        Returns:
+            The RaaS's number of it; None: it was withdrawn while it waited for the version.
+        """
         spec = self._workflows[task.workflow_id]
         for policy_id in spec.policy_ids:
             wanted = task.versions.get(policy_id, VersionRange())
             pin = task.task_id if held.is_eval else None
             await self._syncs[policy_id].wait_for(wanted, pin=pin)
+        if task.task_id not in held.tasks:
+            # Its pin came after it was forgotten.
+            self._forget(task.task_id, held)
+            return None
         if held.is_eval:
             await self._measure(are_on=True)
         workflow_id = await self._workflow(spec, task)
@@ -344,19 +357,20 @@ class BridgeWork:
             return
         policies = self._workflows[task.workflow_id].policy_ids
         versions = {policy_id: self._syncs[policy_id].versions for policy_id in policies}
-        is_wanted = task.task_id not in self._cancelled
-        rollouts, result = yield_of(task, item, versions) if is_wanted else failed(task, _CANCELLED)
+        self._close(yield_of(task, item, versions), held)
+
+    def _close(self, came: TaskYield, held: HeldTasks) -> None:
+        rollouts, result = came
         for rollout in rollouts:
             self._client.rollouts.send(rollout)
         self._client.rollouts.close_task(result)
-        self._forget(task.task_id, held)
+        self._forget(result.task_id, held)
 
     def _forget(self, task_id: TaskId, held: HeldTasks) -> None:
         held.forget(task_id)
-        self._cancelled.discard(task_id)
         for sync in self._syncs.values():
             sync.unpin(task_id)
-        if not self.held:
+        if not self._training.tasks and not self._evals.tasks:
             self.idle.set()
 
 

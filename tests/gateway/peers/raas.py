@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -32,11 +32,14 @@ class PeerRaas:
         self.finished = []
         self.measured = []
         self.spells = []
-        self.submitted = 0
+        self.asked = []
         self.ended = False
         # Faults that a test asks for.
         self.fails = 0
         self.keeps = False
+        self.keeps_evals = False
+        self.may_load = Event()
+        self.may_load.set()
         self._dice = random.Random(0)
         self._lock = Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -45,6 +48,7 @@ class PeerRaas:
         Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self):
+        self.may_load.set()
         self._server.shutdown()
         self._server.server_close()
         if self.receiver is not None:
@@ -72,12 +76,13 @@ class PeerRaas:
             case "/pull":
                 return [] if self.keeps else self._pull(self.finished)
             case "/eval_pull":
-                done = self._pull(self.measured)
+                done = [] if self.keeps_evals else self._pull(self.measured)
                 return {"items": done, "inflight": 0, "pending": 0, "total_submitted": 0}
             case "/eval_start" | "/eval_end":
                 self.spells.append(path)
                 return {"status": "ok"}
             case "/notify_version":
+                self.may_load.wait(100)
                 return self._load(body["version"], body["sender_endpoint"])
             case "/shutdown":
                 self.ended = True
@@ -86,9 +91,9 @@ class PeerRaas:
 
     def _submit(self, body, to):
         with self._lock:
-            self.submitted += 1
-            to.append(self._item(self.submitted, body))
-            return {"task_id": self.submitted}
+            self.asked.append(body["data"]["prompt_id"])
+            to.append(self._item(len(self.asked), body))
+            return {"task_id": len(self.asked)}
 
     def _pull(self, finished):
         with self._lock:
