@@ -166,15 +166,21 @@ class Gateway:
         return found if suites else None
 
     async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
-        """Let an HTTP RaaS join; one of the same uid leaves first. The caller may be dialled."""
+        """Let an HTTP RaaS join; one of the same uid or address leaves first.
+
+        A RaaS hands out each result once: two who call it would lose each other's. The caller may
+        be dialled.
+        """
         if not self.settings.rules.reads_pickles:
             raise HTTPException(409, "an HTTP RaaS answers pickles: give --legacy-pickle")
         async with self._joining:
-            await self.deregister_raas(register.uid)
             settings = replace(self.settings, dial=self.settings.dial.also(caller))
             raas = BridgedRaas(
                 register, settings, flat_versions=self._flat_versions, pusher=self._pusher
             )
+            for uid, other in tuple(self._raas.items()):
+                if uid == register.uid or other.url == raas.url:
+                    await self.deregister_raas(uid)
             self._raas[register.uid] = raas
             life = self._raas_lives[register.uid] = self._group.create_task(raas.live())
 

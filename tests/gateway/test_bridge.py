@@ -147,6 +147,29 @@ async def test_what_a_raas_has_done_is_not_asked_for_again_over_a_cut(serving, r
         assert len(raas.asked) == len(set(raas.asked))
 
 
+async def test_a_raas_that_comes_under_another_name_is_there_once(serving, raas, sender):
+    """Results that one takes from it are nowhere else."""
+    async with serving(step_count=2, node=False) as (run, gateway):
+        registering = asyncio.create_task(register(gateway, raas))
+        await asyncio.to_thread(PeerTrainer(gateway.address, sender).ready, 4)
+        await registering
+        await register(gateway, raas, "new")
+        assert [member.name for member in run.status().members if member.role == "raas"] == ["new"]
+        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), 2)
+
+
+async def test_a_raas_that_loads_its_engines_leaves_at_once(serving, raas):
+    raas.state = "starting"
+    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=200) as client:
+        fields = {"uid": "old", "raas_url": raas.url}
+        asked = client.post(f"http://{gateway.address}/register_raas", json=fields)
+        registering = asyncio.ensure_future(asked)
+        await until(lambda: "old" in gateway._raas)
+        await gateway.deregister_raas("old")
+        answer = await registering
+    assert "left before it had joined" in answer.json()["error"]
+
+
 async def test_a_raas_that_is_not_there_does_not_join(serving):
     # Bound and not listening: who dials is refused, and nobody else gets the port.
     with socket.socket() as taken:

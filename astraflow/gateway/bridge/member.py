@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from time import monotonic
 from typing import Any, cast
 
@@ -46,6 +46,7 @@ class BridgedRaas:
     """Joins for an HTTP RaaS, and leaves when it is gone.
 
     Attributes:
+        url: Where it is called.
         joined: Done once it is in the pool, or with why it is not.
     """
 
@@ -57,6 +58,7 @@ class BridgedRaas:
         flat_versions: Mapping[PolicyId, FlatVersions],
         pusher: Pusher,
     ) -> None:
+        self.url = register.raas_url.rstrip("/")
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._register = register
         self._settings = settings
@@ -153,7 +155,10 @@ class BridgedRaas:
             if monotonic() > deadline:
                 why = f"{calls.url} is not ready after {_READY_S:g} s"
                 raise AstraflowError(Reason.NOT_READY, why)
-            await asyncio.sleep(_POLL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), _POLL_S)
+                why = f"{self._register.uid} left before it had joined"
+                raise AstraflowError(Reason.MEMBER_LOST, why)
 
     async def _version_sync(
         self, stack: AsyncExitStack, policy_id: PolicyId, status: Mapping[str, Any]

@@ -34,6 +34,7 @@ class PeerRaas:
         self.spells = []
         self.asked = []
         self.ended = False
+        self.state = "ready"
         # Faults that a test asks for.
         self.fails = 0
         self.keeps = False
@@ -58,7 +59,7 @@ class PeerRaas:
     def get(self, path):
         if path == "/status":
             return {
-                "status": "ready",
+                "status": self.state,
                 "models": [self.model_id],
                 "max_concurrency": self.concurrency,
             }
