@@ -173,16 +173,15 @@ def trainer_routes(gateway: Gateway) -> APIRouter:
         trainer = gateway.trainer(model_id)
         timeout_s = gateway.settings.recipe.http.batch_timeout_s
         try:
-            received = await until_disconnect(
-                request.receive, trainer.batch(version), timeout_s=timeout_s
-            )
+            with trainer.asking():
+                received = await until_disconnect(
+                    request.receive, trainer.batch(version), timeout_s=timeout_s
+                )
         except ClientDisconnect:
             raise HTTPException(499, "the reader has gone") from None
         except TimeoutError:
             why = f"no batch came in {timeout_s:g} s; `astraflow explain` says why"
             raise HTTPException(504, why) from None
-        finally:
-            trainer.touch()
         columns = await asyncio.to_thread(padded, received, version_offset=trainer.offset)
         fields = {"batch": columns, "buffer_stats": dict(received.header.metrics)}
 
@@ -202,8 +201,9 @@ def trainer_routes(gateway: Gateway) -> APIRouter:
         """
         notify = await read_body(request, gateway.settings.rules, NotifyVersion)
         trainer = gateway.trainer(notify.model_id)
-        is_full = await trainer.notify(notify.version)
-        results = await gateway.evaluate(trainer, notify.version) if notify.run_eval else None
+        with trainer.asking():
+            is_full = await trainer.notify(notify.version)
+            results = await gateway.evaluate(trainer, notify.version) if notify.run_eval else None
         info = {"use_full": int(is_full)}
         return await answer(
             request, {"ok": True, "eval_results": results, "weight_transfer_info": info}

@@ -8,10 +8,16 @@ group_reward_std f32 (of the sample, 1 for a group of one), group_id i64. Lists:
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    contextmanager,
+    suppress,
+)
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -26,7 +32,7 @@ from astraflow.core.batches import AckBatch, BatchOutcome, BatchPart, EndOfData,
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer, TrainerLoad
-from astraflow.core.versions import WeightEndpoint
+from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.gateway.receiving import SenderCopy
 from astraflow.gateway.settings import GatewaySettings
 from astraflow.rpc.concurrency import beside
@@ -204,6 +210,8 @@ def _number(group_id: str) -> int:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+_LOST: Final = frozenset({Reason.LEASE_LOST, Reason.BATCH_UNKNOWN})
+
 
 class BridgedTrainer:
     """A trainer from /ready on; used on the event loop.
@@ -239,7 +247,10 @@ class BridgedTrainer:
         self._leaving = asyncio.Event()
         self._publishing = asyncio.Lock()
         self._drawing = asyncio.Lock()
-        self._touched_s = 0.0
+        # What the run knows, or is about to be told of.
+        self._encoded: VersionInfo | None = None
+        self._request_count = 0
+        self._heard_s = 0.0
 
     async def live(self) -> None:
         """Hold the session from the registration until `leave`; errors close its batches."""
@@ -281,7 +292,6 @@ class BridgedTrainer:
         Raises:
             AstraflowError: RUN_ENDED; what ended it.
         """
-        self.touch()
         async with self._drawing:
             if label is not None:
                 await self._wait_published(label)
@@ -292,11 +302,12 @@ class BridgedTrainer:
     async def notify(self, label: int) -> bool:
         """Publish a version, and settle the batch that led to it; return whether it came in full.
 
+        One that failed may be asked for again: what was done of it is not done twice.
+
         Raises:
             AstraflowError: VERSION_NOT_NEXT; VERSION_NOT_SERVED when the sender has another
                 version; what a transfer and the run raise.
         """
-        self.touch()
         async with self._publishing:
             if label == self.label:
                 return self._copy.is_full
@@ -305,16 +316,25 @@ class BridgedTrainer:
                 raise AstraflowError(
                     Reason.VERSION_NOT_NEXT, f"version {label} does not follow {self.label}"
                 )
-            await self._copy.fetch(label)
-            await self._publish(label + self.offset, self._copy.tensors())
+            version = label + self.offset
+            if self._encoded is None or self._encoded.version != version:
+                await self._copy.fetch(label)
+                await self._encode(version, self._copy.tensors())
+            await self._announce()
             if self.batches.drawn_count <= label - self._first:
                 await self._acknowledge()
             await self._move_to(label)
         return self._copy.is_full
 
-    def touch(self) -> None:
-        """Note that the trainer is there."""
-        self._touched_s = asyncio.get_running_loop().time()
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """Count a request as a sign of life, for as long as it lasts."""
+        self._request_count += 1
+        try:
+            yield
+        finally:
+            self._request_count -= 1
+            self._heard_s = asyncio.get_running_loop().time()
 
     def _dial(self) -> AbstractAsyncContextManager[AsyncTrainerClient]:
         register = RegisterTrainer(
@@ -366,11 +386,12 @@ class BridgedTrainer:
                 )
             stored = await asyncio.to_thread(read_weights, directory)
             tensors = {name: each.bits for name, each in stored.items()}
-            await self._publish(next_version, tensors)
+            await self._encode(next_version, tensors)
         else:
             await self._copy.fetch(self._recovered)
             older = next_version - 1 if next_version else None
-            await self._publish(next_version, self._copy.tensors(), restored_from=older)
+            await self._encode(next_version, self._copy.tensors(), restored_from=older)
+        await self._announce()
         await self._move_to(self._first)
 
     async def _read(self, member: AsyncTrainerClient) -> None:
@@ -387,10 +408,11 @@ class BridgedTrainer:
 
     async def _until_left(self) -> None:
         """Wait until it leaves, or says nothing for too long."""
-        self.touch()
         clock, silence_s = asyncio.get_running_loop().time, self._settings.recipe.http.silence_s
+        self._heard_s = clock()
         while not self._leaving.is_set():
-            left_s = self._touched_s + silence_s - clock()
+            heard_s = clock() if self._request_count else self._heard_s
+            left_s = heard_s + silence_s - clock()
             if left_s <= 0:
                 log.warning("a trainer says nothing; what it held returns to the run")
                 return
@@ -413,17 +435,20 @@ class BridgedTrainer:
         async with self._moved:
             self._moved.notify_all()
 
-    async def _publish(
+    async def _encode(
         self, version: int, tensors: Mapping[str, np.ndarray], *, restored_from: int | None = None
     ) -> None:
-        """Encode a version and tell the run; tensors are bits."""
+        """Make a version ready to be pulled; tensors are bits."""
         publish = partial(self._publisher.publish, step=version, restored_from=restored_from)
-        info = await asyncio.to_thread(publish, version, tensors)
-        if self._member is not None:
-            await self._member.publish(info)
+        self._encoded = await asyncio.to_thread(publish, version, tensors)
+
+    async def _announce(self) -> None:
+        """Tell the run of what was encoded last."""
+        if self._member is not None and self._encoded is not None:
+            await self._member.publish(self._encoded)
 
     async def _acknowledge(self) -> None:
-        """Tell the run that the batch in hand was trained on."""
+        """Tell the run that the batch in hand was trained on; one that is lost is let go of."""
         batch = self.batches.in_hand
         if batch is None or self._member is None:
             return
@@ -432,7 +457,12 @@ class BridgedTrainer:
             outcome=BatchOutcome.CONSUMED,
             step=self._first + self.batches.drawn_count,
         )
-        await self._member.acknowledge(ack)
+        try:
+            await self._member.acknowledge(ack)
+        except AstraflowError as error:
+            if error.reason not in _LOST:
+                raise
+            log.warning("a batch was trained on that is another's now", why=error.message)
         self.batches.finish()
         self._leave_after_the_last()
 

@@ -2,11 +2,14 @@
 
 import asyncio
 from base64 import b64decode
+from dataclasses import replace
 
 import httpx
 import numpy as np
 import pytest
 import torch
+
+from astraflow.core.errors import AstraflowError, Reason
 
 from .conftest import bits_of, weights_of
 from .peers.trainer import PeerTrainer
@@ -123,6 +126,48 @@ async def test_a_batch_that_does_not_come_is_an_error(serving, sender):
         status = (await client.get("/status")).json()
         assert status["agents"]["default"]["trainer_ready"]
         assert status["raas_pool"]["size"] == 0
+
+
+async def test_a_trainer_that_waits_is_not_silent(serving, sender):
+    times = {"http.batch_timeout_s": 1.5, "http.silence_s": 0.5}
+    async with (
+        serving(node=False, recipe=times) as (_, gateway),
+        httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=100) as client,
+    ):
+        await asyncio.to_thread(PeerTrainer(gateway.address, sender).ready, 4)
+        assert (await client.get("/batch?version=0")).status_code == 504
+
+
+@pytest.mark.parametrize("call", ["PublishVersion", "AckBatch"])
+async def test_a_version_that_the_run_did_not_take_is_notified_of_again(serving, sender, call):
+    async with serving() as (run, gateway), httpx.AsyncClient(timeout=100) as client:
+        line = await run.open_line()
+        gateway.settings = replace(gateway.settings, hub=line.address)
+        trainer = PeerTrainer(gateway.address, sender)
+        await asyncio.to_thread(trainer.ready, 4)
+        await asyncio.to_thread(trainer.batch, 0)
+        sender.hold(1, weights_of(1))
+        line.refuse(call, AstraflowError(Reason.OVERLOADED, "not now"))
+        url = f"http://{gateway.address}/notify_version"
+        answer = await client.post(url, json={"version": 1})
+        assert (answer.status_code, answer.json()["error"]) == (429, "not now")
+        assert (await client.post(url, json={"version": 1})).status_code == 200
+        [policy] = run.status().policies
+        assert (policy.version, policy.step) == (1, 1)
+    assert sender.modes == ["full"]
+
+
+async def test_a_batch_that_is_lost_is_let_go_of(serving, sender):
+    async with serving() as (run, gateway):
+        line = await run.open_line()
+        gateway.settings = replace(gateway.settings, hub=line.address)
+        trainer = PeerTrainer(gateway.address, sender)
+        await asyncio.to_thread(trainer.ready, 4)
+        await asyncio.to_thread(trainer.batch, 0)
+        line.refuse("AckBatch", AstraflowError(Reason.LEASE_LOST, "its rows are elsewhere now"))
+        sender.hold(1, weights_of(1))
+        await asyncio.to_thread(trainer.notify_version, 1)
+        assert gateway.trainer(None).batches.in_hand is None
 
 
 @pytest.mark.slow
