@@ -87,6 +87,18 @@ class Code:
             422,
             "n_samples",
         ),
+        *(
+            ("/register_workflow", WORKFLOW | {"gconfig_overrides": {name: value}}, 422, name)
+            for name, value in (
+                ("temperature", -1.0),
+                ("temperature", float("nan")),
+                ("top_p", float("nan")),
+                ("top_p", 0.0),
+                ("frequency_penalty", float("inf")),
+                ("max_new_tokens", -1),
+                ("min_new_tokens", -1),
+            )
+        ),
         ("/shutdown", {"now": True}, 422, "now"),
         ("/submit", {"data": {"x": "y" * 5000}, "workflow_id": "known"}, 413, "4096 bytes"),
     ],

@@ -29,12 +29,12 @@ class GconfigOverrides(Fields):
     """Of a workflow; what is not said is the recipe's."""
 
     n_samples: int = Field(default=1, ge=1, le=4096, description="Rollouts of a prompt.")
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=_ALL_TOKENS, description="0 or less: all.")
-    frequency_penalty: float = 0.0
-    max_new_tokens: int = 0
-    min_new_tokens: int = 0
+    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    max_new_tokens: int = Field(default=0, ge=0)
+    min_new_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     greedy: bool = Field(default=False, description="The likeliest token, whatever else is said.")
     stop: list[str] | None = None
