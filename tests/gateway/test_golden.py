@@ -203,6 +203,16 @@ async def test_what_was_sampled_before_any_pull_is_no_rollout():
     assert "never pulled" in result.failures[0].failure.message
 
 
+@pytest.mark.parametrize("name", ["loss_mask", "logprobs", "attention_mask", "versions"])
+async def test_one_value_does_not_stand_for_all_tokens(name):
+    [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
+    [sequence] = item["result"]["trajectories"][0]["sequences"]
+    sequence[name] = sequence[name][:, -1:]
+    rollouts, result = yield_of(task(), item, VERSIONS)
+    assert not rollouts
+    assert f"{name} has 1 values for" in result.failures[0].failure.message
+
+
 def task():
     return RolloutTask(
         task_id="t",

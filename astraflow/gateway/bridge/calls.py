@@ -193,11 +193,20 @@ def _trajectory(
 ) -> Trajectory:
     """Read a sequence: tensors [1, L]; what attention_mask hides is padding."""
     tokens = _row(sequence["input_ids"], np.int32)
-    there = _row(sequence.get("attention_mask", np.ones(len(tokens))), np.bool_)
-    sampled = _row(sequence["loss_mask"], np.bool_) & there
-    logprobs = np.where(sampled, _row(sequence["logprobs"], np.float32), np.float32(0))
+
+    def column(name: str, dtype: Any) -> np.ndarray:
+        values = _row(sequence[name], dtype)
+        # One value would count for all tokens.
+        if len(values) != len(tokens):
+            raise ValueError(f"{name} has {len(values)} values for {len(tokens)} tokens")
+        return values
+
+    has_padding = "attention_mask" in sequence
+    there = column("attention_mask", np.bool_) if has_padding else np.ones(len(tokens), np.bool_)
+    sampled = column("loss_mask", np.bool_) & there
+    logprobs = np.where(sampled, column("logprobs", np.float32), np.float32(0))
     policy_id = _policy(sequence.get("model_ids"), tuple(versions))
-    numbers = _row(sequence["versions"], np.int64)[sampled]
+    numbers = column("versions", np.int64)[sampled]
     known = versions[policy_id]
     if unknown := set(numbers.tolist()) - known.keys():
         raise ValueError(f"tokens of {policy_id} of version {min(unknown)}, which it never pulled")
