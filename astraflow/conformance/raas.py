@@ -1,7 +1,7 @@
 """The script for a RaaS: a real run gives it tasks, a source that lies once its weights."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, ContractCheck
@@ -115,12 +115,27 @@ def _results_close(tap: Tap) -> str | None:
         if given_back := closed & nacked:
             return f"a TaskResult came of {min(given_back)}, which it had given back by a TaskNack"
     sample_counts = {task.task_id: len(task.sample_indexes) for task in tasks(tap)}
+    rollouts = _rollouts(tap)
     for result in results(tap):
         wanted = sample_counts.get(result.task_id)
         found = result.rollout_count + len(result.failures)
         if wanted is not None and found != wanted:
             return f"{result.task_id} asked for {wanted} samples, its result has {found}"
+        sent = len(rollouts[result.task_id])
+        if sent < result.rollout_count:
+            return (
+                f"{result.task_id} has {result.rollout_count} rollouts by its result, {sent} came"
+            )
     return None
+
+
+def _rollouts(tap: Tap) -> Mapping[str, Set[str]]:
+    """Return the ids of the rollouts that the member sent of each task."""
+    found = defaultdict[str, set[str]](set)
+    for item in (item for call in tap.of("StreamRollouts") for item in items(call)):
+        if item.HasField("rollout"):
+            found[item.rollout.task_id].add(item.rollout.rollout_id)
+    return found
 
 
 JOIN: Final = "JoinPool"

@@ -172,10 +172,10 @@ class _Probe:
         }
 
     async def _secret(self) -> None:
-        wrong = transfer_metadata(b"not the secret of any run")
-        await _refused(self._layout_call(metadata=wrong), Reason.TOKEN_INVALID)
-        chunks = self._pull(self._source.spec, metadata=wrong)
-        await _refused(_first(chunks), Reason.TOKEN_INVALID)
+        for wrong in (transfer_metadata(b"not the secret of any run"), ()):
+            await _refused(self._layout_call(metadata=wrong), Reason.TOKEN_INVALID)
+            chunks = self._pull(self._source.spec, metadata=wrong)
+            await _refused(_first(chunks), Reason.TOKEN_INVALID)
 
     async def _layout(self) -> None:
         wanted = self._source.registered().layout_digest
@@ -278,7 +278,7 @@ class _Probe:
     def _pull(self, spec: TransferSpec, *, metadata: MetadataPairs | None = None) -> Any:
         return self._pull_call(
             pb.PullRequest(spec=encode_transfer_spec(spec)),
-            metadata=metadata or self._token,
+            metadata=self._token if metadata is None else metadata,
             timeout=self._source.patience_s,
         )
 

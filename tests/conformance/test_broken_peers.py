@@ -51,6 +51,10 @@ def opened_to_all(call):
     call.metadata[TRANSFER_KEY] = TOKEN
 
 
+def opened_to_who_shows_none(call):
+    call.metadata.setdefault(TRANSFER_KEY, TOKEN)
+
+
 def is_plan(message):
     return message.HasField("plan")
 
@@ -134,6 +138,11 @@ SOURCES = {
         "as if nothing were wrong, in place of TOKEN_INVALID",
         On("Pull", begin=opened_to_all),
     ),
+    "open_to_who_shows_none": (
+        "weights.secret",
+        "as if nothing were wrong, in place of TOKEN_INVALID",
+        On("GetLayout", begin=opened_to_who_shows_none),
+    ),
     "wrong_dtype": ("weights.layout", "BLAKE3", On("GetLayout", tell=other_tensor)),
     "unsound_layout": ("weights.layout", "not sound", On("GetLayout", tell=cut_layout)),
     "layout_is_garbage": ("weights.layout", "that are no astraflow", On("GetLayout", tell=garble)),
@@ -141,10 +150,10 @@ SOURCES = {
     "layout_never_comes": (
         "weights.layout",
         "DEADLINE_EXCEEDED",
-        On("GetLayout", ask=lose, since=1),
+        On("GetLayout", ask=lose, since=2),
     ),
     "newest_instead": ("weights.unknown_version", "in place of VERSION_UNKNOWN", NewestInstead()),
-    "pull_fails": ("weights.unknown_version", "INTERNAL", On("Pull", ask=fail, since=1)),
+    "pull_fails": ("weights.unknown_version", "INTERNAL", On("Pull", ask=fail, since=2)),
     "no_plan": ("weights.plan", "no plan", On("Pull", tell=lose, wants=is_plan)),
     "plan_is_garbage": ("weights.plan", "that are no astraflow", On("Pull", tell=garble)),
     "digest_of_31_bytes": (

@@ -300,6 +300,10 @@ def miscounted(_, items):
     return items
 
 
+def first_samples_lost(_, items):
+    return [each for each in items if is_result(each) or each.rollout.sample_index]
+
+
 def results_first(_, items):
     return sorted(items, key=is_result, reverse=True)
 
@@ -589,6 +593,7 @@ RAASES = {
     ),
     "reward_is_nan": ("rollouts.accepted", "reward", each_rollout(put(reward=float("nan")))),
     "result_does_not_add_up": ("tasks.closed", "its result has", Items(miscounted)),
+    "counts_what_it_never_sent": ("tasks.closed", "counts 2, 1 came", Items(first_samples_lost)),
     "never_closes": ("tasks.closed", "the TaskResult of a task", Items(no_results)),
     "result_comes_first": ("tasks.closed", "behind the TaskResult", Items(results_first)),
     "sends_twice": ("rollouts.backpressure", "came 2 times", Items(twice)),
