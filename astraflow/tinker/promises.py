@@ -73,9 +73,11 @@ class Promises:
         self._by_key: dict[Hashable, Promise] = {}
         self._nbytes = 0
         self._look_at = 0.0
+        self._is_closed = False
 
     def close(self) -> None:
-        """Stop what is being worked on."""
+        """Stop what is being worked on, and take nothing new."""
+        self._is_closed = True
         for promise in self._promises.values():
             promise.task.cancel()
 
@@ -89,7 +91,14 @@ class Promises:
         return found
 
     def make(self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, Response]) -> Promise:
-        """Begin to work on a new request; what the work raises is told to the client."""
+        """Begin to work on a new request; what the work raises is told to the client.
+
+        Raises:
+            AstraflowError: NOT_READY once the server ends.
+        """
+        if self._is_closed:
+            work.close()
+            raise _ending()
         self._forget()
         promise = Promise(request_id=secrets.token_hex(16), key=key, digest=digest)
         self._promises[promise.request_id] = self._by_key[key] = promise
@@ -113,7 +122,7 @@ class Promises:
         if not (await asyncio.wait([promise.task], timeout=hold_s))[0]:
             return None
         if promise.task.cancelled():
-            raise AstraflowError(Reason.NOT_READY, "the server ends", retryable=True)
+            raise _ending()
         promise.drop_at = min(promise.drop_at, loop_time() + _TOLD_S)
         return promise.task.result()
 
@@ -144,6 +153,10 @@ class Promises:
             if is_answered and (promise.drop_at <= now or self._nbytes > _MAX_NBYTES):
                 self._nbytes -= len(promise.task.result().body)
                 del self._promises[promise.request_id], self._by_key[promise.key]
+
+
+def _ending() -> AstraflowError:
+    return AstraflowError(Reason.NOT_READY, "the server ends", retryable=True)
 
 
 class InOrder:

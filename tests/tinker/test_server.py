@@ -167,6 +167,15 @@ async def test_who_waits_for_a_result_is_told_at_once_that_the_server_ends():
     assert (ended.value.reason, ended.value.retryable) == (Reason.NOT_READY, True)
 
 
+async def test_what_comes_while_the_server_ends_is_not_waited_for():
+    async with asyncio.TaskGroup() as tasks:
+        promises = Promises(tasks)
+        promises.close()
+        with pytest.raises(AstraflowError) as ended:
+            promises.make("key", b"body", asyncio.Event().wait())
+    assert (ended.value.reason, ended.value.retryable) == (Reason.NOT_READY, True)
+
+
 async def test_what_waits_for_a_number_that_never_comes_fails():
     """All of it: what the missing request was to do is not known. Then numbers go on."""
     turns, ran = InOrder(gap_s=0.02), []
