@@ -210,7 +210,7 @@ class TinkerApp:
             fields = await asyncio.to_thread(_parse, SampleRequest, body)
         else:
             fields = _parse(SampleRequest, body)
-        promise = self._service.sample(fields, digest_of(body))
+        promise = self._service.sample(fields, digest_of(body), nbytes=len(body))
         ids = [f"{promise.request_id}-{index}" for index in range(fields.num_samples)]
         return json_answer({"request_id": promise.request_id, "sample_sequence_ids": ids})
 

@@ -47,7 +47,7 @@ _MODEL_COUNT: Final = 16
 _SILENCE_S: Final = 300.0
 # Sessions that are remembered, the silent ones too.
 _SESSION_COUNT: Final = 4096
-# Completions that wait or are sampled, and bytes of sequences that wait to be trained on.
+# Completions that wait or are sampled, and bytes of all bodies that wait.
 _SEQUENCE_COUNT: Final = 1 << 17
 _QUEUED_NBYTES: Final = 2 << 30
 
@@ -200,15 +200,9 @@ class Service:
         found = self.promises.find((message.model_id, message.seq_id), digest)
         if found is not None:
             return found
-        if self._queued_nbytes + nbytes > _QUEUED_NBYTES:
-            raise AstraflowError(Reason.OVERLOADED, "too much waits to be trained on here")
+        self._require_queue(nbytes)
         promise = self._ordered(message.model_id, message.seq_id, digest, work)
-        self._queued_nbytes += nbytes
-
-        def done(_: object) -> None:
-            self._queued_nbytes -= nbytes
-
-        promise.task.add_done_callback(done)
+        self._queue(promise, nbytes)
         return promise
 
     def optim_step(self, fields: OptimStep, digest: bytes) -> Promise:
@@ -302,8 +296,8 @@ class Service:
             told if place is None or place.kind != SAMPLER else {**told, "model_path": place.path}
         )
 
-    def sample(self, fields: SampleRequest, digest: bytes) -> Promise:
-        """Sample, and score the prompt where that is asked for."""
+    def sample(self, fields: SampleRequest, digest: bytes, *, nbytes: int) -> Promise:
+        """Sample, and score the prompt where that is asked for; the body had `nbytes`."""
         key = (fields.sampling_session_id, fields.seq_id)
         found = self.promises.find(key, digest)
         if found is not None:
@@ -312,13 +306,9 @@ class Service:
             raise AstraflowError(
                 Reason.OVERLOADED, f"{self._sequence_count} completions wait here already"
             )
+        self._require_queue(nbytes)
         promise = self.promises.make(key, digest, self._sample(fields))
-        self._sequence_count += fields.num_samples
-
-        def done(_: object) -> None:
-            self._sequence_count -= fields.num_samples
-
-        promise.task.add_done_callback(done)
+        self._queue(promise, nbytes, sequence_count=fields.num_samples)
         return promise
 
     async def _sample(self, fields: SampleRequest) -> Response:
@@ -348,6 +338,21 @@ class Service:
             prompt_likeliest=likeliest,
         )
         return protobuf_answer(output)
+
+    def _require_queue(self, nbytes: int) -> None:
+        if self._queued_nbytes + nbytes > _QUEUED_NBYTES:
+            raise AstraflowError(Reason.OVERLOADED, "the bodies that wait here take too much")
+
+    def _queue(self, promise: Promise, nbytes: int, *, sequence_count: int = 0) -> None:
+        """Count what a request takes until it is answered."""
+        self._queued_nbytes += nbytes
+        self._sequence_count += sequence_count
+
+        def done(_: object) -> None:
+            self._queued_nbytes -= nbytes
+            self._sequence_count -= sequence_count
+
+        promise.task.add_done_callback(done)
 
     def _require_base(self, base_model: str | None) -> None:
         if base_model != self.base_model:

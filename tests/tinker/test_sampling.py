@@ -6,6 +6,7 @@ import string
 import numpy as np
 import pytest
 
+from astraflow.tinker import service
 from astraflow.tinker.checkpoints import SNAPSHOT_COUNT
 from astraflow_proto.tinker.v1 import tinker_pb2 as pb
 
@@ -154,6 +155,15 @@ async def test_a_request_that_is_sent_again_is_sampled_once(peer):
     sampler.seq_id -= 1
     with pytest.raises(AssertionError, match="409"):
         await sampler.ask([*PROMPT, 1])
+
+
+async def test_prompts_that_wait_take_no_more_than_they_may(peer, monkeypatch):
+    sampler = await peer.sampler()
+    monkeypatch.setattr(service, "_QUEUED_NBYTES", 4000)
+    with pytest.raises(AssertionError, match="429"):
+        await sampler.ask([1] * 2000)
+    answer = await sampler.sample(PROMPT)
+    assert answer.sequences
 
 
 async def test_named_weights_are_sampled_from_by_their_path(peer, model):
