@@ -157,6 +157,7 @@ class Gateway:
                     state=run.state,
                     why=run.failure.message if run.failure else "",
                 )
+                continue
             for each in run.results:
                 name, k = each.data_set, each.repeats
                 found[f"eval-avg/{name}/avg@{k}"] = 100.0 * each.avg_at_k

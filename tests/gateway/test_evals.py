@@ -84,6 +84,24 @@ async def test_an_evaluation_that_nobody_wants_keeps_no_raas_at_its_version(
         assert not work._evals.tasks
 
 
+async def test_an_evaluation_that_was_cut_short_is_not_in_the_answer(serving, sender, suite, raas):
+    raas.keeps_evals = True
+    async with serving(node=False, recipe=suite) as (_, gateway):
+        trainer = PeerTrainer(gateway.address, sender)
+        measuring = asyncio.ensure_future(asyncio.to_thread(measure, trainer))
+        await register(gateway, raas)
+        await until(lambda: len(raas.measured) == 3)
+        del raas.measured[1:]
+        raas.keeps_evals = False
+        evals, asked = gateway.control.evals, "gateway-solver-1-check"
+        run = await evals.create("check", versions={"solver": 1}, request_id=asked)
+        async for seen in evals.watch(run.eval_run_id):
+            if seen.scored_count:
+                break
+        await evals.cancel(run.eval_run_id)
+        assert await measuring == {}
+
+
 @pytest.mark.parametrize("how", ["cancelled", "disowned"])
 async def test_an_evaluation_that_is_withdrawn_while_it_waits_holds_no_version(
     serving, sender, suite, raas, how
