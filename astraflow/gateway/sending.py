@@ -306,9 +306,10 @@ def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules
         if instance.buffer_length != nbytes:
             why = f"the weights take {nbytes} bytes, the buffer has {instance.buffer_length}"
             raise HTTPException(422, f"buffer_length: {why}")
-        if len(pusher.receivers) >= _MOST_RECEIVERS:
+        key = sender.policy_id, instance.instance_id
+        if len(pusher.receivers) >= _MOST_RECEIVERS and key not in pusher.receivers:
             raise HTTPException(409, f"{_MOST_RECEIVERS} receivers are registered already")
-        pusher.receivers[sender.policy_id, instance.instance_id] = target
+        pusher.receivers[key] = target
         return json_answer(
             {
                 "trainer_global_rank": 0,

@@ -14,6 +14,7 @@ import torch
 from astraflow.codec.pickles import read_pickle
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.core.tensors import Dtype
+from astraflow.gateway import sending
 from astraflow.gateway.bridge.calls import RaasCalls, yield_of
 from astraflow.gateway.http import BodyRules, LoadVersion, NotifyVersion, TrainerReady, serve_app
 from astraflow.gateway.raas.serve import Pull
@@ -201,6 +202,34 @@ async def test_what_was_sampled_before_any_pull_is_no_rollout():
     rollouts, result = yield_of(task(), item, {"solver": {}})
     assert not rollouts
     assert "never pulled" in result.failures[0].failure.message
+
+
+async def test_a_receiver_that_is_known_may_register_again_where_no_other_may(monkeypatch):
+    monkeypatch.setattr(sending, "_MOST_RECEIVERS", 1)
+    plan, rules = BufferPlan.of([("w", Dtype.BF16, (100,))]), BodyRules()
+    sender = Sender("solver")
+    flat = weights_of(1).view(np.uint8)
+    sender.offer = SenderOffer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
+    async with (
+        Pusher(timeout_s=5) as pusher,
+        serve_app(
+            sender_app(sender, pusher, rules, DialRules()), host="127.0.0.1", rules=rules
+        ) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as client,
+    ):
+        found = []
+        for port in (1, 1, 2):
+            fields = {
+                "sglang_http_host": "127.0.0.1",
+                "sglang_http_port": port,
+                "session_ids": ["127.0.0.1:9"],
+                "buffer_length": plan.nbytes,
+                "zmq_endpoint": "127.0.0.1",
+                "zmq_port": 9,
+            }
+            answer = await client.post("/register_sglang_instance", json=fields)
+            found.append(answer.status_code)
+    assert found == [200, 200, 409]
 
 
 @pytest.mark.parametrize("name", ["loss_mask", "logprobs", "attention_mask", "versions"])
