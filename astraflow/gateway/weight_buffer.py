@@ -96,8 +96,8 @@ def read_plan(fields: Mapping[str, Any], max_nbytes: int) -> BufferPlan:
     """Read what a sender answers; its tensors have at most so many bytes.
 
     Raises:
-        AstraflowError: LAYOUT_MISMATCH for what is none, or another length than its tensors',
-            MESSAGE_TOO_LARGE.
+        AstraflowError: LAYOUT_MISMATCH for what is none, a name that comes twice, or another
+            length than its tensors', MESSAGE_TOO_LARGE.
     """
     try:
         tensors = [
@@ -109,6 +109,10 @@ def read_plan(fields: Mapping[str, Any], max_nbytes: int) -> BufferPlan:
         raise AstraflowError(
             Reason.LAYOUT_MISMATCH, f"the sender's buffer info is none: {type(error).__name__}"
         ) from None
+    if len({each.name for each in plan.tensors}) < len(plan.tensors):
+        raise AstraflowError(
+            Reason.LAYOUT_MISMATCH, "the sender's buffer info names a tensor twice"
+        )
     told = f"the sender's tensors take {plan.nbytes} bytes"
     if plan.nbytes != nbytes:
         raise AstraflowError(Reason.LAYOUT_MISMATCH, f"{told}, its buffer has another length")

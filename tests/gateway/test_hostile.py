@@ -116,6 +116,11 @@ CRUMBS = http(b"1\r\n \r\n" * 20_000, "transfer-encoding: chunked")
         (whole({**LAYOUT, "single_buffer_length": float("inf")}), 409, "buffer info is none"),
         (whole({**LAYOUT, "tensors_meta": [["w", [[-4], "bfloat16"]]]}), 409, "info is none"),
         (
+            whole({"tensors_meta": [["w", [[2], "bfloat16"]]] * 2, "single_buffer_length": 8}),
+            409,
+            "names a tensor twice",
+        ),
+        (
             whole(
                 {"tensors_meta": [["w", [[1 << 42], "bfloat16"]]], "single_buffer_length": 1 << 43}
             ),
