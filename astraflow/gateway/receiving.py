@@ -106,13 +106,14 @@ class SenderCopy:
             and offered.get("delta_version") == label
             and offered.get("delta_base_version") == self._held
         )
+        # Until all of it has come, and the sender still says so.
+        self._held = None
         try:
             if is_delta:
                 await self._fetch_delta(label, _number(offered, "delta_size_bytes"))
             else:
                 await self._fetch_full(label)
         except AstraflowError as error:
-            self._held = None
             if not is_delta:
                 raise
             log.warning("a delta did not come; all weights do", version=label, why=str(error))
@@ -121,7 +122,6 @@ class SenderCopy:
         self._held = label
 
     async def _fetch_full(self, label: int) -> None:
-        self._held = None
         nbytes = await self._fetch(self._flat, "full", label)
         if nbytes != len(self._flat):
             why = f"{nbytes} of {len(self._flat)} bytes of weights came"

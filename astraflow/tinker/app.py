@@ -130,7 +130,7 @@ class TinkerApp:
             "sampleable": True,
         }
         gets: dict[str, Handler] = {
-            "healthz": self._healthy,
+            "healthz": self._answering({"status": "ok"}),
             "get_server_capabilities": self._answering({"supported_models": [model]}),
             "samplers/{sampler_id}": self._sampler,
         }
@@ -149,9 +149,6 @@ class TinkerApp:
             shown=lambda headers: headers.get("x-api-key", ""),
             refused=_failed(refused),
         )
-
-    async def _healthy(self, _: Request) -> Response:
-        return json_answer({"status": "ok"})
 
     def _answering(self, fields: dict[str, Any]) -> Handler:
         async def answer(request: Request) -> Response:

@@ -134,7 +134,7 @@ class Batch:
         names: Sequence[str],
         *,
         vocab_size: int,
-        max_context: int | None,
+        max_context: int,
     ) -> "Batch":
         """Join datums; `names` are of the inputs that the loss needs.
 
@@ -178,7 +178,7 @@ class Batch:
 
 
 def _require_sound(
-    datum: Datum, names: Sequence[str], at: str, vocab_size: int, max_context: int | None
+    datum: Datum, names: Sequence[str], at: str, vocab_size: int, max_context: int
 ) -> None:
     """Refuse a datum that a loss cannot be computed of."""
     known = ("target_tokens", *names)
@@ -187,7 +187,7 @@ def _require_sound(
             f"{at}.loss_fn_inputs has {', '.join(sorted(datum.inputs)) or 'nothing'}: this loss "
             f"takes {', '.join(known)}"
         )
-    if max_context is not None and len(datum.tokens) > max_context:
+    if len(datum.tokens) > max_context:
         raise AstraflowError(
             Reason.CONTEXT_TOO_LONG, f"{at} has {len(datum.tokens)} tokens, of {max_context}"
         )
