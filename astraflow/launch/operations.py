@@ -76,8 +76,7 @@ async def revoke_token(run_dir: RunDir, token: str) -> list[MemberId]:
     Raises:
         AstraflowError: INVALID_FIELD for what is neither; NOT_READY when the hub is gone.
     """
-    endpoint = run_dir.read_endpoint()
-    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+    async with ControlClient.of(run_dir) as control:
         return await control.revoke_token(token_id_of(token))
 
 
