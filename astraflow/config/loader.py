@@ -2,9 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -105,6 +106,8 @@ class _Yaml(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
+            if not isinstance(key, Hashable):
+                break  # refused below, with its place
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"'{key}' is given twice", key_node.start_mark
@@ -133,7 +136,8 @@ _Yaml.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - untyp
 def _parse(text: str, *, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Yaml)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # A ValueError is of a date that there is not.
         raise AstraflowError(Reason.INVALID_FIELD, f"{where}: not YAML: {error}") from error
 
 
@@ -168,6 +172,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
             node[at] = value
         elif isinstance(at, str) and node.get(at) is None:
             node[at] = {}
+        elif isinstance(node[at], str) and parts[depth + 1] == "options":
+            # Code may be named alone where it has none.
+            node[at] = {"name": node[at]}
         node = node[at]
 
 
@@ -219,6 +226,13 @@ def _keys_at(model: type[BaseModel], place: _Place) -> set[str]:
         inner = _model_in(annotation)
         if inner is not None:
             annotation = inner.model_fields[str(part)].annotation
+        elif get_origin(annotation) in (Union, UnionType):
+            # The problem names the form that was tried, such as tuple[Model, ...].
+            form = str(part).partition("[")[0]
+            forms = {
+                getattr(get_origin(each), "__name__", ""): each for each in get_args(annotation)
+            }
+            annotation = forms.get(form)
         else:
             annotation = _items_of(annotation)
     found = _model_in(annotation)

@@ -181,3 +181,23 @@ def test_an_evaluation_is_sampled_as_it_likes(small, tmp_path):
     saved.write_text(dump_recipe(recipe))
     for each in (recipe, load_recipe(saved)):
         assert each.evals["main"].sampling.changes == {"temperature": 0.0, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("value", ["{{FOLDER}}", "2026-02-30", "{? [a] : 1}"])
+def test_what_yaml_itself_cannot_read_is_named(small, value):
+    assert "not YAML" in fault(small, f"data.train.path={value}").message
+    small.write_text(SMALL.replace("rows.jsonl", value))
+    assert str(small) in fault(small).message
+
+
+def test_a_key_of_an_item_of_a_schedule_is_named_among_those_that_it_has(small):
+    told = fault(small, "rollouts.data_set=[{weights: {train: 1}, from_versio: 0}]").message
+    assert "did you mean 'from_version'?" in told
+
+
+def test_code_that_is_named_alone_takes_options(small):
+    recipe = load_recipe(small, ["executor=slurm", "executor.options.partition=gpu"])
+    assert (recipe.executor.name, recipe.executor.options) == ("slurm", {"partition": "gpu"})
+    filters = ["rollouts.filters=[length]", "rollouts.filters.0.options.max_tokens=3"]
+    assert load_recipe(small, filters).rollouts.filters[0].options == {"max_tokens": 3}
+    assert "name: Input should be a valid string" in fault(small, "name.options.x=1").message
