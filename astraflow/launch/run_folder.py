@@ -68,15 +68,16 @@ def held_run_dir(run_dir: RunDir, otherwise: str) -> Generator[None]:
     Raises:
         AstraflowError: NAME_TAKEN when another process has it.
     """
-    try:
-        with _locked(run_dir.lock, waits=False):
-            yield
-    except BlockingIOError:
-        raise AstraflowError(
-            Reason.NAME_TAKEN,
-            f"another `astraflow run` is at work in {run_dir.root}; wait for it, stop it, or "
-            f"{otherwise}",
-        ) from None
+    with ExitStack() as exits:
+        try:
+            exits.enter_context(_locked(run_dir.lock, waits=False))
+        except BlockingIOError:
+            raise AstraflowError(
+                Reason.NAME_TAKEN,
+                f"another `astraflow run` is at work in {run_dir.root}; wait for it, stop it, or "
+                f"{otherwise}",
+            ) from None
+        yield
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Whose folder it is, and whether its run can go on."""
 
+import errno
 import json
 import os
 import subprocess
@@ -165,3 +166,9 @@ def test_nodes_take_names_that_no_node_had(died):
     for name in ("raas-0", "raas-11", "raas-far", "hub"):
         died.log(name).touch()
     assert next_node_index(died) == 12
+
+
+def test_a_process_that_cannot_be_started_is_not_taken_for_another_run(died):
+    # As fork says it at the limit of processes.
+    with pytest.raises(BlockingIOError, match="unavailable"), held_run_dir(died, "wait"):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
