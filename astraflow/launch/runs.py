@@ -15,7 +15,7 @@ from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import StopMode
-from astraflow.launch.run_folder import is_live, is_starting
+from astraflow.launch.run_folder import endpoint_before, is_live, is_starting
 from astraflow.launch.summary import RunSummary, summarise
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -98,14 +98,22 @@ def summary_of(run_dir: RunDir) -> RunSummary:
             f"{run_dir.root} is no folder of a run; `astraflow ls` lists those in runs",
         )
     written, recipe = read_json(run_dir.summary), _recipe(run_dir)
-    state = "live" if is_live(run_dir) else "starting" if is_starting(run_dir) else None
+    if is_live(run_dir):
+        state, failure = "live", None
+    elif is_starting(run_dir):
+        state, failure = "starting", None
+    elif endpoint_before(run_dir) is not None:
+        # What its hub left when it was killed. A summary is that of the part before.
+        state, failure = _DIED, None
+    else:
+        state, failure = written.get("state", _DIED), written.get("failure")
     return summarise(
         run_dir,
         name=run_dir.root.name,
         seed=recipe.get("seed", 0),
-        state=written.get("state", _DIED) if state is None else state,
+        state=state,
         wall_s=written.get("wall_s", 0.0),
-        failure=written.get("failure"),
+        failure=failure,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,14 @@ def test_runs_are_listed_with_how_they_ended_and_nothing_is_written(run, tmp_pat
     assert rows["live"]["reward_first"] is None
     assert done.summary.read_text() == before
     assert not died.summary.exists()
+
+
+def test_a_run_that_was_resumed_and_killed_died_whatever_its_first_part_came_to(run, tmp_path):
+    # A launcher that ends takes the endpoint with it; one that is killed leaves it.
+    hub = HubEndpoint(address="h:1", pid=os.getpid(), operator_token="o", join_token="j")
+    run("resumed", state="stopped").write_endpoint(replace(hub, start_time_s=1.0))
+    (row,) = list_runs(tmp_path)
+    assert (row["state"], row["wall_s"]) == ("died", 9.0)
 
 
 def test_a_run_whose_hub_does_not_serve_yet_is_starting_and_one_that_is_damaged_hides_no_other(
