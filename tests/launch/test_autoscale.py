@@ -1,0 +1,84 @@
+"""What starts nodes and cleans up after them: the executor of a run, and shell commands."""
+
+import pytest
+
+from astraflow.config.recipe import Gpus
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.autoscale import ExecutorStarter, ShellStarter, _Loop, fill
+from astraflow.launch.gpus import plan_gpus
+from astraflow.launch.processes import LocalExecutor, RoleCommand, Roles
+from astraflow.rpc.access import HubTokens
+from astraflow.testing import small_recipe, start_run
+
+
+class WatchedExecutor(LocalExecutor):
+    """Keeps what it has started."""
+
+    async def start(self, command: RoleCommand, *, on_line=None):
+        self.last = await super().start(command, on_line=on_line)
+        return self.last
+
+
+async def test_the_gpus_of_a_node_that_died_are_free_again(tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact")
+    roles = Roles(
+        recipe=recipe,
+        run_dir=RunDir(tmp_path / "no-recipe"),
+        tokens=HubTokens.generate(),
+        models={},
+        gpus=plan_gpus((), Gpus(), names=("0",)),
+    )
+    executor = WatchedExecutor()
+    starter = ExecutorStarter(roles, executor, hub="127.0.0.1:1")
+    await starter.start("auto-1")
+    with pytest.raises(AstraflowError, match="takes 1 GPUs, and of 1 0 are free"):
+        await starter.start("auto-2")
+    assert await executor.last.wait() == 1
+    await starter.start("auto-2")
+    await starter.close()
+
+
+def shell(tmp_path, start, stop=None):
+    values = {"hub": "h:1", "recipe": "a b.yaml", "run": str(tmp_path)}
+    return ShellStarter(start=start, stop=stop, join_token="secret", values=values)
+
+
+def test_placeholders_are_quoted():
+    assert fill("go {name} {{x}}", {"name": "a; rm b"}) == "go 'a; rm b' {x}"
+
+
+def test_an_unknown_placeholder_is_named():
+    with pytest.raises(AstraflowError) as refused:
+        fill("go {who}", {"name": "a"})
+    assert refused.value.reason is Reason.INVALID_FIELD
+    assert "{name}" in refused.value.message
+
+
+async def test_a_start_command_gets_the_join_token(tmp_path):
+    executor = shell(tmp_path, 'echo {name} "$ASTRAFLOW_JOIN_TOKEN" {recipe} > {run}/said')
+    await executor.start("n-1")
+    assert (tmp_path / "said").read_text() == "n-1 secret a b.yaml\n"
+
+
+async def test_a_stop_command_cleans_up(tmp_path):
+    executor = shell(tmp_path, "true", stop="touch {run}/{name}")
+    await executor.stop("n-1")
+    assert (tmp_path / "n-1").exists()
+
+
+async def test_a_command_that_fails_says_what_it_said(tmp_path):
+    with pytest.raises(AstraflowError) as failed:
+        await shell(tmp_path, "echo no quota; exit 3").start("n-1")
+    assert failed.value.reason is Reason.NOT_READY
+    assert "no quota" in failed.value.message
+
+
+async def test_what_a_command_says_is_shown_as_it_is(tmp_path, capsys):
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"autoscale.min": 3})
+    starter = shell(tmp_path, "echo cannot open [/dev/nvidia0]; exit 1")
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        control = await run.control()
+        loop = _Loop(control=control, starter=starter, drain_s=None, as_json=False)
+        assert await loop._step()
+    assert capsys.readouterr().err.count("[/dev/nvidia0]") == 6
