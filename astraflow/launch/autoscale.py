@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import load_recipe
@@ -51,11 +52,13 @@ class ExecutorStarter:
         self._shares: dict[str, GpuShare] = {}
 
     async def start(self, name: str) -> None:
-        """Start a process, on GPUs that nobody has.
+        """Start a process, on GPUs that nobody has; those of nodes that have ended are free.
 
         Raises:
             AstraflowError: NOT_READY when too few are free.
         """
+        for ended in [n for n, each in self._processes.items() if each.exit_code is not None]:
+            await self.stop(ended)
         share = None
         if self._roles.gpus is not None:
             held = {(each.machine, gpu) for each in self._shares.values() for gpu in each.gpus}
@@ -191,7 +194,8 @@ async def _make_starter(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) 
                 "run": str(run_dir.root.absolute()),
             },
         )
-    places = Placement.of(recipe, run_dir, note=Console(stderr=True).print)
+    console = Console(stderr=True, markup=False)
+    places = Placement.of(recipe, run_dir, note=console.print)
     local = LocalExecutor()
     models = await prepare_models(
         recipe, run_dir, executor=local, note=lambda _: None, gpus=places.gpus
@@ -250,7 +254,8 @@ class _Loop:
                 await self.starter.start(name)
             except AstraflowError as error:
                 self.scaler.forget(name)
-                Console(stderr=True).print(f"[red]{name} was not started:[/] {error.message}")
+                why = escape(error.message)
+                Console(stderr=True).print(f"[red]{name} was not started:[/] {why}")
         names = {member.member_id: member.name for member in advice.members}
         for member_id in plan.drain:
             self.leaving[member_id] = names[member_id]
@@ -265,7 +270,8 @@ class _Loop:
             try:
                 await self.starter.stop(name)
             except AstraflowError as error:
-                Console(stderr=True).print(f"[yellow]{name} is not cleaned up:[/] {error.message}")
+                why = escape(error.message)
+                Console(stderr=True).print(f"[yellow]{name} is not cleaned up:[/] {why}")
 
 
 def to_json(advice: ScaleAdvice, plan: ScalePlan) -> dict[str, Any]:

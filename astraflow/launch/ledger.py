@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
@@ -155,11 +156,12 @@ def _show(ledger: Ledger, console: Console) -> None:
     for letter in ledger.dead_letters[:20]:
         reasons = Counter(failure.reason for failure in letter.failures)
         why = ", ".join(f"{reason} x {count}" for reason, count in reasons.items())
-        console.print(f"[yellow]dead letter[/]  {letter.prompt.prompt_id}: {why}")
+        prompt_id = escape(letter.prompt.prompt_id)
+        console.print(f"[yellow]dead letter[/]  {prompt_id}: {why}")
     for check in ledger.checks:
         console.print(f"{'[green]holds[/]' if check.holds else '[red]BROKEN[/]'}  {check.name}")
         for fault in check.faults[:20]:
-            console.print(f"        {fault}")
+            console.print(f"        {fault}", markup=False)
 
 
 def requeue(run_dir: RunDir, prompt_id: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import structlog
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
@@ -123,7 +124,7 @@ def show_runs(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         first, last = row["reward_first"], row["reward_last"]
         table.add_row(
-            row["name"],
+            escape(row["name"]),
             row["state"],
             f"{row['steps']:,}",
             "-" if first is None else f"{first:.3g} → {last:.3g}",
@@ -160,9 +161,9 @@ def show_differences(console: Console, runs: Sequence[RunDir], changed: Mapping[
     """Print in which keys the recipes of runs differ."""
     table = Table()
     for name in ("key", *(each.root.name for each in runs)):
-        table.add_column(name, overflow="fold")
+        table.add_column(escape(name), overflow="fold")
     for key, values in changed.items():
-        table.add_row(key, *("-" if each is None else str(each) for each in values))
+        table.add_row(key, *("-" if each is None else escape(str(each)) for each in values))
     console.print(table if changed else "their recipes are the same")
 
 

@@ -211,7 +211,7 @@ def _measured(evals: Sequence[Row]) -> list[Row]:
 def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None:
     """Print what came of a run: rewards, policies, where each process waited, what lies where."""
     console.print()
-    console.print(f"[bold]{summary.name}[/]: {', '.join(_headline(summary))}")
+    console.print(f"[bold]{escape(summary.name)}[/]: {', '.join(_headline(summary))}")
     if summary.policies:
         console.print(_policies(summary))
     if causes := summary.failures.get("causes"):
@@ -223,7 +223,8 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
     members = _members(summary, run_dir)
     if members.row_count:
         console.print(members)
-    console.print(f"Everything is in [bold]{run_dir.root}[/]: {', '.join(_files(run_dir))}")
+    root = escape(str(run_dir.root))
+    console.print(f"Everything is in [bold]{root}[/]: {', '.join(_files(run_dir))}")
 
 
 def _headline(summary: RunSummary) -> Iterator[str]:

@@ -5,11 +5,12 @@ import os
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.run_folder import held_run_dir
-from astraflow.launch.runs import differences, list_runs, log_lines
+from astraflow.launch.runs import differences, list_runs, log_lines, show_differences, show_runs
 
 RECIPE = """
 name: {name}
@@ -83,6 +84,17 @@ def test_a_run_whose_hub_does_not_serve_yet_is_starting_and_one_that_is_damaged_
 
 def test_recipes_are_compared_key_by_key(run):
     assert differences([run("a"), run("b", seed=3)]) == {"seed": [0, 3]}
+
+
+def test_what_recipes_say_is_shown_as_it_is(run):
+    runs = [run("[a]"), run("b")]
+    runs[0].recipe.write_text("stop: ['[/INST]']\npattern: '[a-z]+'")
+    console = Console(record=True, width=120)
+    show_runs(console, list_runs(runs[0].root.parent))
+    show_differences(console, runs, differences(runs))
+    shown = console.export_text()
+    assert [text in shown for text in ("['[/INST]']", "[a-z]+")] == [True, True]
+    assert shown.count("[a]") == 2
 
 
 def test_logs_are_those_of_the_roles_and_a_line_is_whole(run):
