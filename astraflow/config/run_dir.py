@@ -179,7 +179,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON-lines file; none of a missing one, and not a torn last line."""
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()
+    # Of bytes, as texts in them may have line ends of Unicode.
+    lines = path.read_bytes().splitlines()
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         try:

@@ -3,6 +3,7 @@
 import stat
 
 import pytest
+from pydantic_core import to_json
 
 from astraflow.config.run_dir import HubEndpoint, RunDir, read_json_lines
 from astraflow.core.errors import AstraflowError, Reason
@@ -27,6 +28,13 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
     assert read_json_lines(path) == [{"step": 1}, {"step": 2}]
     assert read_json_lines(tmp_path / "none.jsonl") == []
+
+
+def test_only_a_line_feed_ends_a_line_and_a_torn_one_may_end_within_a_character(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    row = {"text": "a\u2028b\u0085c\rd"}
+    path.write_bytes(to_json(row) + b"\n" + to_json({"text": "é"})[:-3])
+    assert read_json_lines(path) == [row]
 
 
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
