@@ -49,6 +49,8 @@ _PR_SET_PDEATHSIG = 1
 
 _LAST_WORDS_S = 15.0
 
+_READ_NBYTES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleCommand:
@@ -108,11 +110,16 @@ class RoleProcess:
         return code
 
     async def _read(self, on_line: Callable[[str], None]) -> None:
-        output = self._process.stdout
+        output, begun = self._process.stdout, b""
         with self.command.log.open("ab", buffering=0) as log:
-            while output is not None and (line := await output.readline()):
-                log.write(line)
-                on_line(line.decode(errors="replace").rstrip())
+            # Not line by line: a stream refuses those of more than 64 KiB.
+            while output is not None and (said := await output.read(_READ_NBYTES)):
+                log.write(said)
+                *lines, begun = (begun + said).split(b"\n")
+                for line in lines:
+                    on_line(line.decode(errors="replace").rstrip())
+        if begun:
+            on_line(begun.decode(errors="replace").rstrip())
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; a process that has ended takes none."""

@@ -33,6 +33,18 @@ async def test_an_unknown_command_ends_with_its_usage_in_the_log(tmp_path, execu
     assert "no-such-command" in process.last_words()
 
 
+async def test_a_line_of_any_length_is_heard_and_logged(tmp_path):
+    command = RoleCommand(name="loud", arguments=(), log=tmp_path / "l.log")
+    code = "print('x' * 200_000); print('done\\n\\nend', end='')"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    heard = []
+    assert await RoleProcess(command, child, heard.append).wait() == 0
+    assert heard == ["x" * 200_000, "done", "", "end"]
+    assert command.log.read_text() == "x" * 200_000 + "\ndone\n\nend"
+
+
 LAUNCHER = """
     import os, subprocess, sys
     read, write = os.pipe()
