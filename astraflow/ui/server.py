@@ -6,7 +6,6 @@ host is refused, which is how a page of another site would reach it (DNS rebindi
 """
 
 import asyncio
-import json
 import secrets
 import signal
 import webbrowser
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -197,7 +197,9 @@ def overview(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    return Response(json.dumps(content), status, media_type="application/json")
+    # Browsers read no NaN.
+    text = to_json(content, inf_nan_mode="null")
+    return Response(text, status, media_type="application/json")
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

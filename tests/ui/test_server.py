@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 
 import httpx
 import pytest
@@ -31,6 +32,18 @@ async def test_a_curve_is_the_column_of_metrics_with_how_far_a_mean_may_be_off(r
     assert curve["value"] == [row["reward/mean"] for row in rows]
     # 1.96 standard errors of the 8 rollouts of a step.
     assert curve["error"] == pytest.approx([1.96 * row["reward/std"] / 8**0.5 for row in rows])
+
+
+async def test_a_number_that_is_not_finite_is_told_as_none(recorded, serve, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "small")
+    metrics = folder / "metrics.jsonl"
+    first, *others = metrics.read_text().splitlines()
+    lines = [first.replace("{", '{"train/loss":NaN,"train/ratio":Infinity,', 1), *others]
+    metrics.write_text("".join(f"{line}\n" for line in lines))
+    async with serve(folder) as page:
+        text = (await page.get(f"{RUN}/steps/solver/1")).text
+    told = json.loads(text, parse_constant=pytest.fail)["metrics"]
+    assert (told["train/loss"], told["train/ratio"]) == (None, None)
 
 
 async def test_a_step_leads_to_the_rollouts_that_it_trained_on(recorded, serve):
