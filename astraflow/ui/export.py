@@ -24,6 +24,7 @@ MAX_ROLLOUTS: Final = 2000
 
 _IMPORT: Final = re.compile(r'from "\./([\w-]+\.js)"')
 _PRELOAD: Final = re.compile(r'<link rel="modulepreload"[^>]*>\n')
+_START: Final = 'import { start } from "page/app.js"; start({ isExport: true });'
 _MODULE: Final = '<script type="module" src="main.js"></script>'
 
 
@@ -37,7 +38,10 @@ async def export_page(run: ShownRun, folder: Path) -> int:
 
 
 def _write(run: ShownRun, folder: Path, status: Any) -> int:
-    if folder.exists() and any(folder.iterdir()) and not (folder / "index.html").exists():
+    index = folder / "index.html"
+    # What lies in `data` beside a page of somebody else's would be removed.
+    is_export = index.exists() and _START in index.read_text(encoding="utf-8", errors="replace")
+    if folder.exists() and any(folder.iterdir()) and not is_export:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"{folder} is not empty; give --export a folder of its own"
         )
@@ -48,7 +52,7 @@ def _write(run: ShownRun, folder: Path, status: Any) -> int:
     shutil.copytree(WEB / "vendor", folder / "vendor", dirs_exist_ok=True)
     for name in ("app.css", "favicon.svg", "theme.js"):
         shutil.copy(WEB / name, folder / name)
-    (folder / "index.html").write_text(_page(), encoding="utf-8")
+    index.write_text(_page(), encoding="utf-8")
     newest = run.find_rollouts({"limit": str(MAX_ROLLOUTS), "sort": "-time"})
     ids = [row["id"] for row in newest["rows"]]
     place = f"runs/{run.key}"
@@ -105,7 +109,7 @@ def _page() -> str:
     }
     scripts = {
         "importmap": json.dumps({"imports": urls}),
-        "module": 'import { start } from "page/app.js"; start({ isExport: true });',
+        "module": _START,
     }
     digests = " ".join(f"'sha256-{_digest(text)}'" for text in scripts.values())
     policy = (

@@ -49,6 +49,13 @@ async def test_an_export_is_written_again_but_not_over_something_else(recorded, 
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(AstraflowError, match="not empty"):
         await export_page(run, tmp_path / "mine")
+    site = tmp_path / "site"
+    (site / "data").mkdir(parents=True)
+    (site / "index.html").write_text("<title>Mine</title>")
+    (site / "data" / "mine.csv").write_text("1")
+    with pytest.raises(AstraflowError, match="not empty"):
+        await export_page(run, site)
+    assert (site / "data" / "mine.csv").read_text() == "1"
 
 
 def test_every_module_is_named_on_the_page():
