@@ -9,7 +9,7 @@ import typer
 
 from astraflow.cli.options import AsJson, Overrides, RunPath, pairs, run_async
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId
 
 if TYPE_CHECKING:
@@ -78,11 +78,20 @@ def evaluate(
         _ask(run_dir, name, version or [], share, as_json=as_json)
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(recipe.raas.engine.thread_count))
+    from rich.console import Console  # noqa: PLC0415
+
     from astraflow.launch.evaluate import evaluate_suite, find_checkpoints  # noqa: PLC0415
+    from astraflow.launch.status import text_of  # noqa: PLC0415
+
+    console = Console(stderr=True)
+
+    def note(failure: Failure) -> None:
+        console.print(text_of(failure), soft_wrap=True)
 
     for each in step or ["first", "last"]:
         checkpoints = find_checkpoints(recipe, run_dir, each)
-        _show(run_async(evaluate_suite(recipe, name, checkpoints)), each, as_json=as_json)
+        result = run_async(evaluate_suite(recipe, name, checkpoints, note=note))
+        _show(result, each, as_json=as_json)
 
 
 def _ask(

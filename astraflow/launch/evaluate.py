@@ -1,14 +1,14 @@
 """Evaluation without a run: saved checkpoints measured in this process."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 from astraflow.config.recipe import EvalSet, Recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.evals import EvalAccumulator, EvalDataSet, EvalResult, overall
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout
@@ -38,7 +38,11 @@ class SuiteResult:
 
 
 async def evaluate_suite(
-    recipe: Recipe, suite: str, checkpoints: Mapping[str, Path]
+    recipe: Recipe,
+    suite: str,
+    checkpoints: Mapping[str, Path],
+    *,
+    note: Callable[[Failure], None],
 ) -> SuiteResult:
     """Run a suite of a recipe on checkpoints, as an evaluation beside training would.
 
@@ -48,6 +52,7 @@ async def evaluate_suite(
         recipe: Names suites, workflows, data sets and engines.
         suite: One of `recipe.evals`.
         checkpoints: Directory of every policy, of Hugging Face or with adapters.
+        note: Told why a rollout has no reward, once for each cause in a data set.
     """
     models = {PolicyId(name): await _load(recipe, name, path) for name, path in checkpoints.items()}
     workflows = build_workflows(workflow_specs(recipe))
@@ -59,7 +64,7 @@ async def evaluate_suite(
     }
     try:
         results = [
-            await _evaluate_set(recipe, part, models, workflows, sampling=sampling)
+            await _evaluate_set(recipe, part, models, workflows, sampling=sampling, note=note)
             for part in recipe.evals[suite].data_sets
         ]
     finally:
@@ -94,6 +99,7 @@ async def _evaluate_set(
     workflows: Mapping[WorkflowId, LoadedWorkflow],
     *,
     sampling: Mapping[PolicyId, SamplingParams],
+    note: Callable[[Failure], None],
 ) -> EvalResult:
     reader = open_data_set(part.data_set, recipe.data[part.data_set], Path(), seed=recipe.seed)
     prompts = list(reader.epoch(0))
@@ -107,6 +113,7 @@ async def _evaluate_set(
     tally = EvalAccumulator(settings, len(prompts))
     policies = [PolicyId(name) for name in recipe.policies_of(part.workflow)]
     places = asyncio.Semaphore(recipe.raas.capacity)
+    told: set[str] = set()
 
     async def sample(task: RolloutTask, index: int) -> Rollout:
         async with places:
@@ -117,10 +124,14 @@ async def _evaluate_set(
     async def answer(task: RolloutTask) -> None:
         rollouts = await asyncio.gather(*(sample(task, i) for i in range(part.repeats)))
         for rollout in rollouts:
-            if rollout.reward is None:
-                tally.missing_count += 1
-            else:
+            if rollout.reward is not None:
                 tally.add(rollout.reward, rollout.metrics)
+                continue
+            tally.missing_count += 1
+            failure = rollout.failure
+            if failure is not None and (cause := failure.cause or failure.reason) not in told:
+                told.add(cause)
+                note(failure)
         tally.close([each.reward for each in rollouts if each.reward is not None])
 
     async with asyncio.TaskGroup() as group:

@@ -17,11 +17,10 @@ from rich.text import Text
 from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir, read_json_lines
-from astraflow.core.errors import Reason
+from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import MemberRole, MemberStatus, RaasLoad
 from astraflow.core.status import (
-    FailureCause,
     FailureReport,
     LedgerAccount,
     PolicyStatus,
@@ -236,7 +235,7 @@ class RunProgress:
             is_news = known is None or (has_traceback and not known)
             if is_news and len(self._told) < _MAX_TOLD:
                 self._told[cause.cause] = has_traceback
-                self._console.print(text_of(cause), soft_wrap=True)
+                self._console.print(text_of(cause.last), soft_wrap=True)
         if report.recent_count < LEAST_COUNT:
             return
         share = report.recent_share
@@ -265,14 +264,13 @@ class RunProgress:
         self._console.print(Text(f"warning: {what}", style="yellow"), soft_wrap=True)
 
 
-def text_of(cause: FailureCause) -> Text:
+def text_of(failure: Failure) -> Text:
     """Return why rollouts fail: what failed, and the traceback down to the user's line."""
-    last = cause.last
-    if last.reason is Reason.POLICY_FAULT:
-        return Text(f"the policy broke a rollout, which counts: {last.message}", style="dim")
-    text = Text(f"{last.reason}: {last.message}", style="red")
-    if last.traceback:
-        text.append("\n" + indent(last.traceback, "  "), style="default")
+    if failure.reason is Reason.POLICY_FAULT:
+        return Text(f"the policy broke a rollout, which counts: {failure.message}", style="dim")
+    text = Text(f"{failure.reason}: {failure.message}", style="red")
+    if failure.traceback:
+        text.append("\n" + indent(failure.traceback, "  "), style="default")
     return text
 
 
