@@ -199,8 +199,8 @@ class RunProgress:
             self._live.stop()
 
     def note(self, message: str) -> None:
-        """Print one line above the table."""
-        self._console.print(message)
+        """Print one line above the table; a command in it can be pasted."""
+        self._console.print(message, soft_wrap=True)
 
     def show(self, status: RunStatus) -> None:
         """Show the state of the run; a failure of a kind that is new, with its traceback."""

@@ -130,3 +130,11 @@ def test_the_first_steps_of_a_long_run_are_told_soon(tmp_path):
             progress.show(status(report(), step=step))
     told = [int(line.split()[2]) for line in captured.get().splitlines()]
     assert told == [0, 2, 6, 14, 30, 62, 126, 254, 510, 926]
+
+
+def test_a_command_to_be_pasted_is_on_one_line(tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact")
+    console, line = Console(width=40, record=True), "on machine 1: " + "astraflow raas join " * 9
+    with RunProgress(console, recipe) as progress:
+        progress.note(line)
+    assert console.export_text() == line + "\n"
