@@ -1,5 +1,6 @@
 """Where processes are to be, and what they would be started with."""
 
+import asyncio
 import json
 import os
 import stat
@@ -166,6 +167,37 @@ async def test_what_squeue_says_is_read_whole_or_refused(tmp_path, tools, jobs):
     with pytest.raises(AstraflowError, match="squeue --json said what cannot be read") as refused:
         await executor.poll()
     assert refused.value.reason is Reason.NOT_READY
+
+
+async def test_a_command_that_is_away_for_a_while_is_a_cluster_that_does_not_answer(
+    tmp_path, tools, monkeypatch
+):
+    slurm = placed(tmp_path, "executor=slurm").executor
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(AstraflowError, match="squeue") as caught:
+        await slurm.poll()
+    assert caught.value.reason is Reason.NOT_READY
+
+
+RSYNC = """#!/bin/sh
+echo begun > {folder}/said
+read line < {folder}/go
+"""
+
+
+async def test_a_host_that_comes_later_ends_no_fetching(tmp_path, tools):
+    for name in ("said", "go"):
+        os.mkfifo(tmp_path / name)
+    rsync = tmp_path / "bin" / "rsync"
+    rsync.write_text(RSYNC.format(folder=tmp_path))
+    where = "executor={name: ssh, options: {hosts: [one, two]}}"
+    ssh = placed(tmp_path, where).executor
+    ssh._shares["one"] = False
+    fetching = asyncio.create_task(ssh.fetch(ssh._shares))
+    await asyncio.to_thread((tmp_path / "said").read_text)
+    ssh._shares["two"] = True
+    await asyncio.to_thread((tmp_path / "go").write_text, "on\n")
+    await fetching
 
 
 def test_an_exit_code_of_a_shell_is_the_signal_that_it_stands_for():

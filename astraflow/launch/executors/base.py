@@ -371,7 +371,7 @@ async def call(*argv: str, stdin: str | None = None) -> str:
     """Return what a command says.
 
     Raises:
-        AstraflowError: NOT_READY when it fails, with what it said.
+        AstraflowError: NOT_READY when it cannot be started or fails, with what it said.
     """
     code, said, errors = await attempt(*argv, stdin=stdin)
     if code:
@@ -383,15 +383,24 @@ async def call(*argv: str, stdin: str | None = None) -> str:
 
 
 async def attempt(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
-    """Return the exit code of a command, what it said, and what it said of errors."""
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # Ctrl-C is for the launcher.
-        start_new_session=True,
-    )
+    """Return the exit code of a command, what it said, and what it said of errors.
+
+    Raises:
+        AstraflowError: NOT_READY when it cannot be started.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            # Ctrl-C is for the launcher.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise AstraflowError(
+            Reason.NOT_READY, f"`{shlex.join(argv)}` cannot be started: {error}"
+        ) from error
     said, errors = await process.communicate(None if stdin is None else stdin.encode())
     code = process.returncode or 0
     return code, said.decode(errors="replace"), errors.decode(errors="replace")

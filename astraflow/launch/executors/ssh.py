@@ -254,7 +254,8 @@ class SshExecutor(RemoteExecutor[SshOptions]):
 
     async def fetch(self, hosts: Collection[str]) -> None:
         """Bring checkpoints back that trainers on hosts have written."""
-        for host in hosts:
+        # More may be named meanwhile.
+        for host in tuple(hosts):
             if not self._shares[host]:
                 # One without trainers has none.
                 with suppress(AstraflowError):
