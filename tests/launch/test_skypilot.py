@@ -3,14 +3,18 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
+from astraflow.launch.executors.base import RunPlace
 from astraflow.launch.executors.finding import Placement
+from astraflow.launch.executors.skypilot import SkyPilotExecutor, SkyPilotOptions, SkyPilotProcess
+from astraflow.launch.processes import RoleCommand
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"
 HAS_SKYPILOT = find_spec("sky") is not None
@@ -35,6 +39,30 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
         tasks(tmp_path)
     assert refused.value.reason is Reason.CAPABILITY_MISSING
     assert "sky" not in sys.modules
+
+
+class Api:
+    """SkyPilot's, which is away."""
+
+    async def tail_logs(self, *_):
+        raise ConnectionError("it is away")
+
+    async def api_status(self):
+        raise ConnectionError("it is away")
+
+
+async def test_a_task_that_came_to_no_process_ends_though_its_log_cannot_be_read(tmp_path):
+    recipe = load_recipe(RECIPE, ())
+    run_dir = RunDir(tmp_path)
+    place = RunPlace(run_dir=run_dir, name="run", code=recipe.code, note=lambda _: None)
+    executor = SkyPilotExecutor(place, SkyPilotOptions())
+    executor.sdk = Api()
+    executor.sky = SimpleNamespace(exceptions=SimpleNamespace(ClusterDoesNotExist=LookupError))
+    command = RoleCommand(name="raas-0", arguments=(), log=tmp_path / "raas-0.log")
+    process = SkyPilotProcess(command, executor, "af-raas-0")
+    await process._end("FAILED_SETUP")
+    assert await process.wait() == CONFIGURATION_EXIT
+    await executor.close()
 
 
 class TestTasks:

@@ -122,7 +122,10 @@ class SkyPilotProcess(WatchedProcess):
         if not codes:
             # It came to no process: why is in the log of the job.
             with self.command.log.open("a") as log:
-                await self._executor.sdk.tail_logs(self.cluster, self._job_id, False, 30, log)
+                try:
+                    await self._executor.sdk.tail_logs(self.cluster, self._job_id, False, 30, log)
+                except Exception as error:  # noqa: BLE001 - those of SkyPilot have nothing in common
+                    log.write(f"the log of its job cannot be read: {error}\n")
         failed = LOST if state == "FAILED_DRIVER" else CONFIGURATION_EXIT
         self._finish(code_of_shell(codes[0]) if codes else failed)
 
