@@ -318,12 +318,12 @@ def _made(
     """Call code; return None where it raised, which is a finding."""
     try:
         return make(*arguments, **options)
-    except Exception as raised:  # noqa: BLE001 - code of a user raises anything
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - code of a user raises anything
         _of_raised(subject, where, raised)
         return None
 
 
-def _of_raised(subject: Subject, where: str, raised: Exception) -> None:
+def _of_raised(subject: Subject, where: str, raised: BaseException) -> None:
     lines = user_lines(raised)
     if is_process_refused(raised):
         return subject.warning(

@@ -33,6 +33,10 @@ class ProcessRefusedError(OSError):
     """A process was to be started in a check; those who cope without one see an OSError."""
 
 
+class _LeftBehind(SystemExit):
+    """Interrupts what hangs."""
+
+
 class OvertimeError(Exception):
     """Code took longer than it may.
 
@@ -109,6 +113,11 @@ class UserLoop:
                 if deadline.expired():
                     raise OvertimeError(user_lines(error), limit_s) from error
                 raise
+            except SystemExit as ended:
+                if isinstance(ended, _LeftBehind):
+                    raise
+                # It would end the loop, and nobody would be told.
+                raise RuntimeError("it ended the process") from ended
 
         started = time.monotonic()
         try:
@@ -147,7 +156,7 @@ class UserLoop:
         frame = frames.get(ident)
         lines = "" if frame is None else _shown(list(extract_stack(frame)))
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(ident), ctypes.py_object(SystemExit)
+            ctypes.c_ulong(ident), ctypes.py_object(_LeftBehind)
         )
         return lines
 

@@ -72,6 +72,11 @@ class RaisesWhenMade(Plain):
         raise RuntimeError("no game server is known")
 
 
+class ExitsWhenMade(Plain):
+    def __init__(self, options, scorer):
+        raise SystemExit("no key of a game server is set")
+
+
 class OfOneArgument(Plain):
     def __init__(self, options):
         pass
@@ -132,6 +137,10 @@ class OwnProcess(Plain):
 def spins(prompt, text):
     while True:
         pass
+
+
+def exits(prompt, text):
+    raise SystemExit("no key of a judge is set")
 
 
 def right(prompt, text):

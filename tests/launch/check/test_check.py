@@ -114,6 +114,18 @@ WRONG = [
         ("no game server is known", "user_code.py, line"),
     ),
     Wrong(
+        "ends the process when it is made",
+        (own("ExitsWhenMade"),),
+        ANSWER,
+        ("SystemExit: no key of a game server is set", "user_code.py, line"),
+    ),
+    Wrong(
+        "ends the process when it scores",
+        (scored("exits"),),
+        f"{ANSWER}.scorer",
+        ("SystemExit: no key of a judge is set", "row 1 of train", "user_code.py, line"),
+    ),
+    Wrong(
         "takes no scorer", (own("OfOneArgument"),), ANSWER, ("TypeError", "positional arguments")
     ),
     Wrong(
