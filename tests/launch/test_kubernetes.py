@@ -12,7 +12,13 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import merged
 from astraflow.launch.executors.finding import Placement
-from astraflow.launch.executors.kubernetes import KubernetesExecutor, Pod, end_of
+from astraflow.launch.executors.kubernetes import (
+    KubernetesExecutor,
+    KubernetesProcess,
+    Pod,
+    end_of,
+)
+from astraflow.launch.processes import RoleCommand
 from astraflow.rpc.access import HubTokens
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "sort.yaml"
@@ -221,3 +227,36 @@ async def test_what_kubectl_says_is_read_or_refused(tmp_path, said):
     with pytest.raises(AstraflowError, match=r"kubectl .* said what cannot be read") as refused:
         await executor.poll()
     assert refused.value.reason is Reason.NOT_READY
+
+
+KUBECTL = """#!/bin/sh
+case "$*" in *--since-time*) exit 0;; esac
+if [ -e {folder}/answered ]; then echo begun; exit 0; fi
+touch {folder}/answered; exit 1
+"""
+
+
+class Watched(KubernetesExecutor):
+    """Sees the end of its pods once kubectl has read a log."""
+
+    poll_s = 0
+
+    async def append_log(self, pod, log, *words):
+        code = await super().append_log(pod, log, *words)
+        if code == 0:
+            for process in self.live.values():
+                process.update({}, [])
+        return code
+
+
+async def test_a_log_is_whole_though_the_first_connection_to_it_failed(tmp_path):
+    (tmp_path / "kubectl").write_text(KUBECTL.format(folder=tmp_path))
+    known = placed(tmp_path, IMAGE, CLAIM).executor
+    executor = Watched(known.place, known.options)
+    command = RoleCommand(name="raas-0", arguments=("raas",), log=tmp_path / "raas-0.log")
+    process = KubernetesProcess(command, executor, "job")
+    executor.live["job"] = process
+    process.update({}, [pod({"running": {}})])
+    await process._logs["p"]
+    assert command.log.read_text() == "begun\n"
+    await executor.close()

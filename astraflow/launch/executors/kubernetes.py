@@ -237,11 +237,14 @@ class KubernetesProcess(WatchedProcess):
 
     async def _copy_log(self, pod: str) -> None:
         """Append the log of a pod, again from where a connection broke, until it is over."""
-        code, since, is_last = None, (), False
+        code, since, is_last, log = None, (), False, self.command.log
+        log.touch()
         while not is_last and (code != 0 or pod in self._live):
-            is_last = pod not in self._live
-            code = await self._executor.append_log(pod, self.command.log, *since)
-            since = (f"--since-time={datetime.now(UTC).isoformat()}",)
+            is_last, read_nbytes = pod not in self._live, log.stat().st_size
+            code = await self._executor.append_log(pod, log, *since)
+            # A connection that could not be made has read nothing.
+            if log.stat().st_size > read_nbytes:
+                since = (f"--since-time={datetime.now(UTC).isoformat()}",)
             if pod in self._live:
                 await asyncio.sleep(self._executor.poll_s)
 
