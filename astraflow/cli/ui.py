@@ -34,11 +34,13 @@ def ui(
     Nobody but you can open it, and nothing leaves this machine. Curves of several runs lie over
     each other; a click on a step shows its groups, a click on a rollout its text.
     """
-    from astraflow.launch.runs import list_runs  # noqa: PLC0415
+    from astraflow.launch.runs import UNREADABLE, list_runs  # noqa: PLC0415
     from astraflow.ui.export import export_page  # noqa: PLC0415
     from astraflow.ui.server import serve_until_told, shown_runs  # noqa: PLC0415
 
-    folders = runs or [Path("runs") / row["name"] for row in list_runs(Path("runs"))]
+    folders = runs or [
+        Path("runs") / row["name"] for row in list_runs(Path("runs")) if row["state"] != UNREADABLE
+    ]
     if not folders:
         raise AstraflowError(
             Reason.NOT_READY, "runs has no run; start one: `astraflow run`, or name a RUN"

@@ -23,7 +23,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_S: Final = 0.2
 _DIED: Final = "died"
-_UNREADABLE: Final = "unreadable"
+UNREADABLE: Final = "unreadable"
 _OF_THE_FOLDER: Final = {"name", "tracing.path"}
 
 
@@ -44,7 +44,7 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
             rows.append(row_of(each))
         except Exception as error:  # noqa: BLE001 - one that is damaged hides no other
             log.warning("a run cannot be read", run=str(each.root), why=str(error))
-            rows.append(_row(each, state=_UNREADABLE, failure=str(error)))
+            rows.append(_row(each, state=UNREADABLE, failure=str(error)))
     return sorted(rows, key=lambda row: row["time"])
 
 

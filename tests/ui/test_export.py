@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from astraflow.cli.ui import ui
 from astraflow.core.errors import AstraflowError
 from astraflow.ui.export import export_page, file_of
 from astraflow.ui.server import WEB, shown_runs
@@ -56,6 +59,15 @@ async def test_an_export_is_written_again_but_not_over_something_else(recorded, 
     with pytest.raises(AstraflowError, match="not empty"):
         await export_page(run, site)
     assert (site / "data" / "mine.csv").read_text() == "1"
+
+
+def test_a_damaged_run_hides_no_other(recorded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(recorded, "runs/small")
+    Path("runs/torn").mkdir()
+    Path("runs/torn/recipe.yaml").write_text("name: [")
+    ui(None, export=Path("page"))
+    assert "small" in answered(Path("page"), "runs")["runs"][0]["key"]
 
 
 def test_every_module_is_named_on_the_page():
