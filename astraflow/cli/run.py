@@ -277,7 +277,7 @@ def ledger(
     from astraflow.launch.ledger import show_ledger  # noqa: PLC0415
 
     if requeue is not None:
-        issue_again(RunDir(run), requeue)
+        run_async(issue_again(RunDir(run), requeue))
     if not show_ledger(RunDir(run), Console(), as_json=as_json):
         raise typer.Exit(1)
 

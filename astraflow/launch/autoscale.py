@@ -48,8 +48,7 @@ class ExecutorStarter:
         self._roles = roles
         self._executor = executor
         self._hub = hub
-        self._processes: dict[str, StartedProcess] = {}
-        self._shares: dict[str, GpuShare] = {}
+        self._nodes: dict[str, tuple[StartedProcess, GpuShare | None]] = {}
 
     async def start(self, name: str) -> None:
         """Start a process, on GPUs that nobody has; those of nodes that have ended are free.
@@ -57,27 +56,26 @@ class ExecutorStarter:
         Raises:
             AstraflowError: NOT_READY when too few are free.
         """
-        for ended in [n for n, each in self._processes.items() if each.exit_code is not None]:
+        for ended in [n for n, (each, _) in self._nodes.items() if each.exit_code is not None]:
             await self.stop(ended)
         share = None
         if self._roles.gpus is not None:
-            held = {(each.machine, gpu) for each in self._shares.values() for gpu in each.gpus}
+            shares = [each for _, each in self._nodes.values() if each is not None]
+            held = {(each.machine, gpu) for each in shares for gpu in each.gpus}
             share = spare_share(self._roles.recipe, self._roles.gpus, held)
         command = self._roles.node(name, self._hub, share=share)
-        self._processes[name] = await self._executor.start(command)
-        if share is not None:
-            self._shares[name] = share
+        self._nodes[name] = await self._executor.start(command), share
 
     async def stop(self, name: str) -> None:
         """See the process to its end, which it comes to by itself."""
-        process = self._processes.pop(name, None)
-        if process is not None:
+        if name in self._nodes:
+            process, _ = self._nodes[name]
             await process.end(grace_s=_END_S)
-        self._shares.pop(name, None)
+            del self._nodes[name]
 
     async def close(self) -> None:
         """Let all drain and end."""
-        await asyncio.gather(*map(self.stop, list(self._processes)))
+        await asyncio.gather(*map(self.stop, list(self._nodes)))
         await self._executor.close()
 
 
@@ -104,7 +102,6 @@ class ShellStarter:
         self._values = dict(values)
 
     async def start(self, name: str) -> None:
-        """Run the start command."""
         await self._run(self._start, name)
 
     async def stop(self, name: str) -> None:

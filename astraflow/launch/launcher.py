@@ -225,7 +225,6 @@ class Launcher:
                 await self._watch(progress)
 
     async def _start_all(self) -> None:
-        """Start every role."""
         for line in () if self.places.gpus is None else self.places.gpus.lines():
             self.say(line)
         _, self.hub, models = await asyncio.gather(

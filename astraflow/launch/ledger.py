@@ -164,15 +164,11 @@ def _show(ledger: Ledger, console: Console) -> None:
             console.print(f"        {fault}", markup=False)
 
 
-def requeue(run_dir: RunDir, prompt_id: str) -> None:
+async def requeue(run_dir: RunDir, prompt_id: str) -> None:
     """Have the hub of a run issue a dead letter again.
 
     Raises:
         AstraflowError: PROMPT_UNKNOWN; NOT_READY when the hub is gone.
     """
-
-    async def ask() -> None:
-        async with ControlClient.of(run_dir) as control:
-            await control.ledger.requeue(PromptId(prompt_id))
-
-    asyncio.run(ask())
+    async with ControlClient.of(run_dir) as control:
+        await control.ledger.requeue(PromptId(prompt_id))

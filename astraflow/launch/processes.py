@@ -94,7 +94,6 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
@@ -321,11 +320,10 @@ class Roles:
 
     def gateway(self, hub: str) -> RoleCommand:
         """Return the HTTP gateway."""
-        models = [f"{policy}={path}" for policy, path in self.models.items()]
         return self._command(
             "gateway",
             *("gateway", "serve", str(self.run_dir.recipe), *self._dials(hub)),
-            *(part for model in models for part in ("--model", model)),
+            *self._all_models(),
             secrets={JOIN_TOKEN: self.tokens.join, OPERATOR_TOKEN: self.tokens.operator},
         )
 
@@ -353,14 +351,13 @@ class Roles:
             index: Of its port for metrics; None: a free one.
             share: Of the GPUs; None: it computes on none, and sees what the launcher sees.
         """
-        models = [f"{policy}={path}" for policy, path in self.models.items()]
         is_embedded = self.recipe.raas.engine.kind == "embedded"
         memory = None if is_embedded or share is None else share.memory
         demand = node_demand(self.recipe) if self._finds_gpus else None
         made = self._command(
             name,
             *("raas", "join", str(self.run_dir.recipe), *self._dials(hub), "--name", name),
-            *(part for model in models for part in ("--model", model)),
+            *self._all_models(),
             *self._metrics(None if index is None else 1 + len(self.recipe.policies) + index),
             *(() if memory is None else ("--set", f"raas.engine.memory={memory}")),
             threads=self.recipe.raas.engine.thread_count,
@@ -379,6 +376,9 @@ class Roles:
     def _finds_gpus(self) -> bool:
         """Whether whoever runs the processes finds the GPUs that the recipe counts on."""
         return self.gpus is None and self.is_elsewhere and bool(self.recipe.gpus.count)
+
+    def _all_models(self) -> list[str]:
+        return [f"--model={policy}={path}" for policy, path in self.models.items()]
 
     def _dials(self, hub: str) -> tuple[str, ...]:
         """Return the options of a role that dials the hub, and serves others as the hub does."""

@@ -297,12 +297,10 @@ class PullBar(Progress):
         self._incoming: IncomingVersion | None = None
 
     def begin(self, incoming: IncomingVersion, frame: ShardLayout) -> None:
-        """Take note of a pull that begins."""
         del frame
         self._incoming = incoming
 
     def note(self) -> None:
-        """Show what has come."""
         incoming = self._incoming
         if incoming is None:
             return

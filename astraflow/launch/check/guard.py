@@ -131,7 +131,6 @@ class UserLoop:
             self._left_s -= time.monotonic() - started
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

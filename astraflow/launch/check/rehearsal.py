@@ -123,7 +123,6 @@ class _Speller:
         self.decode = tokenizer.decode
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
-        """Return the ids of a text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except Exception as error:  # noqa: BLE001 - the Rust library raises nothing narrower
@@ -152,7 +151,6 @@ class _Actor:
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, **_: object
     ) -> Generation:
-        """Answer."""
         self._said.asked.append(len(prompt))
         text, written = self._said.text, ()
         ends = [text.index(stop) + len(stop) for stop in sampling.stop_strings if stop in text]

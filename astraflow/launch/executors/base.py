@@ -105,9 +105,11 @@ class RemoteExecutor(ABC, Generic[OptionsT]):
             AstraflowError: NOT_READY when it cannot be started.
         """
 
-    @abstractmethod
     async def sweep(self) -> None:
-        """End all processes of the run that may be left of this launcher or an earlier one."""
+        """End all processes of the run that may be left of this launcher or an earlier one.
+
+        Here none are: they end with who started them.
+        """
 
     def preview(self, command: RoleCommand) -> str:
         """Return the script or manifest that a process would be started with."""

@@ -192,9 +192,6 @@ class RayExecutor(RemoteExecutor[RayOptions]):
             for place in range(command.machine_count)
         ]
 
-    async def sweep(self) -> None:
-        """Nothing is left: actors end with the driver that made them."""
-
     async def close(self) -> None:
         await super().close()
         if "ray" in self.__dict__:

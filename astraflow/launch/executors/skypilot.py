@@ -162,7 +162,6 @@ class SkyPilotExecutor(PollingExecutor[SkyPilotOptions, SkyPilotProcess]):
 
     @cached_property
     def sky(self) -> Any:
-        """The package."""
         return import_module("sky")
 
     @cached_property

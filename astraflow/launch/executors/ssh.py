@@ -266,9 +266,6 @@ class SshExecutor(RemoteExecutor[SshOptions]):
             await asyncio.sleep(_FETCH_S)
             await self.fetch(self._shares)
 
-    async def sweep(self) -> None:
-        """Nothing is left: processes end with their connection."""
-
     async def close(self) -> None:
         await super().close()
         if self._fetching is not None:

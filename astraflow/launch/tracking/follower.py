@@ -100,7 +100,6 @@ class RunFollower:
         return count
 
     def close(self) -> None:
-        """Close the trackers."""
         for tracker in self._trackers.values():
             tracker.close()
 

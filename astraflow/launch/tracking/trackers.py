@@ -131,11 +131,9 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(name, value, at, walltime=time.timestamp())
 
     def flush(self) -> None:
-        """Write what is buffered."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -156,7 +154,6 @@ class WeightsAndBiases(Tracker):
         self._run.define_metric("eval/*", step_metric="version")
 
     def log(self, axis: str, at: int, time: datetime, values: Mapping[str, float]) -> None:
-        """Log one row."""
         del time
         self._run.log({axis: at, **values})
 
@@ -186,7 +183,6 @@ class MlFlow(Tracker):
         self._client.log_batch(self._run_id, metrics=rows)
 
     def close(self) -> None:
-        """End the run."""
         self._client.set_terminated(self._run_id)
 
 
@@ -205,5 +201,4 @@ class Trackio(Tracker):
         self._run.log(dict(values), step=at)
 
     def close(self) -> None:
-        """End the run."""
         self._run.finish()
