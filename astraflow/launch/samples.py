@@ -48,7 +48,8 @@ def find_rollouts(
         for row in read_json_lines(path)
         if is_wanted(row)
     ]
-    return rows[-count:]
+    # Each policy has a file of its own.
+    return sorted(rows, key=itemgetter("time"))[-count:]
 
 
 def show_rollouts(

@@ -16,10 +16,11 @@ from astraflow.workflows.tutors import write_tokenizer
 from made_up import made_up_trajectory
 
 
-def _row(reward, *, policy="solver"):
+def _row(reward, *, policy="solver", second=0):
     trajectory = {"policy": policy, "agent": "", "tokens": [1, 4, 3, 3, 4], "sampled_mask": [0] * 3}
     trajectory["sampled_mask"] += [1, 1]
     row = {"prompt": {"prompt": "ba"}, "outcome": "scored", "reward": reward, "reward_parts": {}}
+    row["time"] = f"2026-01-01T00:00:{second:02}+00:00"
     return row | {"versions": {policy: 3}, "trajectories": [trajectory]}
 
 
@@ -38,6 +39,15 @@ def test_the_newest_that_are_wanted_come_oldest_first(run_dir):
     assert [row["reward"] for row in found] == [1.0, 0.5]
     assert len(find_rollouts(run_dir, count=2)) == 2
     assert find_rollouts(run_dir, policy="verifier", count=2) == []
+
+
+def test_the_newest_of_several_policies_are_those_that_came_last(run_dir):
+    rows = [_row(0.25, policy="verifier", second=5), _row(0.75, policy="alice", second=9)]
+    for row in rows:
+        (name,) = row["versions"]
+        (run_dir.rollouts / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    found = find_rollouts(run_dir, count=2)
+    assert [row["reward"] for row in found] == [0.25, 0.75]
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
