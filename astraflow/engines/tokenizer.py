@@ -149,7 +149,7 @@ class StopTexts:
 
     def ends(self, window: Sequence[int]) -> bool:
         """Return whether the last of some tokens completes one of the texts."""
-        text, before = self._tokenizer.decode(window), self._tokenizer.decode(window[:-1])
-        return any(
-            text.find(stop, max(0, len(before) - len(stop) + 1)) >= 0 for stop in self._texts
-        )
+        text = self._tokenizer.decode(window)
+        # The last token may complete a character; the bytes of it before are no text yet.
+        known = len(self._tokenizer.decode(window[:-1]).rstrip("\ufffd"))
+        return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._texts)

@@ -5,7 +5,9 @@ import pytest
 import tokenizers
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.tokenizer import FastTokenizer, SpecialIds, load_tokenizer
+from astraflow.engines.tokenizer import FastTokenizer, SpecialIds, StopTexts, load_tokenizer
+
+NOTHING_SPECIAL = SpecialIds(eos=frozenset(), never_sampled=frozenset())
 
 
 def test_text_goes_to_ids_and_back_without_special_tokens(model: Any):
@@ -44,7 +46,19 @@ def test_a_file_that_is_no_tokenizer_is_named(model: Any):
 def test_a_character_without_a_token_is_named():
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    special = SpecialIds(eos=frozenset(), never_sampled=frozenset())
     with pytest.raises(AstraflowError, match=r"no token for \['N', 'o'\] in 'Noab'") as caught:
-        FastTokenizer(words, special).encode("Noab")
+        FastTokenizer(words, NOTHING_SPECIAL).encode("Noab")
     assert caught.value.reason is Reason.INVALID_FIELD
+
+
+@pytest.mark.parametrize("stop", ["\u3002", "b\u3002", "\u3002c", "c"])
+def test_a_stop_text_is_found_at_its_last_token_where_tokens_are_single_bytes(stop: str):
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = tokenizers.models.BPE({letter: n for n, letter in enumerate(alphabet)}, [])
+    of_bytes = tokenizers.Tokenizer(model)
+    of_bytes.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    of_bytes.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = FastTokenizer(of_bytes, NOTHING_SPECIAL)
+    text = "ab\u3002c"
+    end = len(text[: text.index(stop) + len(stop)].encode())
+    assert StopTexts(tokenizer, [stop]).first_end(tokenizer.encode(text + "d")) == end
