@@ -210,6 +210,8 @@ class InferenceServer:
                 await asyncio.shield(life.over)
         except AstraflowError as error:
             self._end(life, error)
+        except Exception as error:  # noqa: BLE001 - or there would be no next life, and no error
+            self._end(life, engine_failed(f"the server cannot be used: {error!r}"))
 
     async def _start(
         self, stack: AsyncExitStack
@@ -241,9 +243,12 @@ class InferenceServer:
     async def _wait_alive(self, http: httpx.AsyncClient, life: Life) -> None:
         """Wait for a real token."""
         until = time.monotonic() + self._start_s
-        while not (await self._is_awake(http) and await self._answers(http)):
+        while True:
+            is_up = await self._is_awake(http) and await self._answers(http)
             if life.over.done():
                 raise life.over.result()
+            if is_up:
+                return
             if time.monotonic() > until:
                 raise engine_failed(f"the server generated nothing in {self._start_s:.0f} s")
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -16,6 +16,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served.dialect import ServerCommand
 from astraflow.engines.served.server import (
     InferenceServer,
+    IsAlive,
     ServerMeter,
     end_silence,
     environment,
@@ -44,7 +45,7 @@ def keeper() -> psutil.Process:
     return found
 
 
-Make = Callable[[Callable[[int], ServerCommand]], InferenceServer]
+Make = Callable[..., InferenceServer]
 
 
 @pytest.fixture
@@ -53,9 +54,11 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     servers: list[InferenceServer] = []
     async with asyncio.TaskGroup() as group:
 
-        def make(launch: Callable[[int], ServerCommand]) -> InferenceServer:
+        def make(
+            launch: Callable[[int], ServerCommand], is_alive: IsAlive = answers
+        ) -> InferenceServer:
             server = InferenceServer(
-                is_alive=answers,
+                is_alive=is_alive,
                 wake=answers,
                 launch=launch,
                 url=None,
@@ -108,6 +111,22 @@ async def test_a_server_that_cannot_start_says_why(make: Make):
     with pytest.raises(AstraflowError, match="no such model") as caught:
         await server.wait_up()
     assert caught.value.reason is Reason.ENGINE_FAILED
+
+
+async def test_a_server_that_ends_as_it_answers_for_the_first_time_is_started_again(make: Make):
+    first = asyncio.Event()
+
+    async def ends_as_it_answers(_: httpx.AsyncClient) -> bool:
+        if not first.is_set():
+            first.set()
+            keeper().children()[0].kill()
+            await asyncio.wait([server.life.over])
+        return True
+
+    server = make(lambda port: command(PAGE, str(port)), ends_as_it_answers)
+    with pytest.raises(AstraflowError, match="ended with code 137"):
+        await server.wait_up()
+    await server.wait_up()
 
 
 @pytest.mark.slow

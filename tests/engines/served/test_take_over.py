@@ -63,6 +63,12 @@ async def test_a_server_of_another_name_is_not_taken_over(peer: Peer, refused: A
     assert "it serves llama, not policy" in await refused(peer("llama", model.folder, 512))
 
 
+async def test_what_is_no_such_server_is_named(peer: Peer, why_not: Any, model: Any):
+    error = await why_not(kind="sglang", url=peer("policy", model.folder, 512))
+    assert error.reason is Reason.ENGINE_FAILED
+    assert "KeyError('model_path')" in error.message
+
+
 async def test_a_server_with_less_context_is_not_taken_over(peer: Peer, refused: Any, model: Any):
     assert "takes 511 tokens" in await refused(peer("policy", model.folder, 511))
 
