@@ -375,7 +375,9 @@ class Decoder:
 
     def _sample(self, logits: torch.Tensor, rows: slice) -> list[Ended]:
         tokens, logprobs = self._settings.sampler.draw(logits, self._rows, rows)
-        if not np.isfinite(logprobs).all():
+        spoilt = np.flatnonzero(~np.isfinite(logprobs))
+        # What was computed with such weights is in the cache: all of it goes.
+        if len(spoilt) and not logits[self._tensor(spoilt)].isfinite().all():
             versions = " or ".join(map(str, self._versions.values()))
             raise AstraflowError(
                 Reason.ENGINE_FAILED,
@@ -383,16 +385,23 @@ class Decoder:
             )
         self._rows.append(rows, tokens, logprobs)
         self.sampled_counts += self._counted(rows)
-        ended = self._settings.stops.ended(self._rows, rows)
-        results = [self._ended(row, reason) for row, reason in ended]
+        ended = dict(self._settings.stops.ended(self._rows, rows))
+        ended |= dict.fromkeys((spoilt + rows.start).tolist(), FinishReason.ABORT)
+        results = [self._ended(row, ended[row]) for row in sorted(ended)]
         if ended:
-            self._remove(np.array([row for row, _ in ended]))
+            self._remove(np.array(sorted(ended)))
         return results
 
     def _ended(self, row: int, reason: FinishReason) -> Ended:
         self._remember(row)
         tokens, logprobs = self._rows.sampled(row)
         request = self._rows.requests[row]
+        if reason is FinishReason.ABORT:
+            return request, AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the request's sampling leaves no token that may come: {request.sampling}",
+                metadata={"field": "sampling"},
+            )
         guide = request.guide
         if guide is not None and guide.error:
             return request, cannot_follow(guide.error)

@@ -225,6 +225,17 @@ async def test_a_stop_string_ends_and_stays(model: Any):
     assert generation.finish_reason is FinishReason.STOP
 
 
+async def test_sampling_that_leaves_no_token_fails_its_own_request_alone(model: Any):
+    async with running(model) as engine:
+        others = [engine.generate([n], knobs(200, seed=n)) for n in (3, 4, 5)]
+        impossible = engine.generate([6], knobs(temperature=1e-40))
+        *generations, error = await asyncio.gather(*others, impossible, return_exceptions=True)
+    assert isinstance(error, AstraflowError)
+    assert error.reason is Reason.INVALID_FIELD
+    assert "leaves no token" in error.message
+    assert [len(each.tokens) for each in generations] == [200, 200, 200]
+
+
 async def test_stop_strings_need_a_tokenizer(model: Any):
     (model.folder / "tokenizer.json").unlink()
     async with running(model) as engine:
