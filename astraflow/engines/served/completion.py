@@ -138,11 +138,18 @@ def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def new_salt() -> str:
+    """Return one that nobody used: a server that is attached to has a past."""
+    return uuid.uuid4().hex
+
+
 class CompletionClient:
     """Asks a server for completions.
 
     Attributes:
         meter: Counts them.
+        salt: Keeps what prompts leave in the server's cache from those that are asked for with
+            another one: each change of its weights brings one.
     """
 
     def __init__(
@@ -154,6 +161,7 @@ class CompletionClient:
     ) -> None:
         """Look after the server: while its version changes it generates nothing."""
         self.meter = ServerMeter()
+        self.salt = new_salt()
         self._dialect = host.dialect
         self._model = host.model
         self._server = host.server
@@ -188,7 +196,7 @@ class CompletionClient:
             sampling=replace(sampling, max_new_tokens=min(sampling.max_new_tokens or room, room)),
             stop_ids=tuple(sorted({*eos, *sampling.stop_token_ids})),
             never_sampled=tuple(sorted(model.special.never_sampled)),
-            cache_salt=f"version {version}",
+            cache_salt=f"{self.salt} {version}",
             is_streamed=watch is not None or bool(sampling.stop_strings),
             adapter=adapter,
             tells_experts=self._tells_experts,

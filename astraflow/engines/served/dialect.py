@@ -99,8 +99,8 @@ class ServerRequest:
         sampling: Checked; `max_new_tokens` is what fits the context, at least 1.
         stop_ids: All that end it: the model's own end tokens, unless ignored, and those asked for.
         never_sampled: Ids that have to be kept out.
-        cache_salt: Keys and values of prompts are shared only between requests of one salt. It
-            names the version, so that none are read that an older one computed.
+        cache_salt: Keys and values of prompts are shared only between requests of one salt. Each
+            version has its own, so that none are read that other weights computed.
         is_streamed: Whether pieces are wanted while it goes on; one piece at the end otherwise.
         adapter: Name of the one that it is sampled with; None: the model alone.
         tells_experts: Whether the answer says which experts tokens went through.

@@ -19,7 +19,7 @@ from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import apply_failed, no_weights, require_policy
 from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
-from astraflow.engines.served.completion import CompletionClient
+from astraflow.engines.served.completion import CompletionClient, new_salt
 from astraflow.engines.served.dialect import Dialect
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
@@ -265,7 +265,7 @@ class ServedEngine:
                 f"version {version} was not applied whole, so the server starts again: {error}",
             ) from error
         pause_s = perf_counter() - started
-        self.version = version
+        self.version, self._completions.salt = version, new_salt()
         return SwapReport(version=version, pause_s=pause_s, inflight_count=inflight_count)
 
     async def _linger(self, version: int) -> None:

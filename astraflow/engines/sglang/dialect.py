@@ -5,7 +5,6 @@ import base64
 import json
 import os
 import struct
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +35,7 @@ from astraflow.engines.served.routed_experts import from_i32
 _NEVER = -1e9
 
 
-def generate_body(request: ServerRequest, *, salt: str) -> dict[str, Any]:
+def generate_body(request: ServerRequest) -> dict[str, Any]:
     """Return the body of `/generate`.
 
     Raises:
@@ -50,7 +49,7 @@ def generate_body(request: ServerRequest, *, salt: str) -> dict[str, Any]:
         "return_logprob": True,
         "top_logprobs_num": request.sampling.top_logprobs,
         "stream": request.is_streamed,
-        "extra_key": salt,
+        "extra_key": request.cache_salt,
         "return_routed_experts": request.tells_experts,
         "lora_path": request.adapter,
     }
@@ -213,11 +212,7 @@ _MODES = {KvPolicy.KEEP: "in_place", KvPolicy.RECOMPUTE: "retract"}
 
 
 class SglangDialect:
-    """One server of SGLang.
-
-    Keys and values of older weights are kept from newer ones by a salt: each version of the
-    weights reads and writes prefixes of its own, so nothing has to wait until the server is idle.
-    """
+    """One server of SGLang; its prefix cache need not be emptied, as salts keep versions apart."""
 
     name = "sglang"
     kv_policies = frozenset(_MODES)
@@ -225,7 +220,6 @@ class SglangDialect:
     def __init__(self, python: Path) -> None:
         """Start nothing yet; `python` is the interpreter that has SGLang."""
         self._python = python
-        self._salt = _new_salt()
         self.report: Mapping[str, Any] = {}
         self._checked: httpx.AsyncClient | None = None
         self._is_quick = False
@@ -304,7 +298,7 @@ class SglangDialect:
         self, http: httpx.AsyncClient, request: ServerRequest
     ) -> AsyncGenerator[CompletionPiece]:
         """Sample one completion, or a part of one that has a length of its own."""
-        body = generate_body(request, salt=self._salt)
+        body = generate_body(request)
         piece = partial(piece_of, is_adapted=request.adapter is not None)
         if not request.is_streamed:
             answer = await http.post("/generate", json=body, timeout=NO_END)
@@ -359,7 +353,6 @@ class SglangDialect:
         else:
             await self._load(http, file, version)
         self.report = max(_answers_beside(file), key=lambda each: each["apply_s"])
-        self._salt = _new_salt()
         if kv is KvPolicy.RECOMPUTE:
             _ok(await http.post("/flush_cache"))
         if is_paused:
@@ -434,11 +427,6 @@ def named_after(text: str) -> bytes:
             b"ctorch\nFloatTensor\n(K\x01tRta.",
         )
     )
-
-
-def _new_salt() -> str:
-    """Return one that nobody used: a server that is attached to has a past."""
-    return uuid.uuid4().hex
 
 
 async def called(socket: Path, text: str) -> Mapping[str, Any] | None:

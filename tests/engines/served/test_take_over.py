@@ -9,16 +9,43 @@ from typing import Any
 
 import pytest
 
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
+from astraflow.engines.building import build_engine
+
+POLICY = PolicyId("sort")
 
 Peer = Callable[[str, Path, int], str]
+Sent = list[tuple[str, dict[str, Any]]]
 
 
 class Page(BaseHTTPRequestHandler):
-    """Says what the server is told to serve; generates nothing."""
+    """Says what the server is told to serve, and takes whatever it is sent; has no model."""
 
     def do_GET(self) -> None:
-        body = json.dumps(self.server.said).encode()  # type: ignore[attr-defined]
+        self._answer(self.server.said)  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.sent.append((self.path, json.loads(sent or "{}")))  # type: ignore[attr-defined]
+        choice = {
+            "token_ids": [5],
+            "logprobs": {"content": [{"logprob": -0.5}]},
+            "weight_versions": [{"version": "1", "start": 0, "end": 1}],
+            "finish_reason": "length",
+        }
+        self._answer(
+            {
+                "choices": [choice],
+                "results": [{"is_staged": True, "error": ""}],
+                "reports": [{"apply_s": 0.0}],
+            }
+        )
+
+    def _answer(self, said: dict[str, Any]) -> None:
+        body = json.dumps(said).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -29,7 +56,13 @@ class Page(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def peer() -> Iterator[Peer]:
+def sent() -> Sent:
+    """What servers were sent: paths, and bodies."""
+    return []
+
+
+@pytest.fixture
+def peer(sent: Sent) -> Iterator[Peer]:
     """Starts servers that say what they serve, as vLLM does."""
     servers: list[ThreadingHTTPServer] = []
 
@@ -38,6 +71,7 @@ def peer() -> Iterator[Peer]:
         servers.append(server)
         said = {"id": name, "root": str(directory), "max_model_len": max_context}
         server.said = {"data": [said]}  # type: ignore[attr-defined]
+        server.sent = sent  # type: ignore[attr-defined]
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         return f"http://127.0.0.1:{server.server_port}"
 
@@ -85,3 +119,22 @@ async def test_a_server_of_another_model_is_not_taken_over(
     said = await refused(peer("policy", other, 512))
     assert f"the server serves {other}" in said
     assert "model.embed_tokens.weight has shape None" in said
+
+
+async def test_nothing_is_read_from_the_cache_that_nodes_before_left(
+    peer: Peer, sent: Sent, model: Any
+):
+    url = peer("policy", model.folder, 512)
+    for node in range(2):
+        engine = build_engine(model.folder, EngineSettings(kind="vllm", url=url), POLICY)
+        try:
+            for _ in range(2):
+                await engine.swap(model.update(1, seed=node))
+                for _ in range(2):
+                    await engine.generate([3], SamplingParams(max_new_tokens=1))
+        finally:
+            await engine.close()
+    salts = [body["cache_salt"] for _, body in sent if "cache_salt" in body]
+    assert len(salts) == 8
+    assert salts[::2] == salts[1::2]
+    assert len(set(salts)) == 4

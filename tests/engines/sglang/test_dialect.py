@@ -26,6 +26,7 @@ REQUEST = ServerRequest(
     sampling=SamplingParams(max_new_tokens=5),
     stop_ids=(2,),
     never_sampled=(0, 1),
+    cache_salt="s3",
 )
 
 
@@ -51,7 +52,7 @@ def test_the_only_tensor_is_named_after_the_file():
 
 
 def test_a_request_says_what_ends_it_and_what_is_never_sampled():
-    body = generate_body(REQUEST, salt="s3")
+    body = generate_body(REQUEST)
     assert (body["input_ids"], body["rid"], body["extra_key"]) == ([3, 4], "r1", "s3")
     assert body["sampling_params"]["stop_token_ids"] == [2]
     assert not body["sampling_params"]["ignore_eos"]
@@ -60,7 +61,7 @@ def test_a_request_says_what_ends_it_and_what_is_never_sampled():
 
 def test_the_likeliest_tokens_are_asked_for_and_told():
     request = replace(REQUEST, sampling=replace(REQUEST.sampling, top_logprobs=2))
-    assert generate_body(request, salt="s")["top_logprobs_num"] == 2
+    assert generate_body(request)["top_logprobs_num"] == 2
     said = answer([5], "1", [("1", 0, 1)], "stop")
     said["meta_info"]["output_top_logprobs"] = [[[-0.1, 4, None], [-2.5, 5, None]]]
     assert piece_of(said).likeliest == [[(4, -0.1), (5, -2.5)]]
@@ -72,17 +73,17 @@ def test_the_likeliest_tokens_are_asked_for_and_told():
 def test_knobs_that_would_be_honoured_in_another_way_are_refused(wrong: dict[str, Any]):
     request = replace(REQUEST, sampling=replace(REQUEST.sampling, **wrong))
     with pytest.raises(AstraflowError) as caught:
-        generate_body(request, salt="s0")
+        generate_body(request)
     assert caught.value.reason is Reason.INVALID_FIELD
     assert caught.value.metadata["field"] == f"sampling.{next(iter(wrong))}"
 
 
 def test_nothing_ends_a_completion_before_its_least_length():
     request = replace(REQUEST, sampling=replace(REQUEST.sampling, min_new_tokens=2))
-    first = generate_body(until_least(request), salt="s")["sampling_params"]
+    first = generate_body(until_least(request))["sampling_params"]
     assert (first["max_new_tokens"], first["ignore_eos"]) == (2, True)
     assert first["logit_bias"].keys() == {"0", "1", "2"}
-    rest = generate_body(after_least(request, [7, 8]), salt="s")
+    rest = generate_body(after_least(request, [7, 8]))
     assert rest["input_ids"] == [3, 4, 7, 8]
     assert rest["sampling_params"]["max_new_tokens"] == 3
     assert rest["sampling_params"]["stop_token_ids"] == [2]
