@@ -217,7 +217,7 @@ class CompletionClient:
         try:
             with self.meter.running():
                 await self._gather(request, gathering, watch)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
             self._background.start(self._server.check_alive())
             raise engine_failed(f"the server broke off a completion: {error!r}") from error
         except AstraflowError as error:

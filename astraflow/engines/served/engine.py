@@ -249,7 +249,9 @@ class ServedEngine:
     async def _staged(self, http: httpx.AsyncClient, file: Path) -> None:
         try:
             await self._dialect.stage(http, file)
-        except httpx.HTTPError as error:
+        except AstraflowError:
+            raise
+        except Exception as error:
             self._server.condemn(f"it did not stage an update: {error!r}")
             raise apply_failed(f"the server is lost: {error!r}") from error
 
@@ -258,7 +260,7 @@ class ServedEngine:
         started, inflight_count = perf_counter(), self._meter.running_count
         try:
             await self._dialect.change(http, file, version=version, kv=self._host.kv)
-        except (AstraflowError, httpx.HTTPError) as error:
+        except Exception as error:
             self._server.condemn(f"version {version} was not applied whole: {error}")
             raise AstraflowError(
                 Reason.APPLY_FAILED,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.errors import Reason
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.building import build_engine
@@ -36,13 +36,12 @@ class Page(BaseHTTPRequestHandler):
             "weight_versions": [{"version": "1", "start": 0, "end": 1}],
             "finish_reason": "length",
         }
-        self._answer(
-            {
-                "choices": [choice],
-                "results": [{"is_staged": True, "error": ""}],
-                "reports": [{"apply_s": 0.0}],
-            }
-        )
+        said = {
+            "choices": [choice],
+            "results": [{"is_staged": True, "error": ""}],
+            "reports": [{"apply_s": 0.0}],
+        }
+        self._answer(self.server.wrong.get(self.path, said))  # type: ignore[attr-defined]
 
     def _answer(self, said: dict[str, Any]) -> None:
         body = json.dumps(said).encode()
@@ -62,7 +61,13 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-def peer(sent: Sent) -> Iterator[Peer]:
+def wrong() -> dict[str, Any]:
+    """What servers answer to a path in place of what they should."""
+    return {}
+
+
+@pytest.fixture
+def peer(sent: Sent, wrong: dict[str, Any]) -> Iterator[Peer]:
     """Starts servers that say what they serve, as vLLM does."""
     servers: list[ThreadingHTTPServer] = []
 
@@ -71,7 +76,7 @@ def peer(sent: Sent) -> Iterator[Peer]:
         servers.append(server)
         said = {"id": name, "root": str(directory), "max_model_len": max_context}
         server.said = {"data": [said]}  # type: ignore[attr-defined]
-        server.sent = sent  # type: ignore[attr-defined]
+        server.sent, server.wrong = sent, wrong  # type: ignore[attr-defined]
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         return f"http://127.0.0.1:{server.server_port}"
 
@@ -138,3 +143,33 @@ async def test_nothing_is_read_from_the_cache_that_nodes_before_left(
     assert len(salts) == 8
     assert salts[::2] == salts[1::2]
     assert len(set(salts)) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/collective_rpc", {}),
+        ("/astraflow/change", {"reports": []}),
+        ("/inference/v1/generate", {"choices": []}),
+    ],
+)
+async def test_answers_of_another_form_are_failures_of_the_engine(
+    path: str, answer: Any, peer: Peer, wrong: dict[str, Any], model: Any
+):
+    url = peer("policy", model.folder, 512)
+    engine = build_engine(model.folder, EngineSettings(kind="vllm", url=url), POLICY)
+    try:
+        await engine.swap(model.update(1, seed=0))
+        wrong[path] = answer
+        is_swap = path != "/inference/v1/generate"
+        with pytest.raises(AstraflowError) as caught:
+            await (
+                engine.swap(model.update(2, seed=1))
+                if is_swap
+                else engine.generate([3], SamplingParams(max_new_tokens=1))
+            )
+        assert caught.value.reason is (Reason.APPLY_FAILED if is_swap else Reason.ENGINE_FAILED)
+        # What a server may have half of is not sampled from.
+        assert engine.version == (None if is_swap else 1)
+    finally:
+        await engine.close()
