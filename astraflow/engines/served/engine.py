@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
-import httpx
 import structlog
 
 from astraflow.config.recipe import EngineSettings
@@ -24,6 +23,7 @@ from astraflow.engines.served.dialect import Dialect
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.routed_experts import split_experts
+from astraflow.engines.served.server import Life
 
 
 class VersionHolds:
@@ -218,13 +218,14 @@ class ServedEngine:
 
     async def _swap(self, update: WeightUpdate) -> SwapReport:
         async with self._one_at_a_time:
-            http = await self._server.wait_up()
+            life = self._server.life
+            await self._server.wait_up()
             update = await asyncio.to_thread(split_experts, update, self._model.shapes)
             await asyncio.to_thread(self._model.check, update, self.version)
             async with self._host.folder.file(update) as file:
-                await self._staged(http, file)
+                await self._staged(life, file)
                 async with self._holds.changing():
-                    return await self._changed(http, file, update.version)
+                    return await self._changed(life, file, update.version)
 
     async def _restore(self) -> None:
         """Load all weights into a server that was started again, unless somebody did."""
@@ -238,34 +239,40 @@ class ServedEngine:
         async with self._one_at_a_time:
             if self._source is None or self.version is not None:
                 return
-            http = await self._server.wait_up()
+            life = self._server.life
+            await self._server.wait_up()
             update = split_experts(await asyncio.to_thread(self._source), self._model.shapes)
             async with self._host.folder.file(update) as file:
-                await self._staged(http, file)
+                await self._staged(life, file)
                 async with self._holds.changing(at_once=True):
-                    await self._changed(http, file, update.version)
+                    await self._changed(life, file, update.version)
         log.info("weights restored", version=update.version)
 
-    async def _staged(self, http: httpx.AsyncClient, file: Path) -> None:
+    async def _staged(self, life: Life, file: Path) -> None:
         try:
-            await self._dialect.stage(http, file)
+            await self._dialect.stage(life.up.result(), file)
         except AstraflowError:
             raise
         except Exception as error:
-            self._server.condemn(f"it did not stage an update: {error!r}")
+            self._server.condemn(f"it did not stage an update: {error!r}", life)
             raise apply_failed(f"the server is lost: {error!r}") from error
 
-    async def _changed(self, http: httpx.AsyncClient, file: Path, version: int) -> SwapReport:
+    async def _changed(self, life: Life, file: Path, version: int) -> SwapReport:
         """Change the weights in a pause; the server ends when anything in it goes wrong."""
         started, inflight_count = perf_counter(), self._meter.running_count
+        failure: Exception | None = None
         try:
-            await self._dialect.change(http, file, version=version, kv=self._host.kv)
-        except Exception as error:
-            self._server.condemn(f"version {version} was not applied whole: {error}")
+            await self._dialect.change(life.up.result(), file, version=version, kv=self._host.kv)
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failure = error
+        if failure is None and life.over.done():
+            failure = life.over.result()
+        if failure is not None:
+            self._server.condemn(f"version {version} was not applied whole: {failure}", life)
             raise AstraflowError(
                 Reason.APPLY_FAILED,
-                f"version {version} was not applied whole, so the server starts again: {error}",
-            ) from error
+                f"version {version} was not applied whole, so the server starts again: {failure}",
+            ) from failure
         pause_s = perf_counter() - started
         self.version, self._completions.salt = version, new_salt()
         return SwapReport(version=version, pause_s=pause_s, inflight_count=inflight_count)

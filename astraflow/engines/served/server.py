@@ -183,12 +183,12 @@ class InferenceServer:
     async def check_alive(self) -> None:
         """See whether it still generates; it is started again if not."""
         life = self.life
-        if life.is_up and not await self._answers(life.up.result()) and self.life is life:
-            self.condemn("it generates no token")
+        if life.is_up and not await self._answers(life.up.result()):
+            self.condemn("it generates no token", life)
 
-    def condemn(self, why: str) -> None:
-        """End this life: what it holds cannot be trusted any more."""
-        self._end(self.life, engine_failed(why))
+    def condemn(self, why: str, life: Life) -> None:
+        """End a life: what it holds cannot be trusted any more. One that is over stays over."""
+        self._end(life, engine_failed(why))
 
     def _end(self, life: Life, why: AstraflowError) -> None:
         """End a life; whoever waits from now on waits for the next one."""

@@ -134,7 +134,7 @@ async def test_a_server_that_is_condemned_ends_before_the_next_one_serves(make: 
     server = make(lambda port: command(PAGE, str(port)))
     http = await server.wait_up()
     old = str(http.base_url)
-    server.condemn("its weights are of no version")
+    server.condemn("its weights are of no version", server.life)
     await server.wait_up()
     with pytest.raises(httpx.ConnectError):
         async with httpx.AsyncClient(base_url=old, trust_env=False) as late:

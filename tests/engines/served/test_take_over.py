@@ -1,5 +1,6 @@
 """A node takes a server over that runs already, if it is one of its model: real HTTP, no model."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.building import build_engine
+from astraflow.engines.served import engine as engines
+from astraflow.engines.served.engine import ServedEngine
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.vllm.dialect import VllmDialect
 
 POLICY = PolicyId("sort")
 
@@ -171,5 +176,51 @@ async def test_answers_of_another_form_are_failures_of_the_engine(
         assert caught.value.reason is (Reason.APPLY_FAILED if is_swap else Reason.ENGINE_FAILED)
         # What a server may have half of is not sampled from.
         assert engine.version == (None if is_swap else 1)
+    finally:
+        await engine.close()
+
+
+async def test_a_version_that_waited_while_the_server_was_lost_does_not_end_the_next_one(
+    peer: Peer, model: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engines, "_LINGER_S", 0.0)
+    url = peer("policy", model.folder, 512)
+    engine: Any = build_engine(model.folder, EngineSettings(kind="vllm", url=url), POLICY)
+    try:
+        await engine.swap(model.update(1, seed=0))
+        await engine.pin(1)
+        swap = asyncio.create_task(engine.swap(model.update(2, seed=1)))
+        server = engine._server
+        while not engine._holds.is_awaited:  # noqa: ASYNC110 - as it has no event for it
+            await asyncio.sleep(0)
+        server.condemn("it was killed", server.life)
+        next_life = server.life
+        await server.wait_up()
+        await engine.unpin(1)
+        with pytest.raises(AstraflowError) as caught:
+            await swap
+        assert caught.value.reason is Reason.APPLY_FAILED
+        assert next_life.is_up
+    finally:
+        await engine.close()
+
+
+async def test_a_version_that_was_applied_as_the_server_was_lost_is_not_live(
+    peer: Peer, model: Any
+):
+    class LostAsItAnswers(VllmDialect):
+        async def change(self, *args: Any, **kwargs: Any) -> None:
+            await super().change(*args, **kwargs)
+            engine._server.condemn("it was killed", engine._server.life)
+
+    settings = EngineSettings(kind="vllm", url=peer("policy", model.folder, 512))
+    description = ModelDescription.read(model.folder, None)
+    dialect = LostAsItAnswers(Path())
+    engine = ServedEngine(dialect, model=description, settings=settings, policy_id=POLICY)
+    try:
+        with pytest.raises(AstraflowError, match="killed") as caught:
+            await engine.swap(model.update(1, seed=0))
+        assert caught.value.reason is Reason.APPLY_FAILED
+        assert engine.version is None
     finally:
         await engine.close()
