@@ -14,15 +14,14 @@ import torch
 from astraflow import __version__
 from astraflow.config.lora import base_of
 from astraflow.config.recipe import EngineSettings, Lora
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.tensors import SwapReport, TensorSpec, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import (
     check_prompt,
     check_sampling,
-    engine_closed,
     no_weights,
     require_policy,
 )
@@ -32,26 +31,18 @@ from astraflow.engines.embedded.grammars import Grammars
 from astraflow.engines.embedded.model import build_module, load_config, read_architecture
 from astraflow.engines.embedded.rows import Request
 from astraflow.engines.embedded.sampler import stream_of
-from astraflow.engines.embedded.weights import (
-    Slots,
-    Staged,
-    Weights,
-    bits_of,
-    read_directory,
-    stage,
-)
+from astraflow.engines.embedded.weights import Slots, Staged, Weights, read_directory, stage
 from astraflow.engines.embedded.worker import DecodeWorker
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import mixtures_of
 from astraflow.engines.tokenizer import load_tokenizer, read_special_ids
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
-
 """Makes a version, beside the live one and those that are kept."""
 
 
 class SharedBase:
-    """A module and the thread that decodes with it; takes no request once it is closed.
+    """A module and the threads that decode with it and stage its versions.
 
     Attributes:
         model_dir: Of its architecture and tokenizer.
@@ -103,45 +94,20 @@ class SharedBase:
             slots.install(read_directory(model_dir, slots, version=0))
             add_adapter_places(self.module, places)
         self.decoding = replace(decoding, adapters=places)
-        self._is_closed = False
-        self._submitted: list[Request] = []
         count = settings.thread_count
         # Its own thread: torch bounds threads per thread, and decoding needs the other cores.
         self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (count,))
         self.worker = DecodeWorker(self.module, self.decoding, thread_count=count, kv=self.kv)
 
-    def unseen_count(self, adapter: int) -> int:
-        """Return the requests of a policy that the worker has not seen yet."""
-        submitted = sum(each.adapter == adapter for each in self._submitted)
-        return submitted + self.worker.unseen_count(adapter)
-
-    def submit(self, request: Request) -> None:
-        """Hand a request over with all others of this turn of the event loop: read together."""
-        self.require_running()
-        if not self._submitted:
-            asyncio.get_running_loop().call_soon(self._put_submitted)
-        self._submitted.append(request)
-
-    def withdraw(self, request: Request) -> None:
-        """Take a request back."""
-        self._put_submitted()
-        self.worker.withdraw(request)
-
-    def after_submitted(self) -> DecodeWorker:
-        """Return the thread, which was handed all requests so far."""
-        self.require_running()
-        self._put_submitted()
-        return self.worker
-
     async def go_live(self, adapter: int, make: Stage) -> SwapReport:
         """Stage until it can be committed: again if a version was pinned in the meantime."""
         versions = self.worker.version_sets[adapter]
         while True:
-            self.require_running()
+            self.worker.require_running()
             staged = await asyncio.get_running_loop().run_in_executor(
                 self._stager, make, versions.weights, versions.kept
             )
-            reply = self.after_submitted().commit(staged)
+            reply = self.worker.commit(staged)
             try:
                 report = await asyncio.shield(reply)
             except asyncio.CancelledError:
@@ -154,22 +120,9 @@ class SharedBase:
 
     async def close(self) -> None:
         """Stop; running generations end with ENGINE_FAILED."""
-        self._is_closed = True
-        self._put_submitted()
-        self.worker.halt(engine_closed())
+        self.worker.close()
         self._stager.shutdown(wait=False)
         await asyncio.to_thread(self.worker.join)
-
-    def require_running(self) -> None:
-        """Raise what ended it, if it has ended."""
-        failure = engine_closed() if self._is_closed else self.worker.failure
-        if failure is not None:
-            raise failure
-
-    def _put_submitted(self) -> None:
-        if self._submitted:
-            requests, self._submitted = self._submitted, []
-            self.worker.submit(requests)
 
 
 class EmbeddedEngine:
@@ -240,11 +193,11 @@ class EmbeddedEngine:
         grammars = self._base.grammars
         if sampling.grammar is not None and grammars is not None:
             request.guide = await asyncio.to_thread(grammars.guide, sampling.grammar)
-        self._base.submit(request)
+        self._base.worker.submit(request)
         try:
             return await request.reply
         except asyncio.CancelledError:
-            self._base.withdraw(request)
+            self._base.worker.withdraw(request)
             raise
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
@@ -269,43 +222,22 @@ class EmbeddedEngine:
 
         return await self._go_live(make)
 
-    async def live_bits(self, spec: TensorSpec) -> np.ndarray:
-        """Return one tensor of the live version as it is computed with, to verify it.
-
-        Args:
-            spec: Name, and the element type to return: that of the checkpoint or a wider one.
-
-        Returns:
-            uN[element_count], a copy; no swap comes between.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for a name that the model does not have,
-                VERSION_NOT_SERVED before the first swap.
-        """
-        async with self._swapping:
-            name, weights = self._slots.canonical(spec.name), self._versions.weights
-            if weights is None:
-                raise no_weights()
-            if name is None:
-                raise AstraflowError(Reason.INVALID_FIELD, f"the model has no tensor {spec.name}")
-            return await asyncio.to_thread(bits_of, weights.tensors[name], spec.dtype)
-
     def restore_from(self, source: Callable[[], WeightUpdate]) -> None:
         """Nothing to do: its weights are lost with the node alone."""
 
     async def pin(self, version: int) -> None:
         """Keep the live version for `generate(version=...)`; see `Engine.pin`."""
-        await self._base.after_submitted().pin(self._slots.adapter, version)
+        await self._base.worker.pin(self._slots.adapter, version)
 
     async def unpin(self, version: int) -> None:
         """Let a pinned version go once its running generations are done."""
-        await self._base.after_submitted().unpin(self._slots.adapter, version)
+        await self._base.worker.unpin(self._slots.adapter, version)
 
     def load(self) -> EngineLoad:
         """Return how busy it was after the last decode step."""
-        load = self._base.worker.loads[self._slots.adapter]
-        unseen = self._base.unseen_count(self._slots.adapter)
-        return replace(load, queued_count=load.queued_count + unseen)
+        worker, adapter = self._base.worker, self._slots.adapter
+        load = worker.loads[adapter]
+        return replace(load, queued_count=load.queued_count + worker.unseen_count(adapter))
 
     async def close(self) -> None:
         """Stop, and with it all engines of one base; running generations end with ENGINE_FAILED."""

@@ -265,17 +265,6 @@ def stage(
         raise apply_failed(f"version {update.version} cannot be staged: {error}") from error
 
 
-def bits_of(tensor: torch.Tensor, dtype: Dtype) -> np.ndarray:
-    """Return a copy of a tensor's bits in another type, uN[element_count].
-
-    A value that came as `dtype` and is computed with as a wider type comes back as it was,
-    unless it is not a number.
-    """
-    values = tensor.to(device="cpu", dtype=_TORCH[dtype], copy=True)
-    signed: np.ndarray = _bits(values).numpy()
-    return signed.view(dtype.bits)
-
-
 def _staged(
     update: WeightUpdate, slots: Slots, base: Mapping[str, torch.Tensor], kept: Collection[Weights]
 ) -> Staged:

@@ -16,7 +16,7 @@ import torch
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tensors import SwapReport
-from astraflow.engines.checks import apply_failed
+from astraflow.engines.checks import apply_failed, engine_closed
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings, Shown
 from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.embedded.rows import Ended, Request
@@ -67,30 +67,40 @@ class DecodeWorker:
         self._live = Decoder(module, settings)
         self._pinned: dict[_PolicyVersion, Decoder] = {}
         self._past_sampled_counts = np.zeros(policy_count, np.int64)
-        self._handed_counts: Counter[int] = Counter()
+        self._submitted: list[Request] = []
+        self._submitted_counts: Counter[int] = Counter()
         self._seen_counts: Counter[int] = Counter()
         self._busy_s = 0.0
         self._turn_s = 0.0
         self._shown_at = 0.0
         self._replies: list[_Reply] = []
         self.failure: AstraflowError | None = None
+        self._is_closed = False
         self._inbox: SimpleQueue[_Asked] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
         self._thread.start()
 
     def unseen_count(self, adapter: int) -> int:
-        """Return the requests of a policy that it was handed and has not seen."""
-        return self._handed_counts[adapter] - self._seen_counts[adapter]
+        """Return the requests of a policy that were submitted and that it has not seen."""
+        return self._submitted_counts[adapter] - self._seen_counts[adapter]
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Generate for requests that came together."""
-        self._handed_counts.update(each.adapter for each in requests)
-        waiting = tuple(request.reply for request in requests)
-        self._inbox.put((waiting, partial(self._take, requests)))
+    def require_running(self) -> None:
+        """Raise what ended it, if it has ended."""
+        failure = engine_closed() if self._is_closed else self.failure
+        if failure is not None:
+            raise failure
+
+    def submit(self, request: Request) -> None:
+        """Generate for a request and all others of this turn of the event loop: read together."""
+        self.require_running()
+        if not self._submitted:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self._submitted.append(request)
+        self._submitted_counts[request.adapter] += 1
 
     def withdraw(self, request: Request) -> None:
         """Nobody waits for a request any more."""
-        self._inbox.put(((), partial(self._withdraw, request)))
+        self._put((), partial(self._withdraw, request))
 
     def commit(self, staged: Staged) -> "asyncio.Future[SwapReport | None]":
         """Make weights live; the answer is None when they have to be staged again."""
@@ -104,9 +114,10 @@ class DecodeWorker:
         """Take one pin of a version back."""
         return self._ask(partial(self._unpin, (adapter, version)))
 
-    def halt(self, error: AstraflowError) -> None:
+    def close(self) -> None:
         """End the thread, and all requests with an error."""
-        self._inbox.put(((), partial(self._end, error)))
+        self._is_closed = True
+        self._put((), partial(self._end, engine_closed()))
 
     def join(self) -> None:
         """Wait for the end of the thread."""
@@ -162,9 +173,21 @@ class DecodeWorker:
 
     def _ask(self, act: Callable[[], object]) -> "asyncio.Future[Any]":
         """Have something done between two steps; what it returns is the answer."""
+        self.require_running()
         reply = asyncio.get_running_loop().create_future()
-        self._inbox.put(((reply,), lambda: self._replies.append((reply, act()))))
+        self._put((reply,), lambda: self._replies.append((reply, act())))
         return reply
+
+    def _put(self, waiting: tuple[asyncio.Future[Any], ...], act: Callable[[], None]) -> None:
+        """Say what is to be done next, after all that was submitted."""
+        self._hand_over()
+        self._inbox.put((waiting, act))
+
+    def _hand_over(self) -> None:
+        if self._submitted:
+            requests, self._submitted = self._submitted, []
+            waiting = tuple(request.reply for request in requests)
+            self._inbox.put((waiting, partial(self._take, requests)))
 
     def _take(self, requests: Sequence[Request]) -> None:
         self._seen_counts.update(each.adapter for each in requests)
