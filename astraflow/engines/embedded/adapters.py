@@ -120,11 +120,11 @@ class AdapterSlots(Slots):
             for path, layer in layers_of(module, SharedLinear)
             if is_target(path, place.settings)
         }
-        self._targets = {
-            name: tensor
-            for path, layer in self._layers.items()
-            for name, tensor in self._parts(path, layer)
-        }
+        self._targets = {}
+        for path, layer in self._layers.items():
+            first, second = _names(path)
+            self._targets[first] = layer.lora_A[place.ranks]
+            self._targets[second] = layer.lora_B[place.ranks].T
         self._canonical = {name: name for name in self._targets}
 
     def completed(self, version: int, tensors: dict[str, Tensor]) -> Weights:
@@ -143,11 +143,6 @@ class AdapterSlots(Slots):
             layer.lora_A.data = _replaced(layer.lora_A, ranks, first)
             layer.lora_B.data = _replaced(layer.lora_B, ranks, second.T)
 
-    def _parts(self, path: str, layer: SharedLinear) -> list[tuple[str, Tensor]]:
-        ranks = self._place.ranks
-        first, second = _names(path)
-        return [(first, layer.lora_A[ranks]), (second, layer.lora_B[ranks].T)]
-
 
 def row_scales(module: nn.Module, places: Sequence[AdapterPlace]) -> Tensor | None:
     """Return [policies, ranks], what a row of each policy takes of each rank; None: no adapters."""
@@ -158,12 +153,6 @@ def row_scales(module: nn.Module, places: Sequence[AdapterPlace]) -> Tensor | No
     for place in places:
         scales[place.index, place.ranks] = place.settings.scale
     return scales
-
-
-def expect_rows(module: nn.Module, shares: Tensor | None) -> None:
-    """Let the next pass of a module with adapters be over rows of these shares, [rows, ranks]."""
-    if shares is not None:
-        cast("Any", module).adapter_shares.of_rows = shares
 
 
 def slots_of(module: nn.Module, places: Sequence[AdapterPlace]) -> Mapping[int, Slots]:

@@ -51,7 +51,8 @@ class SharedBase:
         tokenizer: None: no text is read.
         grammars: Of its tokens; None: no text is read.
         decoding: Of its decoders.
-        worker: The thread.
+        worker: The thread that decodes.
+        stager: The thread that stages versions.
     """
 
     def __init__(
@@ -96,32 +97,13 @@ class SharedBase:
         self.decoding = replace(decoding, adapters=places)
         count = settings.thread_count
         # Its own thread: torch bounds threads per thread, and decoding needs the other cores.
-        self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (count,))
+        self.stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (count,))
         self.worker = DecodeWorker(self.module, self.decoding, thread_count=count, kv=self.kv)
-
-    async def go_live(self, adapter: int, make: Stage) -> SwapReport:
-        """Stage until it can be committed: again if a version was pinned in the meantime."""
-        versions = self.worker.version_sets[adapter]
-        while True:
-            self.worker.require_running()
-            staged = await asyncio.get_running_loop().run_in_executor(
-                self._stager, make, versions.weights, versions.kept
-            )
-            reply = self.worker.commit(staged)
-            try:
-                report = await asyncio.shield(reply)
-            except asyncio.CancelledError:
-                # The worker has let go of the update's arrays when this ends.
-                with contextlib.suppress(AstraflowError):
-                    await reply
-                raise
-            if report is not None:
-                return report
 
     async def close(self) -> None:
         """Stop; running generations end with ENGINE_FAILED."""
         self.worker.close()
-        self._stager.shutdown(wait=False)
+        self.stager.shutdown(wait=False)
         await asyncio.to_thread(self.worker.join)
 
 
@@ -216,11 +198,9 @@ class EmbeddedEngine:
             AstraflowError: APPLY_FAILED naming the tensor that does not fit.
         """
         source = model_dir or self._base.model_dir
-
-        def make(_base: Weights | None, _kept: Collection[Weights]) -> Staged:
-            return Staged(weights=read_directory(source, self._slots, version=version))
-
-        return await self._go_live(make)
+        return await self._go_live(
+            lambda *_: Staged(weights=read_directory(source, self._slots, version=version))
+        )
 
     def restore_from(self, source: Callable[[], WeightUpdate]) -> None:
         """Nothing to do: its weights are lost with the node alone."""
@@ -267,8 +247,24 @@ class EmbeddedEngine:
         )
 
     async def _go_live(self, make: Stage) -> SwapReport:
+        """Stage until it can be committed: again if a version was pinned in the meantime."""
+        worker, versions = self._base.worker, self._versions
         async with self._swapping:
-            return await self._base.go_live(self._slots.adapter, make)
+            while True:
+                worker.require_running()
+                staged = await asyncio.get_running_loop().run_in_executor(
+                    self._base.stager, make, versions.weights, versions.kept
+                )
+                reply = worker.commit(staged)
+                try:
+                    report = await asyncio.shield(reply)
+                except asyncio.CancelledError:
+                    # The worker has let go of the update's arrays when this ends.
+                    with contextlib.suppress(AstraflowError):
+                        await reply
+                    raise
+                if report is not None:
+                    return report
 
 
 def adapter_engines(

@@ -25,7 +25,6 @@ from transformers.cache_utils import Cache
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded import attention
-from astraflow.engines.embedded.adapters import expect_rows
 from astraflow.engines.embedded.cache import PassLayer
 from astraflow.engines.embedded.graphs import StepGraphs
 from astraflow.engines.embedded.shapes import row_step
@@ -325,7 +324,8 @@ def logits_of(
     module: torch.nn.Module, cache: Cache, *, shares: torch.Tensor | None, **inputs: Any
 ) -> torch.Tensor:
     """Run a causal model of transformers over a cache; return its logits, [rows, k, vocabulary]."""
-    expect_rows(module, shares)
+    if shares is not None:
+        cast("Any", module).adapter_shares.of_rows = shares
     return module(**{_CACHE: cache}, **inputs, use_cache=True).logits
 
 

@@ -12,7 +12,6 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.adapters import (
     AdapterSlots,
     add_adapter_places,
-    expect_rows,
     places_of,
     row_scales,
 )
@@ -66,7 +65,7 @@ def test_rows_take_their_own_adapters_as_merged_weights_say():
         slots.install(Weights(version=0, tensors=tensors, adapter=place.index))
         weights.append((place.settings.scale, *tensors.values()))
     policies = np.array([0, 1, 1, 0, 1])
-    expect_rows(module, row_scales(module, places)[policies])
+    module.adapter_shares.of_rows = row_scales(module, places)[policies]
     inputs = torch.from_numpy(rng.normal(size=(5, 3, 6)))
     found = module.layer(inputs)
     for row, policy in enumerate(policies):
