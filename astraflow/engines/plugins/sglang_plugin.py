@@ -71,8 +71,7 @@ def applied(stager: Stager, path: str) -> str:
     """Apply a file, and write beside it what happened; return the error, or nothing."""
     answer: dict[str, Any] = {"error": ""}
     try:
-        stager.apply(path)
-        answer |= stager.report()
+        answer |= stager.apply(path)
     except Exception as error:  # noqa: BLE001  raised, it would end the server and say nothing
         traceback.print_exc()
         answer["error"] = f"{type(error).__name__}: {error}"

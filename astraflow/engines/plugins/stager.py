@@ -37,13 +37,13 @@ class Stager:
         self._thread = ThreadPoolExecutor(1, "astraflow-staging")
         self._path = ""
         self._staging: Future[tuple[Update, StagedUpdate]] | None = None
-        self._report: dict[str, Any] = {}
 
-    def begin(self, path: str) -> None:
+    def begin(self, path: str) -> Future[tuple[Update, StagedUpdate]]:
         """Begin to stage a file."""
         if self._staging is not None:
             self._staging.exception()
         self._path, self._staging = path, self._thread.submit(self._staged, path)
+        return self._staging
 
     def progress(self, path: str) -> dict[str, Any]:
         """Return whether a file is staged, and what is wrong with it."""
@@ -57,9 +57,7 @@ class Stager:
 
     def staged(self, path: str) -> str:
         """Stage a file, and return what is wrong with it; empty: nothing."""
-        self.begin(path)
-        if self._staging is not None:
-            self._staging.exception()
+        self.begin(path).exception()
         return str(self.progress(path)["error"])
 
     @property
@@ -70,29 +68,22 @@ class Stager:
         _, staged = self._staging.result()
         return None if staged.unmapped else (self._path, staged)
 
-    def apply(self, path: str) -> None:
-        """Write a file into the live weights.
+    def apply(self, path: str) -> dict[str, Any]:
+        """Write a file into the live weights, and return what that did: see `patching.apply`.
 
         Raises:
             Exception: Whatever it was: the weights are of no version.
         """
-        if self._staging is None or self._path != path:
-            self.begin(path)
-        staging, self._staging = self._staging, None
-        assert staging is not None  # noqa: S101  begun above
+        begun = self._staging if self._path == path else None
+        staging, self._staging = begun or self.begin(path), None
         update, staged = staging.result()
-        if staged.unmapped:
-            self._reload(update)
-            # The server may go on to pack what was loaded: it is looked at with the next update.
-            self._patcher, self._sample = None, _sample_of(update)
-            nbytes = sum(part.values.nbytes for part in update.parts)
-            self._report = {"version": update.version, "nbytes": nbytes, "apply_s": 0.0}
-        else:
-            self._report = apply(staged)
-
-    def report(self) -> dict[str, Any]:
-        """Return what the last update did."""
-        return self._report
+        if not staged.unmapped:
+            return apply(staged)
+        self._reload(update)
+        # The server may go on to pack what was loaded: it is looked at with the next update.
+        self._patcher, self._sample = None, _sample_of(update)
+        nbytes = sum(part.values.nbytes for part in update.parts)
+        return {"version": update.version, "nbytes": nbytes, "apply_s": 0.0}
 
     def _staged(self, path: str) -> tuple[Update, StagedUpdate]:
         update = read_update(path)

@@ -40,9 +40,7 @@ class AstraflowWorker:
 
     def astraflow_apply(self, path: str) -> dict[str, Any]:
         """Write a file into the live weights, and return what that did."""
-        stager = self._stager()
-        stager.apply(path)
-        return stager.report()
+        return self._stager().apply(path)
 
     def _stager(self) -> Stager:
         model = self.model_runner.get_model()

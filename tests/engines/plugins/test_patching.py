@@ -104,10 +104,10 @@ def test_a_sparse_patch_is_what_loading_all_would_have_been(tmp_path: Path, dtyp
         old[name].reshape(-1)[indices] = values
         parts.append(part(name, values, indices))
     stager = stager_of(model)
-    stager.apply(str(written(tmp_path / "u", parts, 0)))
+    report = stager.apply(str(written(tmp_path / "u", parts, 0)))
     assert_same(model, loaded(old, dtype))
     # Half of q, k and down lies on the other rank.
-    assert stager.report()["nbytes"] < sum(p.values.nbytes for p in parts) * model.norm.itemsize / 4
+    assert report["nbytes"] < sum(p.values.nbytes for p in parts) * model.norm.itemsize / 4
 
 
 def test_a_whole_update_is_written_in_place_when_all_is_plain(tmp_path: Path):
