@@ -79,15 +79,23 @@ def read_causal_model(
 
 
 def make_causal_model(
-    config: "PretrainedConfig", *, dtype: torch.dtype, is_empty: bool = False
+    config: "PretrainedConfig", *, dtype: torch.dtype, is_empty: bool = False, auto: Any = None
 ) -> torch.nn.Module:
-    """Make the module of a config, with random weights; empty: with whatever memory holds."""
+    """Make the module of a config, with random weights.
+
+    Args:
+        config: Of transformers.
+        dtype: Of all weights.
+        is_empty: Whether they are whatever memory holds. They take none until they are written:
+            the system gives pages when they are touched.
+        auto: The class of transformers that makes modules; None: of causal models.
+    """
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
     from transformers.initialization import no_init_weights  # noqa: PLC0415
 
     drawing = cast("Any", no_init_weights)() if is_empty else nullcontext()
     with _MODEL_LOCK, drawing:
-        module = cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+        module = (auto or cast("Any", AutoModelForCausalLM)).from_config(config, dtype=dtype)
     if is_empty:
         module.tie_weights()
     return module
@@ -128,19 +136,14 @@ def empty_causal_model(
 ) -> torch.nn.Module:
     """Make the module of a Hugging Face directory whose weights are whatever memory holds.
 
-    They take none until they are written: the system gives pages when they are touched.
-
     Raises:
         OSError, ValueError: As `read_causal_model`, but for its weights, which are not looked at.
     """
     from transformers import AutoConfig  # noqa: PLC0415 - seconds to import
-    from transformers.initialization import no_init_weights  # noqa: PLC0415
 
     auto, kwargs = _auto_class(makes_scores=makes_scores)
-    with _MODEL_LOCK, cast("Any", no_init_weights)():
-        config = cast("Any", AutoConfig).from_pretrained(directory, local_files_only=True, **kwargs)
-        module = auto.from_config(config, dtype=dtype)
-    module.tie_weights()
+    config = cast("Any", AutoConfig).from_pretrained(directory, local_files_only=True, **kwargs)
+    module = make_causal_model(config, dtype=dtype, is_empty=True, auto=auto)
     if makes_scores:
         _with_scores(module, is_new=False)
     return module
