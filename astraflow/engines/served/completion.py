@@ -117,25 +117,17 @@ class CompletionBuilder:
     def _spans(self) -> tuple[VersionSpan, ...]:
         spans: list[VersionSpan] = []
         left = len(self._tokens)
-        for version, length in _merged(self._versions):
-            kept = min(length, left)
-            left -= kept
-            if kept:
+        for version, told in self._versions:
+            length = min(told, left)
+            left -= length
+            if length and spans and spans[-1].version == version:
+                spans[-1] = replace(spans[-1], length=spans[-1].length + length)
+            elif length:
                 kv = self.kv if spans else KvPolicy.UNKNOWN
-                spans.append(VersionSpan(version=version, length=kept, kv=kv))
+                spans.append(VersionSpan(version=version, length=length, kv=kv))
         if left:
             raise engine_failed(f"the server tells no version of {left} tokens")
         return tuple(spans)
-
-
-def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for version, length in versions:
-        if merged and merged[-1][0] == version:
-            merged[-1] = (version, merged[-1][1] + length)
-        else:
-            merged.append((version, length))
-    return merged
 
 
 def new_salt() -> str:

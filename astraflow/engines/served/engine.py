@@ -44,11 +44,6 @@ class VersionHolds:
         self.is_changing = False
         self._turn = asyncio.Condition()
 
-    @property
-    def versions(self) -> frozenset[int]:
-        """What is held."""
-        return frozenset(self._counts)
-
     async def take(self, version: int) -> None:
         """Hold a version until `drop`; counted.
 
@@ -222,40 +217,37 @@ class ServedEngine:
             await self._server.wait_up()
             update = await asyncio.to_thread(split_experts, update, self._model.shapes)
             await asyncio.to_thread(self._model.check, update, self.version)
-            async with self._host.folder.file(update) as file:
-                await self._staged(life, file)
-                async with self._holds.changing():
-                    return await self._changed(life, file, update.version)
+            return await self._made_live(life, update)
 
     async def _restore(self) -> None:
         """Load all weights into a server that was started again, unless somebody did."""
         try:
-            await self._load_source()
+            async with self._one_at_a_time:
+                if self._source is None or self.version is not None:
+                    return
+                life = self._server.life
+                await self._server.wait_up()
+                update = split_experts(await asyncio.to_thread(self._source), self._model.shapes)
+                await self._made_live(life, update, at_once=True)
         except AstraflowError as error:
             # The next start, or the next version, tries again.
             log.warning("weights not restored", why=error.message)
+        else:
+            log.info("weights restored", version=update.version)
 
-    async def _load_source(self) -> None:
-        async with self._one_at_a_time:
-            if self._source is None or self.version is not None:
-                return
-            life = self._server.life
-            await self._server.wait_up()
-            update = split_experts(await asyncio.to_thread(self._source), self._model.shapes)
-            async with self._host.folder.file(update) as file:
-                await self._staged(life, file)
-                async with self._holds.changing(at_once=True):
-                    await self._changed(life, file, update.version)
-        log.info("weights restored", version=update.version)
-
-    async def _staged(self, life: Life, file: Path) -> None:
-        try:
-            await self._dialect.stage(life.up.result(), file)
-        except AstraflowError:
-            raise
-        except Exception as error:
-            self._server.condemn(f"it did not stage an update: {error!r}", life)
-            raise apply_failed(f"the server is lost: {error!r}") from error
+    async def _made_live(
+        self, life: Life, update: WeightUpdate, *, at_once: bool = False
+    ) -> SwapReport:
+        async with self._host.folder.file(update) as file:
+            try:
+                await self._dialect.stage(life.up.result(), file)
+            except AstraflowError:
+                raise
+            except Exception as error:
+                self._server.condemn(f"it did not stage an update: {error!r}", life)
+                raise apply_failed(f"the server is lost: {error!r}") from error
+            async with self._holds.changing(at_once=at_once):
+                return await self._changed(life, file, update.version)
 
     async def _changed(self, life: Life, file: Path, version: int) -> SwapReport:
         """Change the weights in a pause; the server ends when anything in it goes wrong."""
