@@ -23,6 +23,11 @@ class SpecialIds:
     eos: frozenset[int]
     never_sampled: frozenset[int]
 
+    def below(self, vocab_size: int) -> "SpecialIds":
+        """Return those that a model of so many ids knows; files may name others."""
+        known = frozenset(range(vocab_size))
+        return SpecialIds(eos=self.eos & known, never_sampled=self.never_sampled & known)
+
 
 class FastTokenizer:
     """The tokenizer of a Hugging Face directory, read from `tokenizer.json`.

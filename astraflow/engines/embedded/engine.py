@@ -80,8 +80,12 @@ class SharedBase:
         special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
         if draws_all:
             special = replace(special, never_sampled=frozenset())
+        architecture = read_architecture(config)
         decoding = build_decoder_settings(
-            settings, read_architecture(config), special=special, tokenizer=tokenizer
+            settings,
+            architecture,
+            special=special.below(architecture.vocab_size),
+            tokenizer=tokenizer,
         )
         self.model_dir = model_dir
         self.module = build_module(config, dtype=decoding.dtype, device=decoding.device)

@@ -69,8 +69,7 @@ class Sampler:
         never_sampled_ids: Iterable[int],
         device: torch.device,
     ) -> None:
-        self._eos_ids = [token for token in eos_ids if token < vocab_size]
-        banned = [token for token in never_sampled_ids if token < vocab_size]
+        self._eos_ids, banned = list(eos_ids), list(never_sampled_ids)
         self._bias = None
         if banned:
             self._bias = torch.zeros(vocab_size, device=device)
@@ -225,7 +224,7 @@ class StopRules:
         self, *, vocab_size: int, eos_ids: Iterable[int], tokenizer: FastTokenizer | None
     ) -> None:
         self._is_eos = np.zeros(vocab_size, np.bool_)
-        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._is_eos[list(eos_ids)] = True
         self._tokenizer = tokenizer
 
     def ended(self, table: DecodeRows, rows: slice) -> list[tuple[int, FinishReason]]:

@@ -60,11 +60,12 @@ class ModelDescription:
         fields = _text_config(directory)
         has_text = (directory / "tokenizer.json").is_file()
         tokenizer = load_tokenizer(directory) if has_text else None
+        special = tokenizer.special_ids if tokenizer else read_special_ids(directory)
         return cls(
             directory=directory,
             vocab_size=fields["vocab_size"],
             max_context=max_context_of(max_context, fields["max_position_embeddings"]),
-            special=tokenizer.special_ids if tokenizer else read_special_ids(directory),
+            special=special.below(fields["vocab_size"]),
             tokenizer=tokenizer,
             shapes=_shapes(directory, is_tied=bool(fields.get("tie_word_embeddings"))),
             experts=ExpertLayout.of(fields),

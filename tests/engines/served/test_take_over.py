@@ -150,6 +150,23 @@ async def test_nothing_is_read_from_the_cache_that_nodes_before_left(
     assert len(set(salts)) == 4
 
 
+async def test_special_ids_that_the_model_does_not_know_are_not_sent(
+    peer: Peer, sent: Sent, model: Any
+):
+    special = {"eos_token_id": [2, 14], "pad_token_id": 14}
+    (model.folder / "generation_config.json").write_text(json.dumps(special))
+    url = peer("policy", model.folder, 512)
+    engine = build_engine(model.folder, EngineSettings(kind="vllm", url=url), POLICY)
+    try:
+        await engine.swap(model.update(1, seed=0))
+        await engine.generate([3], SamplingParams(max_new_tokens=1))
+    finally:
+        await engine.close()
+    (knobs,) = [body["sampling_params"] for _, body in sent if "cache_salt" in body]
+    assert knobs["stop_token_ids"] == [2]
+    assert knobs["logit_bias"].keys() == {"0", "1"}
+
+
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
