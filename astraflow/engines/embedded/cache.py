@@ -111,17 +111,13 @@ class SlotCache:
         self._row_capacity = grown(self._row_capacity, needed=rows, limit=self._row_limit)
         self._capacity = grown(self._capacity, needed=columns, limit=self._limit)
         for states in self._layers:
-            states[:] = [_copied_into(state, self._sized(state)) for state in states]
+            for index, old in enumerate(states):
+                states[index] = self._sized(old)
+                states[index][: old.shape[0], :, : old.shape[2]] = old
 
     def _sized(self, like: Tensor) -> Tensor:
         heads, size = like.shape[1], like.shape[3]
         return like.new_zeros((self._row_capacity, heads, self._capacity, size))
-
-
-def _copied_into(source: Tensor, target: Tensor) -> Tensor:
-    rows, _, columns, _ = source.shape
-    target[:rows, :, :columns] = source
-    return target
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from astraflow.engines.devices import computed_dtype
 from astraflow.engines.embedded.adapters import AdapterPlace, row_scales, slots_of
 from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
-from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, logits_of, read_on
+from astraflow.engines.embedded.model import Architecture, StepMasks, Stepper, cache_over, logits_of
 from astraflow.engines.embedded.rows import (
     DecodeRows,
     Ended,
@@ -317,14 +317,14 @@ class Decoder:
         places = self._tensor(positions)
         ends = self._rows.column("length", rows) - 1 - known
         kept, indexes = kept_positions(ends, row_count=len(pairs), length=length)
-        logits = read_on(
+        logits = logits_of(
             self.module,
-            ids=self._tensor(np.take_along_axis(self._ids(rows, columns), positions, 1)),
-            positions=places,
-            masks=self._masks.of(places, columns),
-            states=states,
-            kept=self._tensor(kept),
+            cache_over(states, self._tensor(np.arange(len(pairs))), places),
             shares=self._shares(self._rows.column("adapter", rows)),
+            input_ids=self._tensor(np.take_along_axis(self._ids(rows, columns), positions, 1)),
+            position_ids=places,
+            attention_mask=self._masks.of(places, columns),
+            logits_to_keep=self._tensor(kept),
         )
         return self._sample(logits[np.arange(len(pairs)), indexes], rows)
 

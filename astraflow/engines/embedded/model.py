@@ -284,42 +284,6 @@ class Stepper:
         return _forward(module, inputs, kinds)
 
 
-def read_on(
-    module: torch.nn.Module,
-    *,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    masks: Masks,
-    states: Sequence[torch.Tensor],
-    kept: torch.Tensor,
-    shares: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Read what follows in rows whose beginnings are in the cache.
-
-    Args:
-        module: A causal model of transformers.
-        ids: i64[rows, n].
-        positions: i64[rows, n], where they stand; their keys and values are written there.
-        masks: [rows, 1, n, length] each: what they may attend to.
-        states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
-        kept: i64[k], which of the n tokens have their logits returned.
-        shares: [rows, ranks]: which adapters each row takes; None: there are none.
-
-    Returns:
-        Logits, [rows, k, vocabulary].
-    """
-    rows = torch.arange(len(ids), device=ids.device)
-    return logits_of(
-        module,
-        _cache_over(states, rows, positions),
-        shares=shares,
-        input_ids=ids,
-        position_ids=positions,
-        attention_mask=masks,
-        logits_to_keep=kept,
-    )
-
-
 def logits_of(
     module: torch.nn.Module, cache: Cache, *, shares: torch.Tensor | None, **inputs: Any
 ) -> torch.Tensor:
@@ -329,9 +293,16 @@ def logits_of(
     return module(**{_CACHE: cache}, **inputs, use_cache=True).logits
 
 
-def _cache_over(
+def cache_over(
     states: Sequence[torch.Tensor], rows: torch.Tensor, positions: torch.Tensor
 ) -> Cache:
+    """Return the cache of a pass over what follows in rows whose beginnings were read.
+
+    Args:
+        states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
+        rows: i64[rows], 0 and so on.
+        positions: i64[rows, n], of the n tokens: their keys and values are written there.
+    """
     pairs = zip(states[::2], states[1::2], strict=True)
     return Cache(
         layers=[
@@ -358,7 +329,7 @@ def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -
     masks, states = others[:mask_count], others[mask_count:]
     logits = logits_of(
         module,
-        _cache_over(states, rows, positions[:, None]),
+        cache_over(states, rows, positions[:, None]),
         shares=taken if hasattr(module, "adapter_shares") else None,
         input_ids=ids[:, None],
         position_ids=positions[:, None],
@@ -374,14 +345,11 @@ def _forward_rows(
     given: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Do a step in which every row attends to its own keys alone."""
-    rows = attention.DecodedRows(lengths=(given[1] + 1).int(), has_windows=_has_windows(module))
+    fields = cast("Any", module).config.get_text_config()
+    has_windows = getattr(fields, "sliding_window", None) is not None
+    rows = attention.DecodedRows(lengths=(given[1] + 1).int(), has_windows=has_windows)
     with rows.attending():
         return _forward(module, (*given, *states), kinds)
-
-
-def _has_windows(module: torch.nn.Module) -> bool:
-    fields = cast("Any", module).config.get_text_config()
-    return getattr(fields, "sliding_window", None) is not None
 
 
 def _recorded(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> Any:

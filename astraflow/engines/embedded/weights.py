@@ -177,10 +177,8 @@ class VersionSet:
 
     def unpin(self, version: int) -> None:
         """Take one pin back; the version is kept until it is dropped."""
-        count = self.pins.get(version, 0) - 1
-        self.pins = {kept: pins for kept, pins in self.pins.items() if kept != version}
-        if count > 0:
-            self.pins = {**self.pins, version: count}
+        pins = {**self.pins, version: self.pins.get(version, 0) - 1}
+        self.pins = {kept: count for kept, count in pins.items() if count > 0}
 
 
 _TORCH = {

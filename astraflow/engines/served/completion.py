@@ -67,8 +67,11 @@ class CompletionBuilder:
         self._logprobs += piece.logprobs
         self._likeliest += piece.likeliest
         self.finish_reason = piece.finish_reason
-        if self.stops is not None:
-            self._cut(before)
+        end = None if self.stops is None else self.stops.first_end(self._tokens, before)
+        if end is not None:
+            # With the first token that completes a stop text.
+            del self._tokens[end:], self._logprobs[end:], self._likeliest[end:]
+            self.finish_reason = FinishReason.STOP
         return self._tokens[before:]
 
     @property
@@ -106,13 +109,6 @@ class CompletionBuilder:
             constrained=np.ones(len(logprobs), np.bool_) if self.is_constrained else None,
             likeliest=self._likeliest,
         )
-
-    def _cut(self, before: int) -> None:
-        """End it with the first token that completes a stop text."""
-        end = self.stops.first_end(self._tokens, before) if self.stops is not None else None
-        if end is not None:
-            del self._tokens[end:], self._logprobs[end:], self._likeliest[end:]
-            self.finish_reason = FinishReason.STOP
 
     def _spans(self) -> tuple[VersionSpan, ...]:
         spans: list[VersionSpan] = []
