@@ -17,7 +17,7 @@ from astraflow.engines.protocol import Generation, Likeliest, Watch
 from astraflow.engines.served.dialect import CompletionPiece, ServerRequest
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.routed_experts import ExpertLayout
-from astraflow.engines.served.server import ServerMeter, end_silence
+from astraflow.engines.served.server import OTHER_FORM, ServerMeter, end_silence
 from astraflow.engines.tokenizer import StopTexts
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
@@ -205,7 +205,7 @@ class CompletionClient:
         try:
             with self.meter.running():
                 await self._gather(request, gathering, watch)
-        except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
+        except (httpx.HTTPError, *OTHER_FORM) as error:
             self._background.start(self._server.check_alive())
             raise engine_failed(f"the server broke off a completion: {error!r}") from error
         except AstraflowError as error:

@@ -23,6 +23,9 @@ from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand
 from astraflow.rpc.address import unproxied
 from astraflow.rpc.concurrency import Backoff, beside
 
+# What reading an answer of another form than expected raises.
+OTHER_FORM = (LookupError, TypeError, ValueError)
+
 _KEPT_LINES = 15
 
 _KEPT_ERRORS = 5
@@ -373,7 +376,7 @@ class ServerMeter:
         """Ask the server again and again while something runs, until cancelled."""
         while True:
             if self.running_count:
-                with suppress(AstraflowError, httpx.HTTPError):
+                with suppress(AstraflowError, httpx.HTTPError, *OTHER_FORM):
                     self._reported = await dialect.load(server.http)
             await asyncio.sleep(_ASK_EVERY_S)
 

@@ -16,9 +16,13 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.building import build_engine
 from astraflow.engines.served import engine as engines
+from astraflow.engines.served import server as servers
 from astraflow.engines.served.engine import ServedEngine
+from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.sglang.dialect import SglangDialect
 from astraflow.engines.vllm.dialect import VllmDialect
+from astraflow.rpc.concurrency import beside
 
 POLICY = PolicyId("sort")
 
@@ -30,6 +34,7 @@ class Page(BaseHTTPRequestHandler):
     """Says what the server is told to serve, and takes whatever it is sent; has no model."""
 
     def do_GET(self) -> None:
+        self.server.sent.append((self.path, {}))  # type: ignore[attr-defined]
         self._answer(self.server.said)  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
@@ -241,3 +246,25 @@ async def test_a_version_that_was_applied_as_the_server_was_lost_is_not_live(
         assert engine.version is None
     finally:
         await engine.close()
+
+
+async def test_a_load_of_another_form_does_not_end_the_asking(
+    peer: Peer, sent: Sent, model: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(servers, "_ASK_EVERY_S", 0.0)
+    url = peer("policy", model.folder, 512)
+    host = ServerHost(
+        VllmDialect(Path()),
+        model=ModelDescription.read(model.folder, None),
+        settings=EngineSettings(kind="vllm", url=url),
+        on_lost=lambda: None,
+    )
+    meter = servers.ServerMeter()
+    try:
+        await host.server.wait_up()
+        with meter.running():
+            async with beside(meter.follow(host.server, SglangDialect(Path()))):
+                while len([path for path, _ in sent if path == "/v1/loads"]) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+    finally:
+        await host.close()
