@@ -195,14 +195,13 @@ def named_models() -> list[NamedModel]:
     here = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set[str]()
     found: list[NamedModel] = []
     for name in sorted(here | KNOWN.keys()):
-        path = folder / name
-        if name in here:
-            size = sum(file.stat().st_size for file in path.glob("*") if file.is_file())
-            about = KNOWN[name].about if name in KNOWN else str(path.resolve())
-            found.append(NamedModel(name=name, path=path, nbytes=size, about=about))
+        path = folder / name if name in here else None
+        if path is None:
+            nbytes = KNOWN[name].nbytes
         else:
-            known = KNOWN[name]
-            found.append(NamedModel(name=name, path=None, nbytes=known.nbytes, about=known.about))
+            nbytes = sum(file.stat().st_size for file in path.glob("*") if file.is_file())
+        about = KNOWN[name].about if name in KNOWN else str((folder / name).resolve())
+        found.append(NamedModel(name=name, path=path, nbytes=nbytes, about=about))
     return found
 
 

@@ -13,7 +13,7 @@ older version is kept, which then keeps its bits.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -127,16 +127,13 @@ def _read_files(
     for file in files:
         found: dict[str, torch.Tensor] = cast("Any", safetensors_torch).load_file(file)
         if any(_PER_EXPERT.search(name) or slots.canonical(name) is None for name in found):
-            yield from _fused(model_dir)
+            try:
+                module = read_causal_model(model_dir, dtype=None, must_fit=True)
+            except (OSError, ValueError, RuntimeError) as error:
+                raise apply_failed(f"{model_dir} does not fit the model: {error}") from error
+            yield from module.state_dict().items()
             return
         yield from found.items()
-
-
-def _fused(model_dir: Path) -> Iterable[tuple[str, torch.Tensor]]:
-    try:
-        return read_causal_model(model_dir, dtype=None, must_fit=True).state_dict().items()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise apply_failed(f"{model_dir} does not fit the model: {error}") from error
 
 
 class VersionSet:

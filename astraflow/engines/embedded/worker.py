@@ -19,7 +19,7 @@ from astraflow.core.tensors import SwapReport
 from astraflow.engines.checks import apply_failed, engine_closed
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings, Shown
 from astraflow.engines.embedded.model import twin_of
-from astraflow.engines.embedded.rows import Ended, Request
+from astraflow.engines.embedded.rows import Request
 from astraflow.engines.embedded.weights import Staged, VersionSet, Weights
 from astraflow.engines.protocol import EngineLoad
 
@@ -139,7 +139,7 @@ class DecodeWorker:
         start = time.perf_counter()
         for pinned, decoder in [(None, self._live), *self._pinned.items()]:
             if not decoder.is_idle:
-                self._collect(decoder.advance())
+                self._replies += ((each.reply, ended) for each, ended in decoder.advance())
                 self._turn_s = time.perf_counter() - start
             if pinned is not None:
                 self._let_go(pinned)
@@ -202,7 +202,7 @@ class DecodeWorker:
         """Answer everything that waits with an error, for good."""
         self.failure = error
         for decoder in (self._live, *self._pinned.values()):
-            self._collect(decoder.end(error))
+            self._replies += ((each.reply, ended) for each, ended in decoder.end(error))
         while not self._inbox.empty():
             waiting, _ = self._inbox.get()
             self._replies.extend((reply, error) for reply in waiting)
@@ -282,9 +282,6 @@ class DecodeWorker:
             f"version {version} is not served: {live} is live and "
             f"{sorted(versions.pins)} are pinned",
         )
-
-    def _collect(self, ended: list[Ended]) -> None:
-        self._replies.extend((request.reply, result) for request, result in ended)
 
     def _report(self) -> None:
         """Publish the load, then wake the event loop once for all that was answered."""

@@ -134,17 +134,13 @@ class Parameters:
             memory = memory_of(parameter.data)
             if memory not in self._by_memory:
                 self._by_memory[memory] = name
-                self.flat[name] = _flat(parameter.data)
+                data = parameter.data
+                count = data.untyped_storage().nbytes() // data.element_size()
+                self.flat[name] = data.as_strided((count,), (1,), 0)
 
     def owner_of(self, tensor: torch.Tensor) -> str | None:
         """Return whose memory a tensor is a view of; None: of no parameter."""
         return self._by_memory.get(memory_of(tensor))
-
-
-def _flat(data: torch.Tensor) -> torch.Tensor:
-    """Return all of the memory that a tensor is a part of."""
-    count = data.untyped_storage().nbytes() // data.element_size()
-    return data.as_strided((count,), (1,), 0)
 
 
 class _Watch(TorchDispatchMode):

@@ -162,10 +162,6 @@ def change(note_version: Callable[[Any, Any], Any], scheduler: Any, request: Any
     done = _written(scheduler, request.new_version)
     if _is_common(scheduler, done) and done is not _FAILED:
         return note_version(scheduler, request)
-    return _halted(scheduler)
-
-
-def _halted(scheduler: Any) -> Any:
     from sglang.srt.managers import io_struct  # noqa: PLC0415
 
     scheduler.pause_generation(io_struct.PauseGenerationReqInput(mode="in_place"))
