@@ -293,7 +293,7 @@ class Decoder:
             request.take_over(self._versions[request.adapter], sampled_count=0)
         firsts, prompts = distinct(requests)
         ends = self._rows.column("length", rows)[firsts] - 1
-        kept, places = kept_positions(ends, row_count=len(firsts), length=length)
+        kept, places = kept_positions(ends, length=length)
         ids = self._ids(rows, length)[firsts]
         logits = self._read(ids, prompts, rows=rows, kept=kept)
         experts = self._taps.last(*ids.shape)
@@ -316,7 +316,7 @@ class Decoder:
                 state[row, :, : beginning.length] = begun
         places = self._tensor(positions)
         ends = self._rows.column("length", rows) - 1 - known
-        kept, indexes = kept_positions(ends, row_count=len(pairs), length=length)
+        kept, indexes = kept_positions(ends, length=length)
         logits = logits_of(
             self.module,
             cache_over(states, self._tensor(np.arange(len(pairs))), places),

@@ -43,11 +43,6 @@ class StepGraphs:
         self._pool: Any = None
         self._is_broken = False
 
-    @property
-    def count(self) -> int:
-        """Graphs that are kept."""
-        return len(self._found)
-
     def run(
         self, step: Step, given: tuple[torch.Tensor, ...], kept: Sequence[torch.Tensor]
     ) -> torch.Tensor:

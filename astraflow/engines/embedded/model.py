@@ -233,16 +233,6 @@ class Stepper:
         self._recorded: Any = None
         self._graphs = StepGraphs() if is_recordable else None
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether steps are replayed."""
-        return self._recorded is not None
-
-    @property
-    def graph_count(self) -> int:
-        """CUDA graphs that are kept."""
-        return self._graphs.count if self._graphs is not None else 0
-
     def run(
         self,
         module: torch.nn.Module,

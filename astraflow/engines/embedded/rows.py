@@ -265,20 +265,17 @@ def distinct(requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
     return firsts, np.array(prompts)
 
 
-def kept_positions(
-    ends: np.ndarray, *, row_count: int, length: int
-) -> tuple[np.ndarray, np.ndarray]:
+def kept_positions(ends: np.ndarray, *, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose the positions whose logits are computed: the ends, and enough for MIN_ROWS rows.
 
     Args:
         ends: i64[n], position of the last token of each prompt.
-        row_count: n.
         length: Padded.
 
     Returns:
         Positions i64[k], rising; index into them of each row's end, i64[n].
     """
-    needed = min(length, -(-MIN_ROWS // row_count))
+    needed = min(length, -(-MIN_ROWS // len(ends)))
     kept = np.unique(ends)
     if len(kept) < needed:
         others = np.setdiff1d(np.arange(length), kept)
