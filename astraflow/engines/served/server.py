@@ -146,7 +146,8 @@ class InferenceServer:
             if not self._is_closed:
                 log.error("the server is lost", why=life.over.result().message)
                 failed_count = 1 if life.up.exception() is None else failed_count + 1
-                await asyncio.sleep(backoff.pause_s(failed_count))
+                # The next life is over before it begins when this is closed.
+                await asyncio.wait([self.life.over], timeout=backoff.pause_s(failed_count))
 
     async def wait_up(self) -> httpx.AsyncClient:
         """Return what reaches it, once it has generated a token.
@@ -206,10 +207,7 @@ class InferenceServer:
             process, log_start, url = await self._start(stack)
             http = _client(url)
             stack.push_async_callback(http.aclose)
-            async with beside(self._watch(process, life, log_start)):
-                await self._wait_alive(http, life)
-                log.info("the server generates", url=url, log=str(self._log_file))
-                life.up.set_result(http)
+            async with beside(self._watch(process, life, log_start), self._wait_alive(http, life)):
                 await asyncio.shield(life.over)
         except AstraflowError as error:
             self._end(life, error)
@@ -244,17 +242,18 @@ class InferenceServer:
         return process, log_start, f"http://127.0.0.1:{port}"
 
     async def _wait_alive(self, http: httpx.AsyncClient, life: Life) -> None:
-        """Wait for a real token."""
+        """Wait for a real token: from then on it serves."""
         until = time.monotonic() + self._start_s
-        while True:
-            is_up = await self._is_awake(http) and await self._answers(http)
-            if life.over.done():
-                raise life.over.result()
-            if is_up:
-                return
+        while not (await self._is_awake(http) and await self._answers(http)):
             if time.monotonic() > until:
                 raise engine_failed(f"the server generated nothing in {self._start_s:.0f} s")
             await asyncio.sleep(_LOOK_EVERY_S)
+        # It may have ended as it answered.
+        if not life.over.done():
+            log.info(
+                "the server generates", url=str(http.base_url).rstrip("/"), log=str(self._log_file)
+            )
+            life.up.set_result(http)
 
     async def _is_awake(self, http: httpx.AsyncClient) -> bool:
         """Wake one that runs already; False: it is not there yet."""

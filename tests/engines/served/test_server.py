@@ -22,7 +22,7 @@ from astraflow.engines.served.server import (
     environment,
     kept_command,
 )
-from astraflow.rpc.concurrency import beside
+from astraflow.rpc.concurrency import Backoff, beside
 
 PAGE = """
 import sys
@@ -129,6 +129,37 @@ async def test_a_server_that_ends_as_it_answers_for_the_first_time_is_started_ag
     with pytest.raises(AstraflowError, match="no more"):
         await server.wait_up()
     await server.wait_up()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_what_a_server_is_waited_for_ends_when_it_is_closed(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun = asyncio.Event()
+
+    async def wake(_: httpx.AsyncClient) -> None:
+        begun.set()
+        if is_there:
+            await asyncio.Event().wait()
+        raise AstraflowError(Reason.INVALID_FIELD, "it serves another model")
+
+    monkeypatch.setattr(Backoff, "pause_s", lambda *_: 1e6)
+    server = InferenceServer(
+        is_alive=answers,
+        wake=wake,
+        launch=None,
+        url="http://127.0.0.1:1",
+        log_file=tmp_path / "server.log",
+        start_s=30,
+        on_lost=lambda: None,
+    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.run())
+        await begun.wait()
+        if not is_there:
+            with pytest.raises(AstraflowError, match="another model"):
+                await server.wait_up()
+        server.close()
 
 
 @pytest.mark.slow
