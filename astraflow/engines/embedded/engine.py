@@ -203,7 +203,9 @@ class EmbeddedEngine:
         """
         source = model_dir or self._base.model_dir
         return await self._go_live(
-            lambda *_: Staged(weights=read_directory(source, self._slots, version=version))
+            lambda _base, _kept: Staged(
+                weights=read_directory(source, self._slots, version=version)
+            )
         )
 
     def restore_from(self, source: Callable[[], WeightUpdate]) -> None:
