@@ -129,18 +129,24 @@ _EVAL = "eval/"
 _GOING = ".going"
 
 
-def thin_out(run_dir: RunDir, policy_id: str, keep: Keep) -> None:
+def thin_out(run_dir: RunDir, policy_id: str, keep: Keep, *, step: int | None = None) -> None:
     """Let go of the checkpoints that need not stay; what is half gone already goes, too.
 
     The first, the newest and the named ones stay, what `keep` says, and the best of those whose
     scores are known; of equals the latest.
+
+    Args:
+        run_dir: Where they are.
+        policy_id: Whose.
+        keep: Which of them stay.
+        step: Of the newest one; None: no trainer went back, it is the last one of all.
     """
     for path in run_dir.checkpoints(policy_id).glob(f".*{_GOING}"):
         shutil.rmtree(path)
     found = _found(run_dir, policy_id)
     scores = _scores(run_dir, policy_id, keep.best, found)
     known = [each.step for each in reversed(found) if each.step in scores]
-    staying = {each.step for each in (*found[:1], *found[-keep.last :])}
+    staying = {each.step for each in (*found[:1], *_newest(found, keep.last, step))}
     staying |= {max(known, key=lambda step: scores[step])} if known else set()
     for each in found:
         is_regular = keep.every is not None and each.step % keep.every == 0
@@ -148,6 +154,14 @@ def thin_out(run_dir: RunDir, policy_id: str, keep: Keep) -> None:
             # A reader sees all of it or nothing.
             going = each.directory.with_name(f".{each.directory.name}{_GOING}")
             shutil.rmtree(each.directory.rename(going))
+
+
+def _newest(found: Sequence[Checkpoint], count: int, step: int | None) -> Sequence[Checkpoint]:
+    """Return the last so many up to a step: those after it are of a future that was undone.
+
+    The run does not know these any more once a trainer has gone back to a checkpoint before them.
+    """
+    return [each for each in found if step is None or each.step <= step][-count:]
 
 
 def _scores(
@@ -173,18 +187,26 @@ _RESUMABLE_COUNT = 2
 class Checkpoints:
     """Writes the checkpoints of one policy into the folder of a run."""
 
-    def __init__(self, engine: TrainEngine, *, run_dir: RunDir, policy_id: str) -> None:
+    def __init__(
+        self,
+        engine: TrainEngine,
+        *,
+        run_dir: RunDir,
+        policy_id: str,
+        start: Checkpoint = FIRST_WEIGHTS,
+    ) -> None:
         """Remove the drafts of a predecessor that was killed.
 
         Args:
             engine: Whose state is saved.
             run_dir: Where checkpoints go.
             policy_id: Whose.
+            start: In it, what the engine was restored from: it is there, under its name.
         """
         self._engine = engine
         self._run_dir = run_dir
         self._policy_id = policy_id
-        self._saved_step: int | None = None
+        self._saved_step = start.step if start.checkpoint_id else None
         drop_drafts(run_dir.checkpoints(policy_id))
         self._writer = ThreadPoolExecutor(1, "save")
         self._last: Future[str] | None = None
@@ -241,7 +263,7 @@ class Checkpoints:
 
     def thin_out(self, keep: Keep | None = None) -> None:
         """Let go of what need not stay; without settings of all but the newest two."""
-        thin_out(self._run_dir, self._policy_id, keep or Keep())
+        thin_out(self._run_dir, self._policy_id, keep or Keep(), step=self._saved_step)
 
     def _finish(self, draft: Path, target: Path, state: Mapping[str, object]) -> None:
         self._engine.wait_for_save()
@@ -251,8 +273,10 @@ class Checkpoints:
 
     def _drop_optimizers(self) -> None:
         """Keep the optimizer's state, twice the weights, of the newest and the named ones alone."""
-        for each in _found(self._run_dir, self._policy_id)[:-_RESUMABLE_COUNT]:
-            if each.is_resumable and not each.is_named:
+        found = _found(self._run_dir, self._policy_id)
+        newest = _newest(found, _RESUMABLE_COUNT, self._saved_step)
+        for each in found:
+            if each.is_resumable and not each.is_named and each not in newest:
                 _amend(each.directory, is_resumable=False)
                 for path in (each.directory / OPTIMIZER_FILE, each.directory / OPTIMIZER_DIR):
                     if path.is_dir():

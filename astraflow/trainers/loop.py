@@ -16,7 +16,6 @@ from astraflow.client.trainer import (
     TrainerItem,
 )
 from astraflow.config.recipe import Sync, TrainerConfig
-from astraflow.config.run_dir import RunDir
 from astraflow.core.batches import AckBatch, BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
@@ -256,7 +255,7 @@ class TrainingLoop:
         origin: WeightOrigin,
         settings: TrainerConfig,
         *,
-        run_dir: RunDir,
+        checkpoints: Checkpoints,
         scrub: Scrub,
         tallies: TrainerMetrics,
     ) -> None:
@@ -267,7 +266,7 @@ class TrainingLoop:
             engine: Steps the model; prepared.
             origin: Of the versions.
             settings: Of the trainer.
-            run_dir: Where checkpoints go.
+            checkpoints: Of the engine.
             scrub: Looks at the published weights.
             tallies: What it counts.
         """
@@ -276,11 +275,11 @@ class TrainingLoop:
         self._scrub = scrub
         self._tallies = tallies
         self._failures = FailedSteps(settings)
-        self._checkpoints = Checkpoints(engine, run_dir=run_dir, policy_id=tallies.policy_id)
+        self._checkpoints = checkpoints
         self._pace = Pace(
             origin, settings.sync, step=engine.step_count, last_step=settings.step_count
         )
-        self._saves = Saves(client, self._checkpoints, settings)
+        self._saves = Saves(client, checkpoints, settings)
 
     def run(self, items: Iterable[TrainerItem]) -> None:
         """Train, publish and save until the items end.

@@ -25,7 +25,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.metrics import MetricsServer
-from astraflow.trainers.checkpoints import start_points
+from astraflow.trainers.checkpoints import Checkpoints, start_points
 from astraflow.trainers.engine import ReplaysExperts, TrainEngine, make_engine, prepare
 from astraflow.trainers.joining import TrainerPlace, joined
 from astraflow.trainers.loop import TrainerMetrics, TrainingLoop
@@ -275,7 +275,9 @@ def _train_from(
             engine,
             origin,
             settings,
-            run_dir=place.run_dir,
+            checkpoints=Checkpoints(
+                engine, run_dir=place.run_dir, policy_id=policy_id, start=start
+            ),
             scrub=scrub,
             tallies=tallies,
         )

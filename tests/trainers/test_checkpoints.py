@@ -176,6 +176,28 @@ def test_a_checkpoint_is_there_once_it_is_whole(tmp_path):
     assert start_points(run_dir, "solver")[0].checkpoint_id == "mine"
 
 
+def at_once():
+    engine = Slow()
+    engine.is_free.set()
+    return engine
+
+
+def test_what_a_trainer_goes_back_from_does_not_outlive_what_it_saves_then(tmp_path):
+    run_dir = RunDir(tmp_path)
+    before = Checkpoints(at_once(), run_dir=run_dir, policy_id="solver")
+    for step in (0, 10, 20, 30):
+        before.save(step=step, version=step, checkpoint_id="mine" if step == 10 else "")
+    start = next(each for each in start_points(run_dir, "solver") if each.checkpoint_id == "mine")
+    again = Checkpoints(at_once(), run_dir=run_dir, policy_id="solver", start=start)
+    for step in (15, 18):
+        again.save(step=step, version=step + 20)
+        (newest, *_) = start_points(run_dir, "solver")
+        assert newest.step == step
+        again.thin_out()
+    left = sorted(path.name for path in run_dir.checkpoints("solver").iterdir())
+    assert left == [f"step_{step:06d}" for step in (0, 10, 15, 18)]
+
+
 KILLED = """
 import sys
 from pathlib import Path

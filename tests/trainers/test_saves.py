@@ -8,7 +8,7 @@ import pytest
 from astraflow.config.recipe import TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.batches import AckBatch, BatchOutcome
-from astraflow.trainers.checkpoints import Checkpoints, Saves
+from astraflow.trainers.checkpoints import Checkpoints, Saves, start_points
 from astraflow.trainers.torch_engine import TorchEngine
 
 
@@ -70,6 +70,19 @@ def test_an_order_before_the_first_batch_waits_for_it(saves, client):
     saves.save("mine", step=0, version=0)
     assert client.acks == []
     assert saves.after_step(1, 1).result() == "mine"
+
+
+def test_what_a_resumed_trainer_leaves_before_its_first_batch_keeps_its_name(
+    client, checkpoints, tmp_path, model_dir
+):
+    checkpoints.save(step=4, version=4, checkpoint_id="mine")
+    start, run_dir = start_points(RunDir(tmp_path), "solver")[0], RunDir(tmp_path)
+    engine = TorchEngine(TrainerConfig(), model_dir=model_dir)
+    engine.prepare()
+    engine.restore(start.directory)
+    again = Checkpoints(engine, run_dir=run_dir, policy_id="solver", start=start)
+    Saves(client, again, TrainerConfig()).finish(step=4, version=5)
+    assert start_points(run_dir, "solver")[0] == start
 
 
 def test_what_the_recipe_keeps_stays(client, checkpoints, tmp_path):
