@@ -82,8 +82,16 @@ class TrainRows:
 
     @property
     def fingerprints(self) -> np.ndarray:
-        """u64[N], of each row's tokens: an order of rows that does not depend on their arrival."""
-        return self._fingerprints(self.offsets[1:])
+        """u64[N], of each row's tokens and of the numbers of its loss.
+
+        An order of rows that does not depend on their arrival: those of one number are equal.
+        """
+        found, loss = self._fingerprints(self.offsets[1:]), self.loss
+        mixed = scatter((loss.positions - self.offsets[loss.rows]).astype(np.uint64))
+        for numbers in (loss.sampler_logprobs, loss.advantages, loss.weights):
+            mixed = scatter(mixed ^ numbers.astype(np.float32).view(np.uint32))
+        np.add.at(found, loss.rows, mixed)
+        return found
 
     @property
     def prompt_fingerprints(self) -> np.ndarray:

@@ -69,6 +69,20 @@ def test_order_of_rows_does_not_change_a_bit(make_model, make_rows, to_part):
         assert_same(bits, moved[0][1])
 
 
+def test_order_of_rows_of_the_same_tokens_does_not_change_a_bit(make_model, make_row, to_part):
+    rng, batch = np.random.default_rng(3), []
+    for _ in range(12):
+        batch.append(make_row(rng, prompt=2, advantage=float(rng.normal())))
+        batch[-1]["tokens"] = batch[0]["tokens"]
+    moved = []
+    for rows in (batch, batch[::-1]):
+        model = make_model()
+        learner = PolicyLearner(model, SETTINGS.model_copy(update={"share_prefixes": "never"}))
+        learner.step(TrainRows.from_parts([to_part(rows)]), divisor=100)
+        moved.append(weights(model))
+    assert_same(*moved)
+
+
 def test_gradients_of_passes_add_up_to_that_of_the_batch(make_model, rows):
     whole = gradients(make_model(), rows, max_tokens=10_000)
     parts = gradients(make_model(), rows, max_tokens=32)
