@@ -70,6 +70,10 @@ class LossInputs:
         """f[k], under the policy before the batch, without a gradient."""
         return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
 
+    def old(self, settings: Loss) -> Tensor:
+        """Return f[k], under what ratios compare with."""
+        return self.before if settings.old == "recomputed" else self.sampler_logprobs
+
     def row_sums(self, values: Tensor) -> Tensor:
         """Return f[k], for each token the sum over its row."""
         sums = values.new_zeros(self.row_count).index_add(0, self.rows, values)
@@ -197,17 +201,15 @@ def dppo_tv(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
 
     A token of A > 0 stops where p - q exceeds clip_high, one of A < 0 where q - p exceeds clip_low.
     """
-    del settings
-    grown = terms.logprobs.exp() - (terms.logprobs - terms.log_ratio).exp()
+    grown = terms.logprobs.exp() - terms.inputs.old(settings).exp()
     return _trusted(terms, grown, limits)
 
 
 def dppo_kl(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
     """Masked -r A, f[k], the mask by the KL of q from p at "this token or another": DPPO."""
-    del settings
     edge = 1e-6
     p = terms.logprobs.exp().clamp(edge, 1 - edge)
-    q = (terms.logprobs - terms.log_ratio).exp().clamp(edge, 1 - edge)
+    q = terms.inputs.old(settings).exp().clamp(edge, 1 - edge)
     kl = q * (q.log() - p.log()) + (1 - q) * ((1 - q).log() - (1 - p).log())
     return _trusted(terms, kl * (p - q).sign(), limits)
 
@@ -395,8 +397,7 @@ def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, diviso
 
 
 def _surrogate(inputs: LossInputs, settings: Loss, limits: ClipRange) -> Tensor:
-    old = inputs.before if settings.old == "recomputed" else inputs.sampler_logprobs
-    ratio, advantages = log_ratio(inputs.logprobs, old), inputs.advantages
+    ratio, advantages = log_ratio(inputs.logprobs, inputs.old(settings)), inputs.advantages
     if settings.ratio == "sequence":
         # GSPO (arXiv 2507.18071).
         ratio, advantages = inputs.row_means(ratio), inputs.row_means(advantages)
@@ -518,10 +519,13 @@ def loss_metrics(
     before = trained if old_logprobs is None else old_logprobs.astype(np.float64)
     gap = before - loss.sampler_logprobs
     old = before if settings.old == "recomputed" else loss.sampler_logprobs
-    ratio, weight = _raised(trained - old), _raised(gap)
+    log_ratios, advantages, weight = trained - old, loss.advantages, _raised(gap)
+    if settings.ratio == "sequence":
+        log_ratios, advantages = _row_means(log_ratios, loss), _row_means(advantages, loss)
+    ratio = _raised(log_ratios)
     # Out of the range on the side of the advantage.
-    is_high = (loss.advantages > 0) & (ratio > limits.high)
-    is_low = (loss.advantages < 0) & (ratio < limits.low)
+    is_high = (advantages > 0) & (ratio > limits.high)
+    is_low = (advantages < 0) & (ratio < limits.low)
     found = {
         "train/entropy": float(entropies.mean(dtype=np.float64)),
         "train/clip_frac": float((is_high | is_low).mean()),
@@ -535,6 +539,13 @@ def loss_metrics(
         found |= {"train/m2": float(np.square(gap).mean()), "train/clip_high": limits.high - 1}
         found["train/clip_low"] = 1 - limits.low
     return found
+
+
+def _row_means(values: np.ndarray, loss: LossTokens) -> np.ndarray:
+    """Return f64[K], for each token the mean over its row, in the update that it is of."""
+    begins = (np.diff(loss.rows, prepend=-1) != 0) | (np.diff(loss.positions, prepend=-1) <= 0)
+    row = begins.cumsum() - 1
+    return (np.bincount(row, weights=values) / np.bincount(row))[row]
 
 
 def _raised(log_ratios: np.ndarray) -> np.ndarray:

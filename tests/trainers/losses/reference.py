@@ -9,7 +9,7 @@ def kl(gap, estimator):
     return {"k1": gap, "k2": gap * gap / 2, "k3": torch.exp(-gap) - 1 + gap}[estimator]
 
 
-def token_cost(settings, log_ratio, logprob, advantage, low, high):
+def token_cost(settings, log_ratio, logprob, old, advantage, low, high):
     ratio = torch.exp(log_ratio)
     if settings.surrogate == "clip":
         gain = min(ratio * advantage, torch.clamp(ratio, low, high) * advantage)
@@ -22,7 +22,7 @@ def token_cost(settings, log_ratio, logprob, advantage, low, high):
         sharp = settings.sapo.positive if advantage > 0 else settings.sapo.negative
         return -4 / sharp / (1 + torch.exp(-sharp * (ratio - 1))) * advantage
     if settings.surrogate in ("dppo_tv", "dppo_kl"):
-        p, q = (math.exp(each.item()) for each in (logprob, logprob - log_ratio))
+        p, q = (math.exp(each.item()) for each in (logprob, old))
         size = abs(p - q)
         if settings.surrogate == "dppo_kl":
             p, q = (min(max(each, 1e-6), 1 - 1e-6) for each in (p, q))
@@ -74,7 +74,8 @@ def row_cost(settings, row, low, high):
         advantages = [sum(advantages) / count] * count
     total = 0
     for at in range(count):
-        cost = token_cost(settings, log_ratios[at], row["logprobs"][at], advantages[at], low, high)
+        logprob = row["logprobs"][at]
+        cost = token_cost(settings, log_ratios[at], logprob, old[at], advantages[at], low, high)
         if settings.correction:
             cost = cost * corrected(settings.correction, gaps, at)
         if settings.kl and settings.kl.where == "loss":

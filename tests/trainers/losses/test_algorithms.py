@@ -20,6 +20,7 @@ ALGORITHMS = {
     "SAPO": Loss(surrogate="sapo"),
     "DPPO by variation": Loss(surrogate="dppo_tv", clip_low=0.05, clip_high=0.03),
     "DPPO by KL": Loss(surrogate="dppo_kl", clip_low=0.01, clip_high=0.005),
+    "DPPO of sequences": Loss(surrogate="dppo_tv", ratio="sequence", clip_low=0.05, clip_high=0.03),
     "REINFORCE": Loss(surrogate="reinforce"),
     "M2PO": Loss(m2_threshold=0.04),
     "decoupled PPO": Loss(old="recomputed", correction=Correction(high=1e6)),

@@ -1,5 +1,7 @@
 """GRPO against plain numpy in double precision."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -118,6 +120,28 @@ def test_metrics_say_how_far_trainer_and_sampler_are_apart():
     assert metrics["train/entropy"] == pytest.approx(0.5)
     _, gradient = reference(t, token_count=200)
     assert metrics["train/clip_frac"] == pytest.approx((gradient == 0).mean())
+
+
+def test_of_sequences_the_share_that_is_clipped_is_that_of_their_ratios():
+    """Four rows, the second of which is trained on again by a second update."""
+    t, settings = tokens(), Loss(ratio="sequence", clip_low=0.02, clip_high=0.02)
+    rows = np.repeat([0, 1, 2, 3], 40)
+    where = np.concatenate([np.arange(160), np.arange(40, 80)])
+    loss = replace(loss_tokens(t).where(where), rows=rows[where])
+    loss.advantages[:] = np.repeat([1.0, -1.0, 1.0, -1.0, -1.0], 40)
+    log_ratios = np.float32([0.1, -0.1, 0.01, 0.1, 0.01])
+    logprobs = loss.sampler_logprobs + np.repeat(log_ratios, 40) + np.float32([0.3, -0.3] * 100)
+    metrics = loss_metrics(
+        loss,
+        logprobs=logprobs,
+        entropies=np.zeros(200, np.float32),
+        settings=settings,
+        limits=clip_range_of(settings),
+    )
+    ratios = np.exp(log_ratios.astype(np.float64))
+    assert metrics["train/clip_frac"] == pytest.approx(2 / 5)
+    assert metrics["train/ratio_max"] == pytest.approx(ratios.max(), rel=1e-5)
+    assert metrics["train/ratio_mean"] == pytest.approx(ratios.mean(), rel=1e-5)
 
 
 def test_no_tokens_have_no_metrics():
