@@ -1,12 +1,12 @@
 """Supervised steps, on pairs of a tutor or on demonstrations, to a Hugging Face directory."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
@@ -89,7 +89,8 @@ def make_tutored(
 ) -> None:
     """Make a tutor's model: tokenizer, config and weights; there whole or not at all."""
     schedule = Schedule.of(settings)
-    with _draft(target) as draft:
+    with TemporaryDirectory() as folder:
+        draft = Path(folder)
         write_tokenizer(draft, tutor.alphabet)
         module = new_model(tutor.model_config(), seed=seed)
         batches = tutored_batches(schedule, tutor, tokenizer_dir=draft, seed=seed)
@@ -115,7 +116,8 @@ def make_demonstrated(
     """
     settings = cast("WarmUp", model.warm_up)
     demonstrations = read_demonstrations(cast("Path", settings.demonstrations))
-    with _draft(target) as draft:
+    with TemporaryDirectory() as folder:
+        draft = Path(folder)
         if base is None:
             tiny = cast("Tiny", model.tiny)
             count = write_tiny_tokenizer(draft, tiny, demonstrations)
@@ -294,17 +296,6 @@ def _threads(parameter_count: int) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _draft(target: Path) -> Generator[Path]:
-    """Yield a folder for a tokenizer, which is gone afterwards."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tokenizer")
-    draft.mkdir(parents=True)
-    try:
-        yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def supervised_rate(schedule: Schedule, step: int) -> float:

@@ -227,4 +227,4 @@ def test_a_loss_that_is_not_finite_stops_it(tmp_path, folder):
     model = tiny(path, learning_rate=1e30)
     with pytest.raises(AstraflowError, match=r"lower warm_up\.learning_rate"):
         ensure_model(model, seed=0, cache_dir=tmp_path / "cache")
-    assert not list((tmp_path / "cache" / "warm_up").iterdir())
+    assert not (tmp_path / "cache").exists()

@@ -1,5 +1,7 @@
 """Warm-up models are made once."""
 
+import os
+
 import numpy as np
 import pytest
 import tokenizers
@@ -28,6 +30,15 @@ def test_model_is_made_once_and_found_again(tmp_path):
     assert (made / "model.safetensors").stat().st_mtime_ns == stamp
     assert (made / "tokenizer.json").exists()
     assert [path.name for path in made.parent.iterdir()] == [made.name]
+
+
+def test_what_a_killed_warm_up_left_does_not_stop_the_next_one(tmp_path):
+    """In a container a process that is started again has the id that the last one had."""
+    made = ensure_model(ModelConfig(warm_up=SHORT), seed=0, cache_dir=tmp_path / "other")
+    folder = tmp_path / "cache" / "warm_up"
+    (folder / f".{made.name}.{os.getpid()}.tokenizer").mkdir(parents=True)
+    again = ensure_model(ModelConfig(warm_up=SHORT), seed=0, cache_dir=tmp_path / "cache")
+    assert again == folder / made.name
 
 
 def test_same_seed_makes_the_same_weights(tmp_path):
