@@ -336,14 +336,13 @@ class Saves:
     def after_step(self, step: int, version: int | None) -> Future[str] | None:
         """Begin to write a checkpoint if one is due; return its id, once it is whole."""
         asked, self._asked = self._asked, ""
-        return self._write(asked, step, version) if asked or self.need_save(step) else None
-
-    def need_save(self, step: int) -> bool:
-        """Whether a checkpoint is due: the last one before its batch is acknowledged, too."""
-        if step == self._settings.step_count:
-            return True
         every = self._settings.checkpoint_every
-        return perf_counter() - self._saved >= _CHECKPOINT_S if every is None else step % every == 0
+        if every is None:
+            is_due = perf_counter() - self._saved >= _CHECKPOINT_S
+        else:
+            is_due = step % every == 0
+        is_last = step == self._settings.step_count
+        return self._write(asked, step, version) if asked or is_due or is_last else None
 
     def save(self, checkpoint_id: str, *, step: int, version: int | None) -> None:
         """Save what the run asks for; the last ack says so again.

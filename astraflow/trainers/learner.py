@@ -349,10 +349,11 @@ class PolicyLearner:
     def _log(self, batch: PreparedBatch, updates: Sequence[MinibatchStep]) -> Mapping[str, float]:
         """Return numbers for the log of a batch that changed the weights."""
         is_one = self._settings.minibatches * self._settings.epochs == 1
+        trained, total = batch.is_trained, self._peers.all_reduce_sum
         return {
             **_means([each.metrics for each in updates]),
             "train/lr": self._optimizer.rate(self.step_count),
-            "train/trained_rows_frac": self._share(batch.is_trained),
+            "train/trained_rows_frac": total(int(trained.sum())) / max(1, total(len(trained))),
             **({} if is_one else {"train/updates": float(len(updates))}),
             **self._metrics(batch, updates),
         }
@@ -405,11 +406,6 @@ class PolicyLearner:
             old_logprobs=None if old is None else old[indices],
         )
         return self._peers.merged(found, weight=float(len(indices)))
-
-    def _share(self, is_trained: np.ndarray) -> float:
-        """Return which share of the whole batch's rows is trained on."""
-        total = self._peers.all_reduce_sum
-        return total(int(is_trained.sum())) / max(1, total(len(is_trained)))
 
     def _learn(
         self,

@@ -172,19 +172,10 @@ def load_adapted_model(
         AstraflowError: INVALID_FIELD when a directory cannot be loaded, or does not fit.
     """
     model = load_causal_model(base, device=device)
-    adapt(model.module, settings, adapters=adapters)
-    return model
-
-
-def adapt(module: nn.Module, settings: Lora, *, adapters: Path | None = None) -> None:
-    """Give a model adapters, fresh ones or those of a directory.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when the targets or the directory do not fit.
-    """
-    add_adapters(module, settings)
+    add_adapters(model.module, settings)
     if adapters is not None:
-        read_adapters(module, adapters)
+        read_adapters(model.module, adapters)
+    return model
 
 
 def read_lora(directory: Path) -> Lora:

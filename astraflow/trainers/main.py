@@ -15,7 +15,7 @@ import structlog
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.config.model_dirs import checked_model_dir
-from astraflow.config.recipe import PolicyConfig, Recipe, TrainerConfig
+from astraflow.config.recipe import Recipe, TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -317,8 +317,14 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
 
                 train_rank(PolicyId(policy_id), policy, place, model_dir=model_dir, loop=loop)
             else:
-                engine = _engine_of(policy, model_dir)
-                train(engine, PolicyId(policy_id), policy.trainer, place, loop=loop)
+                settings = policy.trainer
+                if settings.engine is not None:
+                    engine = make_engine(settings.engine, settings, model_dir=model_dir)
+                else:
+                    from astraflow.trainers.torch_engine import TorchEngine  # noqa: PLC0415 - torch
+
+                    engine = TorchEngine(settings, model_dir=model_dir, lora=policy.model.lora)
+                train(engine, PolicyId(policy_id), settings, place, loop=loop)
     except AstraflowError as error:
         log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
         return error.exit_code
@@ -326,15 +332,6 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
         log.warning("stopped at once; the batch in hand returns to the run")
         return 1
     return 0
-
-
-def _engine_of(policy: PolicyConfig, model_dir: Path) -> TrainEngine:
-    """Return what steps the model, not prepared yet."""
-    if policy.trainer.engine is not None:
-        return make_engine(policy.trainer.engine, policy.trainer, model_dir=model_dir)
-    from astraflow.trainers.torch_engine import TorchEngine  # noqa: PLC0415 - loads torch
-
-    return TorchEngine(policy.trainer, model_dir=model_dir, lora=policy.model.lora)
 
 
 def is_rank() -> bool:

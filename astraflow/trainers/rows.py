@@ -38,11 +38,9 @@ class LossTokens:
         return len(self.positions)
 
     def where(self, chosen: np.ndarray) -> "LossTokens":
-        """Return the tokens that are chosen, bool[K]."""
+        """Return the tokens that are chosen, bool[K], or those at indices, i64[k]."""
         known: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        for name, values in known.items():
-            known[name] = None if values is None else values[chosen]
-        return LossTokens(**known)
+        return LossTokens(**{n: None if v is None else v[chosen] for n, v in known.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

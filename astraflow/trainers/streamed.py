@@ -15,7 +15,7 @@ class BatchIterator:
     `train_step` is a call of `step`, and between two calls nobody touches the weights.
 
     Example:
-        stream = BatchStream()
+        stream = BatchIterator()
         stream.start(Trainer(data=stream).train)
         stream.step(batch)
     """

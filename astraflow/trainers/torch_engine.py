@@ -28,7 +28,7 @@ from astraflow.trainers.causal_model import (
 from astraflow.trainers.checkpoints import OPTIMIZER_FILE
 from astraflow.trainers.critic import CriticLearner, valued
 from astraflow.trainers.learner import PolicyLearner
-from astraflow.trainers.lora import adapt, trained_parameters
+from astraflow.trainers.lora import add_adapters, read_adapters, trained_parameters
 from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.memory import ModelShape, StepMemory, usable_nbytes
 from astraflow.trainers.mismatch import MismatchProbe
@@ -261,7 +261,9 @@ class TorchEngine:
         if self._lora is None:
             return self._shared_out(self._read(directory))
         model = self._read(self._model_dir)
-        adapt(model.module, self._lora, adapters=directory if is_resumed else None)
+        add_adapters(model.module, self._lora)
+        if is_resumed:
+            read_adapters(model.module, directory)
         return self._shared_out(model)
 
     def _read(self, directory: Path) -> CausalModel:

@@ -42,9 +42,8 @@ def turn_advantages(
         numbers = np.arange(len(turn_rows)) - np.searchsorted(turn_rows, turn_rows)
         keys = np.stack([rows.compared_with[turn_rows], numbers.astype(np.uint64)], axis=1)
         all_keys, all_returns = peers.all_gather(keys), peers.all_gather(returns)
-        same, place = np.unique(all_keys, axis=0, return_inverse=True)
-        sums = np.bincount(place.ravel(), weights=all_returns, minlength=len(same))
-        means = sums / np.bincount(place.ravel(), minlength=len(same))
-        at = {(int(key[0]), int(key[1])): index for index, key in enumerate(same)}
-        returns = returns - means[[at[int(key[0]), int(key[1])] for key in keys]]
+        _, places = np.unique(np.concatenate([keys, all_keys]), axis=0, return_inverse=True)
+        own, place = np.split(places.ravel(), [len(keys)])
+        means = np.bincount(place, weights=all_returns) / np.bincount(place)
+        returns = returns - means[own]
     return returns[turn_of].astype(np.float32)

@@ -24,7 +24,7 @@ from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.critic import CriticLearner, valued
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
-from astraflow.trainers.lora import adapt
+from astraflow.trainers.lora import add_adapters
 from astraflow.trainers.packed_rows import PackedRows
 from astraflow.trainers.passes import PassPlanner, pack, passes_of
 from astraflow.trainers.rows import TrainRows
@@ -172,7 +172,7 @@ def test_a_machine_without_a_compiler_is_told_of(tmp_path):
 
 def test_adapters_learn_from_packed_rows(make_model, rows):
     model = make_model()
-    adapt(model.module, Lora(rank=2, alpha=4), adapters=None)
+    add_adapters(model.module, Lora(rank=2, alpha=4))
     with torch.no_grad():
         for each in model.module.parameters():
             if each.requires_grad:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,31 +45,24 @@ def train_rank(
     with joined_ranks(device=settings.device, fsdp=settings.fsdp) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
         here = _place_here(place)
-        with _ending_together():
-            lora = policy.model.lora
-            engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
-            if ranks.rank == 0:
-                lead = LeadEngine(engine, ranks)
-                train(lead, policy_id, settings, here, loop=loop, publishing=lead.publishing)
-                lead.leave()
-                return
-            # Rank 0 says when the step in progress is the last.
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
-            with shared_interpreter():
-                FollowerRank(
-                    engine, ranks, policy_id, settings=settings, place=here, loop=loop
-                ).run()
-
-
-@contextmanager
-def _ending_together() -> Generator[None]:
-    """Say why this rank ends when another one did, or when it failed alone."""
-    try:
-        with naming_lost_ranks():
-            yield
-    except RanksApartError as apart:
-        raise apart.error from apart
+        try:
+            with naming_lost_ranks():
+                lora = policy.model.lora
+                engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
+                if ranks.rank == 0:
+                    lead = LeadEngine(engine, ranks)
+                    train(lead, policy_id, settings, here, loop=loop, publishing=lead.publishing)
+                    lead.leave()
+                    return
+                # Rank 0 says when the step in progress is the last.
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)
+                with shared_interpreter():
+                    FollowerRank(
+                        engine, ranks, policy_id, settings=settings, place=here, loop=loop
+                    ).run()
+        except RanksApartError as apart:
+            raise apart.error from apart
 
 
 def _place_here(place: TrainerPlace) -> TrainerPlace:

@@ -29,17 +29,9 @@ Result = TypeVar("Result")
 # connections, which the others notice at once.
 _WAIT = timedelta(days=14)
 
-_SHARD = "shard"
-
-_REPLICATE = "replicate"
-
-_DATA = "data"
-
-_CONTEXT = "context"
-
-_TENSOR = "tensor"
-
-_EXPERT = "expert"
+# Dimensions of meshes.
+_REPLICATE, _SHARD, _EXPERT, _TENSOR = "replicate", "shard", "expert", "tensor"
+_DATA, _CONTEXT = "data", "context"
 
 
 class Ranks(Peers):
@@ -173,7 +165,8 @@ class Ranks(Peers):
 
         Those of blocks are gathered where blocks are cut otherwise: all ranks call this together.
         """
-        if not _is_cut_otherwise(tensor):
+        mesh = getattr(tensor, "device_mesh", None)
+        if mesh is None or {_TENSOR, _EXPERT}.isdisjoint(mesh.mesh_dim_names):
             return local(tensor)
         all_rows = whole(tensor.detach())
         share = -(-len(all_rows) // self.shard_count)
@@ -203,7 +196,11 @@ class Ranks(Peers):
         Raises:
             AstraflowError: That.
         """
-        said = None if problem is None else _record(problem)
+        said: tuple[str, str, Mapping[str, str]] | None = None
+        if isinstance(problem, AstraflowError):
+            said = str(problem.reason), problem.message, problem.metadata
+        elif problem is not None:
+            said = str(Reason.INTERNAL), repr(problem), {}
         for rank, each in enumerate(self.all_gather_object(said)):
             if each is not None:
                 reason, message, metadata = each
@@ -237,12 +234,6 @@ class Ranks(Peers):
         return self.all_gather_object(said)[:: self._sharing_count]
 
 
-def _is_cut_otherwise(tensor: Tensor) -> bool:
-    """Whether a tensor is cut over ranks that share every matrix of a block, or its experts."""
-    mesh = getattr(tensor, "device_mesh", None)
-    return mesh is not None and not {_TENSOR, _EXPERT}.isdisjoint(mesh.mesh_dim_names)
-
-
 def _host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
     """Return a group of ranks that speak over the host, for whatever waits for long; None: all."""
     return cast("Any", dist).new_group(ranks, backend="gloo", timeout=_WAIT)
@@ -253,12 +244,6 @@ def _mean(name: str, found: Sequence[tuple[float, float]]) -> float:
         return max(value for value, _ in found)
     weight = sum(each for _, each in found)
     return sum(value * each for value, each in found) / weight if weight else found[0][0]
-
-
-def _record(problem: Exception) -> tuple[str, str, Mapping[str, str]]:
-    if isinstance(problem, AstraflowError):
-        return str(problem.reason), problem.message, problem.metadata
-    return str(Reason.INTERNAL), repr(problem), {}
 
 
 @contextmanager
