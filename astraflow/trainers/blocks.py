@@ -55,13 +55,9 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def require_shareable(module: nn.Module, key: str, count: int, why: Iterable[str]) -> None:
-    """Refuse to share a model out over ranks in a way that it does not take.
+    """Refuse to share a model out as `fsdp.KEY` says where there is a reason against it.
 
-    Args:
-        module: A causal model of transformers.
-        key: Of the recipe, in `fsdp`.
-        count: What it says.
-        why: Each reason against it, once or more often.
+    Each reason is named once.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING when there is a reason.

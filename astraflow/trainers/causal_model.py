@@ -436,10 +436,7 @@ _SIGNS: Final = ("can't allocate memory", "not enough memory")
 
 @contextmanager
 def naming_exhaustion(*, max_tokens: int) -> Generator[None]:
-    """Say what to do when a block runs out of memory.
-
-    Args:
-        max_tokens: Of one pass, as the recipe has it.
+    """Say what to do, with the recipe's `max_tokens` of a pass, when a block runs out of memory.
 
     Raises:
         AstraflowError: MEMORY_EXCEEDED.

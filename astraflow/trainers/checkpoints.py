@@ -133,13 +133,7 @@ def thin_out(run_dir: RunDir, policy_id: str, keep: Keep, *, step: int | None = 
     """Let go of the checkpoints that need not stay; what is half gone already goes, too.
 
     The first, the newest and the named ones stay, what `keep` says, and the best of those whose
-    scores are known; of equals the latest.
-
-    Args:
-        run_dir: Where they are.
-        policy_id: Whose.
-        keep: Which of them stay.
-        step: Of the newest one; None: no trainer went back, it is the last one of all.
+    scores are known; of equals the latest. The newest are those up to a step; None: up to any.
     """
     for path in run_dir.checkpoints(policy_id).glob(f".*{_GOING}"):
         shutil.rmtree(path)
@@ -197,11 +191,7 @@ class Checkpoints:
     ) -> None:
         """Remove the drafts of a predecessor that was killed.
 
-        Args:
-            engine: Whose state is saved.
-            run_dir: Where checkpoints go.
-            policy_id: Whose.
-            start: In it, what the engine was restored from: it is there, under its name.
+        What the engine was restored from, `start`, is in the folder under its name.
         """
         self._engine = engine
         self._run_dir = run_dir
@@ -317,13 +307,6 @@ class Saves:
     def __init__(
         self, client: TrainerClient, checkpoints: Checkpoints, settings: TrainerConfig
     ) -> None:
-        """Count from now.
-
-        Args:
-            client: Of the run.
-            checkpoints: Where they are written.
-            settings: When they are due.
-        """
         self.last: AckBatch | None = None
         self._client = client
         self._checkpoints = checkpoints

@@ -32,11 +32,6 @@ class RowGroup(ABC):
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Take part.
-
-        Args:
-            group: Of these ranks.
-        """
         self._group = group
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
 

@@ -83,15 +83,7 @@ class CriticLearner:
         packing: Packing = "never",
         peers: Peers = ALONE,
     ) -> None:
-        """Start untrained.
-
-        Args:
-            model: With one output, see `valued`.
-            settings: Of the recipe.
-            max_tokens: Of one pass.
-            packing: Of its rows.
-            peers: The ranks that share every batch; all make the same calls.
-        """
+        """Start untrained, with a model of one output; see `valued`."""
         self._model = model
         self._settings = settings
         self._peers = peers

@@ -195,10 +195,7 @@ CHATML = (
 def write_tiny_tokenizer(directory: Path, settings: Tiny, rows: Sequence[Mapping[str, Any]]) -> int:
     """Write a tokenizer of byte pairs, and a ChatML template; return how many tokens it has.
 
-    Args:
-        directory: Where the files go.
-        settings: Of the recipe.
-        rows: Demonstrations; their texts say which pairs become tokens.
+    The texts of demonstrations say which pairs become tokens.
     """
     import tokenizers  # noqa: PLC0415 - comes with torch's extra
     from tokenizers import decoders, models, pre_tokenizers, trainers  # noqa: PLC0415

@@ -131,11 +131,6 @@ def make_engine(own: OwnEngine, settings: TrainerConfig, *, model_dir: Path) -> 
     It is called with the recipe's options, and with `settings` and `model_dir` where it has
     parameters of these names.
 
-    Args:
-        own: Names the factory.
-        settings: Of the trainer.
-        model_dir: The first weights, architecture and tokenizer of the policy.
-
     Raises:
         AstraflowError: CODE_UNKNOWN when there is no such factory, INVALID_FIELD when it raises.
     """

@@ -34,11 +34,7 @@ class ExpertParallel:
         self._plan: Mapping[str, str] = {}
 
     def adopt(self, module: nn.Module, blocks: list[nn.Module]) -> None:
-        """Take the plan of a model.
-
-        Args:
-            module: A causal model of transformers, whole.
-            blocks: Its blocks, which `cut` cuts.
+        """Take the plan of a model that is whole, whose blocks `cut` cuts.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING for a model without experts of which such a plan is

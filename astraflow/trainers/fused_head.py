@@ -100,12 +100,6 @@ class Tiles:
     """
 
     def __init__(self, hidden: Tensor, head: Head) -> None:
-        """Make room for a tile and a strip of one.
-
-        Args:
-            hidden: f[k, H], what the output layer reads.
-            head: The output layer.
-        """
         self.hidden = hidden
         self.head = head
         is_rounded = _may_round(hidden, head.weight)

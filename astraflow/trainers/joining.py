@@ -75,15 +75,6 @@ def joined(
 ) -> Generator[TrainerClient]:
     """Serve the weights and take the trainer's place in the run.
 
-    Args:
-        policy_id: Which policy.
-        settings: Of its trainer.
-        place: Where the trainer stands.
-        publishing: Whose versions are served.
-        loop: Running.
-        capabilities: What the trainer can do beyond what all can.
-        metrics_address: Where its metrics are.
-
     Raises:
         AstraflowError: What serving and registering raise.
     """

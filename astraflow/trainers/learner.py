@@ -190,13 +190,7 @@ class PolicyLearner:
     def likelihoods(
         self, rows: TrainRows, chosen_rows: np.ndarray, *, model: CausalModel | None = None
     ) -> Likelihoods:
-        """Return what the present weights say of some rows; 0 for the tokens of the others.
-
-        Args:
-            rows: Of a batch.
-            chosen_rows: bool[N].
-            model: Another one that is asked.
-        """
+        """Return what the weights, or those of a model, say of rows, bool[N]; 0 for the others."""
         seen = Likelihoods.empty(len(rows.loss))
         for one in self._planner.plan(rows, chosen_rows):
             tokens = PassTokens.of(rows, one)

@@ -54,11 +54,6 @@ class FailedSteps:
     """Counts the steps that came to nothing; an engine is then as if they had never begun."""
 
     def __init__(self, settings: TrainerConfig) -> None:
-        """Begin with none.
-
-        Args:
-            settings: What the recipe says of them.
-        """
         self._limit = settings.max_failed_steps
         self._in_a_row = 0
 
@@ -67,12 +62,7 @@ class FailedSteps:
         self._in_a_row = 0
 
     def let_go(self, batch: TrainerBatch, error: AstraflowError, *, step: int) -> AckBatch:
-        """Return how a batch is settled that failed.
-
-        Args:
-            batch: Which.
-            error: What the engine said of it.
-            step: Optimizer steps done, without it.
+        """Return how a batch is settled that failed after so many optimizer steps.
 
         Raises:
             AstraflowError: That error, once too many have failed in a row.
@@ -195,14 +185,7 @@ class Pace:
         step: int = 0,
         last_step: int | None = None,
     ) -> None:
-        """Publish the first weights.
-
-        Args:
-            origin: Of the versions.
-            sync: When they come.
-            step: Optimizer steps behind the first weights.
-            last_step: The weights after it are published; None: nobody knows it.
-        """
+        """Publish the first weights, which so many optimizer steps are behind."""
         self._origin = origin
         self._steps_per_version = sync.steps_per_version
         self.last_step = last_step
@@ -259,17 +242,7 @@ class TrainingLoop:
         scrub: Scrub,
         tallies: TrainerMetrics,
     ) -> None:
-        """Publish the first weights.
-
-        Args:
-            client: Of the run.
-            engine: Steps the model; prepared.
-            origin: Of the versions.
-            settings: Of the trainer.
-            checkpoints: Of the engine.
-            scrub: Looks at the published weights.
-            tallies: What it counts.
-        """
+        """Publish the first weights of an engine that is prepared."""
         self._client = client
         self._engine = engine
         self._scrub = scrub

@@ -59,10 +59,7 @@ class AdaptedLinear(AdaptedLayer):
 def add_adapters(module: nn.Module, settings: Lora, *, seed: int = 0) -> None:
     """Freeze a model and put an adapter beside every target, the same ones for the same model.
 
-    Args:
-        module: Of transformers.
-        settings: Of the adapters.
-        seed: Another one begins with other adapters.
+    Another seed begins with other adapters.
 
     Raises:
         AstraflowError: INVALID_FIELD for targets that name no linear layer of the model.
@@ -111,13 +108,9 @@ def write_adapters(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the adapters of a model into a directory that is there.
+    """Write the adapters of a model, and `adapter_settings` of it, into a directory that is there.
 
-    Args:
-        module: Of a model with adapters.
-        settings: Of these, see `adapter_settings`.
-        directory: That peft can load then.
-        weights: Of its `state_dict`; None: those that it has now.
+    Weights are of its `state_dict`; None: those that it has now.
     """
     write_settings(settings, directory)
     trained = trained_parameters(module)

@@ -368,18 +368,12 @@ def divergence(logprobs: Tensor, reference_logprobs: Tensor | None, estimator: s
 
 
 def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, divisor: float) -> Tensor:
-    """Return one pass's share of the batch's loss; the shares of all passes add up.
+    """Return one pass's share of the batch's loss, a scalar; the shares of all passes add up.
 
-    loss = 1/divisor sum_t w_t (c_t surrogate_t + beta KL_t - eta H_t): w_t the weights of the mean,
-    c_t the correction, H_t the entropy. With the default settings that is GRPO (DeepSeekMath, arXiv
-    2402.03300, eq. 3) with clip-higher and a mean over the tokens of the batch (DAPO, arXiv
-    2503.14476, eq. 8).
-
-    Args:
-        inputs: The tokens of the pass.
-        settings: Of the recipe.
-        limits: Where ratios are clipped.
-        divisor: Of the mean, for the whole batch.
+    loss = 1/divisor sum_t w_t (c_t surrogate_t + beta KL_t - eta H_t): the divisor is that of the
+    whole batch, w_t the weights of the mean, c_t the correction, H_t the entropy. With the default
+    settings that is GRPO (DeepSeekMath, arXiv 2402.03300, eq. 3) with clip-higher and a mean over
+    the tokens of the batch (DAPO, arXiv 2503.14476, eq. 8).
 
     Returns:
         Scalar.

@@ -174,13 +174,8 @@ def train(
 ) -> None:
     """Train; who resumes goes on from the newest checkpoint that the run knows.
 
-    Args:
-        engine: Not prepared yet.
-        policy_id: Which policy.
-        settings: Of its trainer.
-        place: Where the trainer stands.
-        loop: Running; for all that is not training.
-        publishing: Makes what publishes the weights, of a layout; None: this process does alone.
+    The engine is not prepared yet; the loop runs, for all that is not training. What publishes the
+    weights is made of their layout; without it this process does alone.
 
     Raises:
         AstraflowError: CHECKPOINT_UNKNOWN when it was told which one, and that is not there or not
@@ -296,12 +291,6 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
     """Train one policy of a run until the data ends or the run asks to leave.
 
     SIGTERM and SIGINT let the step in progress end; the second one stops at once.
-
-    Args:
-        recipe: Of the run.
-        policy_id: Which of its policies.
-        model_dir: Its first weights, architecture and tokenizer.
-        place: Where the trainer stands.
 
     Returns:
         The exit code: 0 when the run is over or the trainer was asked to leave, 1 when it

@@ -76,16 +76,7 @@ class MismatchProbe:
         peers: Peers = ALONE,
         before_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keep nothing yet.
-
-        Args:
-            model: Whose weights are replaced while a probe looks.
-            learner: Of the model.
-            dtype: What is published.
-            every: Versions from one that is kept to the next; None: nothing is kept or compared.
-            peers: The ranks that share every batch; all look together.
-            before_change: Called just before weights are replaced.
-        """
+        """Keep nothing yet, then one of `every` versions; None: nothing is kept or compared."""
         self._model = model
         self._learner = learner
         self._dtype = dtype

@@ -36,12 +36,8 @@ _COMPANIONS = (
 def save_model(module: nn.Module, target: Path, *, companions_of: Path | None = None) -> None:
     """Write a Hugging Face directory; a reader sees all of it or nothing.
 
-    Of a model with adapters these alone are written, as peft has them.
-
-    Args:
-        module: A Hugging Face model.
-        target: The directory; one that is there is replaced.
-        companions_of: Directory whose tokenizer files are copied.
+    Of a model with adapters these alone are written, as peft has them. A directory that is there
+    is replaced; tokenizer files come from that of the companions.
     """
     with placed(target) as draft:
         write_model(module, draft, companions_of=companions_of)
@@ -69,13 +65,9 @@ def write_model(
     companions_of: Path | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a model into a directory; see `save_model`.
+    """Write a model into a directory that is there; see `save_model`.
 
-    Args:
-        module: A Hugging Face model.
-        directory: Is there.
-        companions_of: Directory whose tokenizer files are copied.
-        weights: Of its `state_dict`; None: those that it has now.
+    Weights are of its `state_dict`; None: those that it has now.
     """
     adapters = adapter_settings(module)
     if adapters is None:
@@ -109,10 +101,7 @@ def _copy_companions(directory: Path, companions_of: Path | None) -> None:
 def write_merged(base: Path, adapters: Path, target: Path) -> None:
     """Write the Hugging Face directory, in f32, of a model with adapters added to its weights.
 
-    Args:
-        base: The model that they were trained beside.
-        adapters: A checkpoint of them.
-        target: The directory; one that is there is replaced.
+    A directory that is there is replaced.
 
     Raises:
         AstraflowError: INVALID_FIELD when the adapters are not there, or not of this model.

@@ -30,11 +30,7 @@ class WeightOptimizer:
     """
 
     def __init__(self, module: nn.Module, settings: Optimizer) -> None:
-        """Begin with no state.
-
-        Args:
-            module: Whose parameters are changed, those that require a gradient.
-            settings: Of the recipe.
+        """Begin with no state; change those parameters that require a gradient.
 
         Raises:
             AstraflowError: CODE_UNKNOWN when the settings name code that is not here, INVALID_FIELD

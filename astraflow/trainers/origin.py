@@ -141,16 +141,9 @@ class WeightOrigin:
     ) -> None:
         """Publish nothing yet.
 
-        Args:
-            engine: Of the weights.
-            layout: What they are published as.
-            publisher: Encodes them.
-            herald: Tells the run.
-            first_version: Number of the next version.
-            order: Called with version, steps behind it and `restored_from` before it is encoded,
-                on the thread of `publish`; None: there are no other ranks to tell.
-            followers: Told of every version.
-            restored_from: Version that the present weights were published as before.
+        `order` is called with version, steps behind it and `restored_from` before it is encoded,
+        on the thread of `publish`; None: there are no other ranks to tell. The present weights
+        were published as `restored_from` before.
         """
         self._engine = engine
         self._whole_nbytes = sum(spec.nbytes for spec in layout.tensors)
@@ -249,11 +242,7 @@ class Publishing:
         return self.own.publish(version, tensors, step=step, restored_from=restored_from)
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
-        """Return where versions are served.
-
-        Args:
-            own: Where this process does.
-        """
+        """Return where versions are served; this process does at `own`."""
         return (WeightEndpoint(rank=0, endpoint=own),)
 
     def entered(self, client: TrainerClient) -> None:

@@ -201,12 +201,7 @@ class PassPlanner:
     ) -> None:
         """Ask the models what they can; each has to.
 
-        Args:
-            models: That have the passes.
-            max_tokens: Of one pass.
-            share_prefixes: Whether rows go as trees.
-            packing: Whether rows that do not are packed.
-            peers: The ranks that share every batch, and make as many passes.
+        Rows go as trees, packed, or padded, and the peers make as many passes each.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING when rows are always to be packed, and a model does

@@ -57,9 +57,7 @@ class Schedule:
     def of(cls, settings: WarmUp, *, row_count: int | None = None) -> "Schedule":
         """Fill in what a recipe leaves out.
 
-        Args:
-            settings: Of the recipe.
-            row_count: Demonstrations for a model that is given; None: it starts from nothing.
+        The rows are demonstrations for a model that is given; None: it starts from nothing.
         """
         is_given = row_count is not None
         batch_size = settings.batch_size or (8 if is_given else 64)
@@ -103,12 +101,8 @@ def make_demonstrated(
 ) -> None:
     """Make a model that has learned from demonstrations; there whole or not at all.
 
-    Args:
-        model: Names the demonstrations.
-        base: Directory of the model to begin with; None: a tiny one.
-        seed: Of the order of the rows, and of random weights.
-        target: The directory.
-        report: Told of the progress.
+    It begins as the base, or as a tiny one where there is none; the seed is that of the order of
+    rows, and of random weights.
 
     Raises:
         AstraflowError: INVALID_FIELD for demonstrations that cannot be learned from, or a loss

@@ -32,22 +32,15 @@ class TensorParallel(RowGroup):
     """This rank among those that share every matrix of a block."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        """Take part.
-
-        Args:
-            mesh: Of these ranks, of one dimension.
-        """
         super().__init__(mesh.get_group())
         self._mesh = mesh
         self._plan: Mapping[str, str] = {}
         self._copied: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def adopt(self, module: nn.Module, blocks: list[nn.Module]) -> None:
-        """Take the plan of a model, and have its blocks begin and end for all ranks together.
+        """Take the plan of a model that is whole, and have its blocks begin and end for all ranks.
 
-        Args:
-            module: A causal model of transformers, whole.
-            blocks: Its blocks, which `cut` cuts.
+        These are what `cut` cuts.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING for a model without a plan that is known, or with

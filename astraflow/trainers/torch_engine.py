@@ -98,14 +98,7 @@ class TorchEngine:
         lora: Lora | None = None,
         peers: Peers = ALONE,
     ) -> None:
-        """Load nothing yet; `prepare` does.
-
-        Args:
-            settings: Of the trainer.
-            model_dir: The first weights, architecture and tokenizer.
-            lora: Adapters that are trained in their place; None: all weights are.
-            peers: The ranks that share every batch.
-        """
+        """Load nothing yet; `prepare` does. With `lora` adapters are all that is trained."""
         self._lora = lora
         self._settings = settings
         self._model_dir = model_dir

@@ -35,15 +35,11 @@ from astraflow.trainers.torch_engine import TorchEngine
 
 
 def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
-    """Cut the parameters of a model over the ranks, in place.
+    """Cut the parameters of a model, in f32 and whole on every rank, over the ranks, in place.
 
-    Master weights stay f32. Blocks compute in `settings.compute`; embeddings, the last norm and the
-    output layer in f32, because log-probabilities are made of what they say.
-
-    Args:
-        module: A causal model of transformers, in f32, whole on every rank.
-        ranks: Over which.
-        settings: How, as `resolved` returns it.
+    Master weights stay f32. Blocks compute in `settings.compute`, as `resolved` returns it;
+    embeddings, the last norm and the output layer in f32, because log-probabilities are made of
+    what they say.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING when it has no blocks that are known, or they cannot be
@@ -81,12 +77,9 @@ def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
 
 @torch.no_grad()
 def scatter_weights(module: nn.Module, whole: dict[str, Tensor], ranks: Ranks) -> None:
-    """Set the rows of every rank to those of rank 0's whole weights, one tensor at a time.
+    """Set the rows of every rank to those of rank 0's whole weights, f32, one tensor at a time.
 
-    Args:
-        module: Shared out.
-        whole: By name, f32; those of rank 0 count, and are let go one by one.
-        ranks: All of them.
+    They are let go one by one.
     """
     for name, parameter in module.named_parameters():
         given = whole.pop(name)
@@ -120,14 +113,7 @@ class ShardedEngine(TorchEngine):
     def __init__(
         self, settings: TrainerConfig, *, model_dir: Path, ranks: Ranks, lora: Lora | None = None
     ) -> None:
-        """Load nothing yet; `prepare` does.
-
-        Args:
-            settings: Of the trainer.
-            model_dir: The first weights, architecture and tokenizer.
-            ranks: That share it.
-            lora: Adapters that are trained in its place; None: all weights are.
-        """
+        """Load nothing yet; `prepare` does."""
         super().__init__(settings, model_dir=model_dir, lora=lora, peers=ranks)
         self._ranks = ranks
         # Written beside the steps, which have collectives of their own.
@@ -191,9 +177,7 @@ class ShardedEngine(TorchEngine):
     def _require_same(self, model: CausalModel, said: Tensor | None) -> None:
         """Refuse a model of which ranks that share rows or experts say something else than one.
 
-        Args:
-            model: Shared out.
-            said: f[k], log-probabilities of a few tokens by all of it, on rank 0.
+        That is `said` on rank 0: f[k], log-probabilities of a few tokens.
         """
         found = self._said(model)
         with agreeing(self._ranks):

@@ -47,12 +47,9 @@ class TokenReader:
     def __init__(
         self, host: str, port: int, *, changed: Callable[[Mapping[str, bytes]], None]
     ) -> None:
-        """Read nothing before `with`.
+        """Read nothing from rank 0's store before `with`.
 
-        Args:
-            host: Of rank 0's store.
-            port: Of that.
-            changed: Called with them at first, and from another thread whenever they change.
+        `changed` gets the tokens at first, and on another thread whenever they are others.
         """
         self._store = TCPStore(host, port, is_master=False)
         self._changed = changed
@@ -100,16 +97,6 @@ class FollowerRank:
         place: TrainerPlace,
         loop: LoopThread,
     ) -> None:
-        """Follow nothing before `run`.
-
-        Args:
-            engine: Of this rank.
-            ranks: All of them.
-            policy_id: What is trained.
-            settings: Of the trainer.
-            place: Where this rank stands.
-            loop: Running.
-        """
         self._engine = engine
         self._ranks = ranks
         self._policy_id = policy_id
@@ -179,10 +166,7 @@ class FollowerRank:
     def _join(self, place: tuple[str, int], run_id: str, signing_seed: bytes) -> None:
         """Read this rank's share of the batches; its versions may go to an object store, too.
 
-        Args:
-            place: Host and port of rank 0's tokens.
-            run_id: Of the run.
-            signing_seed: Of its versions.
+        Rank 0's tokens are at `place`, a host and a port.
         """
         publisher = cast("WeightPublisher", self._publisher)
         publisher.sign_with(signing_seed)

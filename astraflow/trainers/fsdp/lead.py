@@ -32,12 +32,6 @@ class LeadEngine:
     """A `TrainEngine` whose every call is made on all ranks."""
 
     def __init__(self, engine: ShardedEngine, ranks: Ranks) -> None:
-        """Lead the ranks that follow.
-
-        Args:
-            engine: Of this rank, 0.
-            ranks: All of them.
-        """
         self._engine = engine
         self._ranks = ranks
         self._publishers = ranks.beside()
@@ -112,16 +106,10 @@ class LeadPublishing(Publishing):
     def __init__(
         self, own: WeightPublisher, engine: ShardedEngine, ranks: Ranks, *, publishers: Ranks
     ) -> None:
-        """Publish nothing yet.
+        """Publish nothing yet; `ranks` speak on the thread that trains, `publishers` beside it.
 
         The tokens of the trainer's session go over a store of torch.distributed, which like its
         other connections knows no TLS: ranks belong into a network that is closed to others.
-
-        Args:
-            own: Publisher of rank 0's rows.
-            engine: Of rank 0.
-            ranks: That are told on the thread that trains.
-            publishers: The same, on the threads that encode.
         """
         super().__init__(own, rank_count=ranks.data_count)
         self._engine = engine
@@ -157,11 +145,7 @@ class LeadPublishing(Publishing):
         )
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
-        """Return where all ranks serve their rows.
-
-        Args:
-            own: Where rank 0 does.
-        """
+        """Return where all ranks serve their rows; rank 0 does at `own`."""
         _order(self._ranks, "serve")
         said = self._ranks.all_gather_object((self._ranks.publishes, self._ranks.shard_rank, own))
         return tuple(

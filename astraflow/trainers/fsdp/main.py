@@ -31,13 +31,6 @@ def train_rank(
 ) -> None:
     """Be one of the ranks that torchrun started, until rank 0 leaves the run.
 
-    Args:
-        policy_id: Which policy.
-        policy: Its settings.
-        place: Where the trainer stands.
-        model_dir: The first weights, architecture and tokenizer.
-        loop: Running; for all that is not training.
-
     Raises:
         AstraflowError: What joining and training raise; MEMBER_LOST when another rank is gone.
     """

@@ -31,11 +31,6 @@ def write_sharded_weights(
 ) -> Callable[[], OSError | None]:
     """Write the file of a model or of its adapters; all ranks call it, and see one directory.
 
-    Args:
-        module: A Hugging Face model.
-        directory: Is there.
-        ranks: All of them.
-
     Returns:
         What brings this rank's rows to the disk, and returns what went wrong; on any thread.
 

@@ -52,10 +52,6 @@ class Ranks(Peers):
     def __init__(self, *, device: torch.device, fsdp: Fsdp) -> None:
         """Join the other ranks; the default process group is there.
 
-        Args:
-            device: Of this rank.
-            fsdp: How they share the model and rows out.
-
         Raises:
             AstraflowError: INVALID_FIELD when the ranks cannot be shared out so.
         """
@@ -270,11 +266,7 @@ def naming_lost_ranks() -> Generator[None]:
 
 @contextmanager
 def joined_ranks(*, device: str, fsdp: Fsdp) -> Generator[Ranks]:
-    """Join the ranks that torchrun started.
-
-    Args:
-        device: Of the recipe; cuda is that of the local rank.
-        fsdp: How they share the model and rows out.
+    """Join the ranks that torchrun started; `cuda` is the device of the local rank.
 
     Raises:
         AstraflowError: INVALID_FIELD; MEMBER_LOST when a rank did not come.

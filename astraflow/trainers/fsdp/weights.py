@@ -38,15 +38,7 @@ def publish_shard(
     """Publish the rows of this rank with those of all others; every rank calls it.
 
     Nothing is gathered but digests. A version is returned once all ranks can serve it, so what is
-    announced is whole.
-
-    Args:
-        publisher: Of this rank; nobody reads that of one whose rows another one publishes.
-        tensors: Its rows, by name.
-        ranks: All of them.
-        version: Its number.
-        step: Optimizer steps behind it.
-        restored_from: Version that these weights were published as before.
+    announced is whole. Nobody reads of a rank whose rows another one publishes.
 
     Returns:
         What the run is told, the same on every rank.
