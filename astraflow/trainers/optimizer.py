@@ -355,8 +355,13 @@ def _indexed(flat: Mapping[str, Tensor], names: list[str]) -> dict[int, dict[str
     return state
 
 
-def _empty_tensor(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return where a tensor of the state is read into: cut as its parameter is."""
+def _empty_tensor(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Tensor | None:
+    """Return where a tensor of the state is read into: cut as its parameter is.
+
+    None: it is a number or the like, as optimizers of a user's may have them, and is read as such.
+    """
+    if not hasattr(stored, "size"):
+        return None
     parameter = parameters.get(key.rsplit(".", 1)[0])
     if parameter is not None and stored.size == parameter.shape and stored.size:
         return torch.zeros_like(parameter)
@@ -364,8 +369,8 @@ def _empty_tensor(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Te
 
 
 def _cut_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return the part of a whole tensor that lies here of a parameter."""
-    if not hasattr(parameter, "to_local") or value.shape != parameter.shape:
+    """Return the part of a whole tensor that lies here of a parameter; anything else as it is."""
+    if not hasattr(parameter, "to_local") or getattr(value, "shape", None) != parameter.shape:
         return value
     cut = torch.empty_like(parameter, dtype=value.dtype)
     tensors.local(cut).copy_(tensors.part_of(value, parameter))

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint
 from torch import nn
 
 from astraflow.config.recipe import Optimizer
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.optimizer import WeightOptimizer, try_own_optimizer
+from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state, try_own_optimizer
 
 
 def holding(parameter):
@@ -116,6 +117,17 @@ def test_the_state_of_another_kind_is_refused(make_model):
     _, adamw = trained(make_model, Optimizer(), steps=1)
     with pytest.raises(AstraflowError, match="another kind of optimizer than muon"):
         WeightOptimizer(make_model().module, MUON).load(adamw.state())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_of_ranks_may_have_numbers_that_are_no_tensors(tmp_path):
+    """As that of transformers' Adafactor."""
+    fields = {"step": 2, "exp_avg_sq": torch.arange(6.0).view(3, 2)}
+    state = flat_state({"step_count": 2, "state": {0: fields}}, ["weight"], [])
+    torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path / "optimizer", no_dist=True)
+    found = read_state(tmp_path, {"weight": torch.zeros(3, 2)}, {})
+    assert found["state"][0]["step"] == 2
+    assert torch.equal(found["state"][0]["exp_avg_sq"], fields["exp_avg_sq"])
 
 
 CODE = """
