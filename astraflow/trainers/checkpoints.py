@@ -80,8 +80,8 @@ def start_points(run_dir: RunDir, policy_id: str) -> Sequence[Checkpoint]:
 
 def _found(run_dir: RunDir, policy_id: str) -> list[Checkpoint]:
     """Return the checkpoints of a policy, by rising step."""
-    folder = run_dir.checkpoints(policy_id)
-    return [Checkpoint.read(path) for path in sorted(folder.glob("step_*"))]
+    found = map(Checkpoint.read, run_dir.checkpoints(policy_id).glob("step_*"))
+    return sorted(found, key=lambda each: each.step)
 
 
 @contextmanager
@@ -169,7 +169,9 @@ def _scores(
         return {row["step"]: row[name] for row in rows if name in row}
     runs = [row for row in read_json_lines(run_dir.evals) if row["suite"] == name[len(_EVAL) :]]
     by_version = {
-        row["versions"].get(policy_id): row["overall"]["avg_at_k"] for row in runs if row["overall"]
+        row["versions"][policy_id]: row["overall"]["avg_at_k"]
+        for row in runs
+        if row["overall"] and policy_id in row["versions"]
     }
     return {each.step: by_version[each.version] for each in found if each.version in by_version}
 

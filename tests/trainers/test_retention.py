@@ -49,6 +49,21 @@ def test_the_first_the_newest_and_the_named_stay(run_dir):
     assert left(run_dir) == [0, 4, 6, 7, 8]
 
 
+def test_the_newest_is_that_of_most_steps_however_many_these_are(run_dir):
+    write(run_dir, [0, 999_998, 999_999, 1_000_000])
+    thin_out(run_dir, "solver", Keep())
+    assert left(run_dir) == [0, 1_000_000, 999_999]
+
+
+def test_what_no_evaluation_measured_is_not_the_best(run_dir):
+    write(run_dir, range(5))
+    path = run_dir.checkpoint("solver", 1) / "trainer_state.json"
+    path.write_text(json.dumps({"step": 1, "version": None, "checkpoint_id": "step_000001"}))
+    log(run_dir.evals, evaluated(102, 0.5), {**evaluated(0, 0.9), "versions": {"other": 7}})
+    thin_out(run_dir, "solver", Keep(best="eval/held_out"))
+    assert left(run_dir) == [0, 2, 3, 4]
+
+
 def test_multiples_of_a_step_stay(run_dir):
     write(run_dir, range(0, 50, 5))
     thin_out(run_dir, "solver", Keep(every=20))
