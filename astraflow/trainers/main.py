@@ -75,17 +75,18 @@ class GracefulShutdown:
     def watch(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield items until there are no more or the process is asked to leave."""
         iterator = iter(items)
-        while not self.is_requested:
-            try:
-                self._waits = True
-                item = next(iterator)
-            except StopIteration:
-                return
-            except _Leave:
-                break
-            finally:
-                self._waits = False
-            yield item
+        try:
+            while not self.is_requested:
+                try:
+                    self._waits = True
+                    item = next(iterator)
+                except StopIteration:
+                    return
+                finally:
+                    self._waits = False
+                yield item
+        except _Leave:  # also where it comes between an item and the note that nobody waits
+            pass
         log.info("asked to leave")
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:

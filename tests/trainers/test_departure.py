@@ -33,6 +33,23 @@ def test_signal_during_a_step_lets_it_end():
     assert done == [1]
 
 
+def test_signal_right_after_an_item_came_ends_without_an_error():
+    departure, done = GracefulShutdown(), []
+
+    def tracing(frame, event, _):
+        if event == "line" and frame.f_locals.get("item") == 1 and not departure.is_requested:
+            signal.raise_signal(signal.SIGTERM)
+        return tracing if frame.f_code is GracefulShutdown.watch.__code__ else None
+
+    with departure.listening():
+        sys.settrace(tracing)
+        try:
+            done += departure.watch([1, 2, 3])
+        finally:
+            sys.settrace(None)
+    assert done == []
+
+
 def test_second_signal_stops_at_once():
     with GracefulShutdown().listening():
         signal.raise_signal(signal.SIGINT)
