@@ -70,15 +70,11 @@ def require_shareable(module: nn.Module, key: str, count: int, why: Iterable[str
 
 
 def prepare_blocks(module: nn.Module, settings: Fsdp, *, kept_tokens: int = 0) -> None:
-    """Have the blocks of a model that is whole here compute as FSDP2 would have them.
+    """Have the blocks of a model that is whole here, in f32, compute as FSDP2 would have them.
 
     Master weights and their gradients stay f32: the copies in bf16 are there for one block at a
-    time. Embeddings, the last norm and the output layer compute in f32.
-
-    Args:
-        module: A causal model of transformers, in f32.
-        settings: As `resolved` returns them.
-        kept_tokens: Of the largest pass that is not computed again, though others are.
+    time. Embeddings, the last norm and the output layer compute in f32. The settings are resolved;
+    passes of up to `kept_tokens` are not computed again, though others are.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.

@@ -68,13 +68,7 @@ def tokenize_demonstrations(
     max_length: int,
     report: Callable[[str], None] = print,
 ) -> list[SupervisedRow]:
-    """Turn demonstrations into tokens of a model; those that are too long are left out.
-
-    Args:
-        rows: As `read_demonstrations` gives them.
-        directory: Of the model, with its tokenizer and its chat template.
-        max_length: Tokens that a sequence may have.
-        report: Told how many are left out.
+    """Turn demonstrations into tokens of a model; report how many are left out as too long.
 
     Raises:
         AstraflowError: INVALID_FIELD for messages that the model's template refuses, or when it

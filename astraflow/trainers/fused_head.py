@@ -18,7 +18,6 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -196,16 +195,11 @@ def multiply(left: Tensor, right: Tensor, into: Tensor, *, adds_up: bool = False
         torch.mm(left, right, out=into)
 
 
-@cache
-def _sums_wider() -> bool:
-    """Whether this torch multiplies bf16 into f32 (torch 2.8)."""
-    return "dtype_out" in cast("Any", torch.ops.aten.addmm).overloads()
-
-
 def _may_round(hidden: Tensor, weight: Tensor) -> bool:
     is_f32 = hidden.dtype == weight.dtype == torch.float32
     may_be_tf32 = hidden.is_cuda and bool(torch.backends.cuda.matmul.allow_tf32)
-    return is_f32 and may_be_tf32 and _sums_wider()
+    # Torch 2.8 and later multiply bf16 into f32.
+    return is_f32 and may_be_tf32 and "dtype_out" in cast("Any", torch.ops.aten.addmm).overloads()
 
 
 def cuts(count: int, size: int, *, start: int = 0) -> tuple[slice, ...]:

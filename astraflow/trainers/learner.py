@@ -30,7 +30,7 @@ from astraflow.trainers.pairs import compare, log_ratios, scored_at_the_end
 from astraflow.trainers.passes import ModelPass, PassPlanner, minibatches_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.router_balance import RouterBalance
-from astraflow.trainers.rows import LossTokens, TrainRows
+from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 from astraflow.trainers.turn_rewards import turn_advantages
 
@@ -241,7 +241,16 @@ class PolicyLearner:
             own = replace(rows, routed_experts=None)
             chosen = self._trained_rows(own)
             reference = self.likelihoods(own, chosen, model=self._reference).logprobs
-        loss = self._with_turns(rows)
+        loss = rows.loss
+        if self._critic is None:
+            # A critic has seen the rewards of turns.
+            earned = turn_advantages(
+                rows,
+                discount=settings.advantages.turn_discount,
+                is_compared=settings.advantages.baseline != "none",
+                peers=self._peers,
+            )
+            loss = replace(loss, advantages=loss.advantages + earned)
         loss = prepared(loss, settings.loss, self._peers, reference_logprobs=reference)
         rows = replace(rows, loss=loss)
         is_trained, old = self._trained_rows(rows), None
@@ -255,19 +264,6 @@ class PolicyLearner:
             old_logprobs=old if is_moving else None,
             reference_logprobs=reference,
         )
-
-    def _with_turns(self, rows: TrainRows) -> LossTokens:
-        """Return the tokens with advantages for the rewards of turns; a critic has seen them."""
-        if self._critic is not None:
-            return rows.loss
-        settings = self._settings
-        earned = turn_advantages(
-            rows,
-            discount=settings.advantages.turn_discount,
-            is_compared=settings.advantages.baseline != "none",
-            peers=self._peers,
-        )
-        return replace(rows.loss, advantages=rows.loss.advantages + earned)
 
     def _update(
         self, batch: PreparedBatch, part: np.ndarray, divisor: float, *, is_first: bool

@@ -25,13 +25,7 @@ class AdaptedLinear(AdaptedLayer):
     """A linear layer whose weight is frozen, and an adapter; at first it changes nothing."""
 
     def __init__(self, base: nn.Linear, settings: Lora, *, seed: int) -> None:
-        """Take over a layer.
-
-        Args:
-            base: Its parameters become this one's.
-            settings: Rank and scale.
-            seed: Of A; B is 0.
-        """
+        """Take over a layer with its parameters; the seed is that of A, B is 0."""
         super().__init__(base)
         like = {"device": base.weight.device, "dtype": base.weight.dtype}
         self.lora_A = nn.Linear(base.in_features, settings.rank, bias=False, **like)

@@ -23,11 +23,9 @@ from astraflow.weights.publish.tensors import can_round, dtype_of
 
 
 def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Layout:
-    """Return where tensors lie once exported.
+    """Return where tensors, as `TrainEngine.named_parameters` yields them, lie once exported.
 
-    Args:
-        parameters: Names and arrays, as `TrainEngine.named_parameters` yields them.
-        dtype: To which the floats of torch are rounded; other arrays keep their type.
+    The floats of torch are rounded to a type; other arrays keep theirs.
 
     Raises:
         AstraflowError: LAYOUT_MISMATCH for an array of a type that cannot be published.

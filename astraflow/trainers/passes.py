@@ -242,16 +242,11 @@ class PassPlanner:
 def minibatches_of(
     rows: TrainRows, *, count: int, epochs: int, peers: Peers = ALONE
 ) -> Iterator[np.ndarray]:
-    """Yield bool[N] for each update of a batch: which of these rows are in it.
+    """Yield bool[N] for each update of a batch: which of this rank's rows are in it.
 
-    Each epoch deals all rows of all ranks out anew, prompt by prompt, evenly by rows; rows that are
-    equal stay together. What is in a part depends on the rows alone, not on their order or ranks.
-
-    Args:
-        rows: This rank's share of the batch.
-        count: Parts of an epoch.
-        epochs: Times that every row comes.
-        peers: The ranks that have the other rows; all make the same calls.
+    Each epoch deals all rows of all ranks, which make the same calls, out anew into `count` parts,
+    prompt by prompt, evenly by rows; rows that are equal stay together. What is in a part depends
+    on the rows alone, not on their order or ranks.
     """
     if count == 1:
         yield from [np.ones(rows.row_count, np.bool_)] * epochs

@@ -119,10 +119,7 @@ class TrainRows:
         return is_trained
 
     def require_vocabulary(self, size: int) -> None:
-        """Check that a model knows every token.
-
-        Args:
-            size: Token ids that it knows, from 0.
+        """Check that a model knows every token, when it knows so many from 0.
 
         Raises:
             AstraflowError: INVALID_FIELD naming a token.
@@ -137,10 +134,7 @@ class TrainRows:
 
     @classmethod
     def from_parts(cls, parts: Sequence[BatchPart]) -> "TrainRows":
-        """Join the parts of a batch.
-
-        Args:
-            parts: May be none, or without rows, where a rank gets nothing of a batch.
+        """Join the parts of a batch; there may be none, or none with rows, for this rank.
 
         Raises:
             AstraflowError: INVALID_FIELD when a column is missing or not finite, or the loss

@@ -111,12 +111,10 @@ class TorchEngine:
 
     @property
     def step_count(self) -> int:
-        """Optimizer steps behind the present weights."""
         return self._learner.step_count
 
     @property
     def _device(self) -> torch.device:
-        """Where it computes."""
         return resolve_device(self._settings.device)
 
     @property
@@ -166,11 +164,9 @@ class TorchEngine:
         return self._learner.likelihoods(rows, np.ones(rows.row_count, np.bool_)).logprobs
 
     def at_version(self, version: int) -> None:
-        """Note what the present weights are published as."""
         self._probe.keep(version)
 
     def before_change(self, call: Callable[[], None]) -> None:
-        """Call back in every step just before the weights change."""
         self._warn = call
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:

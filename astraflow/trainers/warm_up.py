@@ -31,11 +31,7 @@ def ensure_model(
 ) -> Path:
     """Return the directory of a policy's first weights; make it when it is not there yet.
 
-    Args:
-        model: Where it comes from, and how it is warmed up.
-        seed: Of the run; another seed is another model.
-        cache_dir: Where models that were warmed up are kept.
-        report: Told what is done, one line each.
+    Another seed is another model.
 
     Raises:
         AstraflowError: CODE_UNKNOWN or INVALID_FIELD for a tutor that is not there, or not

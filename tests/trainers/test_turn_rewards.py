@@ -110,7 +110,8 @@ def test_a_critic_sees_them_and_nothing_is_added(part, make_model):
     assert returns.reshape(4, 3)[1].tolist() == [0.25, 0.5, 1.0]
     settings = TrainerConfig(critic=config, advantages=Advantages(turn_discount=0.5))
     learner = PolicyLearner(make_model(), settings, critic=critic)
-    assert learner._with_turns(rows) is rows.loss
+    prepared = learner._prepare(rows).rows.loss
+    np.testing.assert_array_equal(prepared.advantages, rows.loss.advantages)
 
 
 def test_what_is_given_before_the_first_sampled_token_is_nobodys(part):

@@ -38,7 +38,6 @@ class LeadEngine:
 
     @property
     def step_count(self) -> int:
-        """Optimizer steps behind the present weights."""
         return self._engine.step_count
 
     @property
@@ -47,7 +46,6 @@ class LeadEngine:
         return self._engine.replays_experts
 
     def prepare(self) -> None:
-        """Load the first weights."""
         _order(self._ranks, "prepare")
         self._engine.prepare()
 
@@ -64,12 +62,10 @@ class LeadEngine:
             return self._engine.train_step(batch)
 
     def at_version(self, version: int) -> None:
-        """Note what the present weights are published as."""
         _order(self._ranks, "at_version", version)
         self._engine.at_version(version)
 
     def before_change(self, call: Callable[[], None]) -> None:
-        """Call back in every step just before the weights of this rank change."""
         self._engine.before_change(call)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:

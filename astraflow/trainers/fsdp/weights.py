@@ -63,18 +63,11 @@ def publish_shard(
     infos = told(info)
     bases = [[patch.base_version for patch in each.patches] for each in infos]
     if not all(any(base is not None for base in each) for each in bases):
-        # From the version before it cannot be had everywhere.
-        infos = told(None if info is None else _with_whole(publisher, info))
+        # From the version before it cannot be had everywhere, and shards belong together when all
+        # come from one base: it is to be had from nothing, too.
+        if info is not None and all(patch.base_version is not None for patch in info.patches):
+            patch = make_patch(publisher.history, None, info.version)
+            publisher.store.offer([patch])
+            info = replace(info, patches=(*info.patches, patch.info))
+        infos = told(info)
     return combined(infos)
-
-
-def _with_whole(publisher: WeightPublisher, info: VersionInfo) -> VersionInfo:
-    """Return a version that can be had from nothing too.
-
-    Shards belong together when all come from one base.
-    """
-    if any(patch.base_version is None for patch in info.patches):
-        return info
-    patch = make_patch(publisher.history, None, info.version)
-    publisher.store.offer([patch])
-    return replace(info, patches=(*info.patches, patch.info))
