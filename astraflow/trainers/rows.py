@@ -40,7 +40,9 @@ class LossTokens:
     def where(self, chosen: np.ndarray) -> "LossTokens":
         """Return the tokens that are chosen, bool[K], or those at indices, i64[k]."""
         known: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return LossTokens(**{n: None if v is None else v[chosen] for n, v in known.items()})
+        for name, values in known.items():
+            known[name] = None if values is None else values[chosen]
+        return LossTokens(**known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -209,10 +209,10 @@ class MathOptions(KeptOptions):
 
 
 _PLAIN_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
-# A text marks where its answer stands, or has words that follow each other; those of LaTeX aside.
+# A text marks where its answer stands, or has words; those of LaTeX and of functions aside.
 _MARK = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[|####")
-_LATEX = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
-_WORDS = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
+_LATEX = re.compile(r"\\(?:text|textbf|mathrm|mbox|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{3,}\b(?!\()")
 
 
 class Equal:
@@ -244,7 +244,7 @@ class Equal:
         Without one the parser takes what it knows of it: 10 of 10\sqrt{2}, 2 of 2\pi.
         """
         text = str(answer_of(prompt, self._field)).strip()
-        is_text = _MARK.search(text) or _WORDS.search(_LATEX.sub("", text))
+        is_text = _MARK.search(text) or _WORD.search(_LATEX.sub("", text))
         return text if is_text or _PLAIN_NUMBER.fullmatch(text) else f"\\boxed{{{text}}}"
 
     def _parsed(self, text: str) -> Any:
