@@ -187,8 +187,7 @@ class Recorder:
         past: Past | None = None,
     ) -> None:
         """Start empty, or with the past of another; `Episode.trajectory` is the way to get one."""
-        self.reward: float | None = None
-        """Where it differs from the rollout's."""
+        self._reward: float | None = None
         self.finish_reason = FinishReason.ABORT
         """Of the last generation; a workflow that ends for its own reason sets it."""
         self.policy_id = port.policy_id
@@ -201,6 +200,17 @@ class Recorder:
         self._turns: list[Turn] = []
         self._turn_rewards: dict[int, float] = {}
         self._past = past or Past()
+
+    @property
+    def reward(self) -> float | None:
+        """Where it differs from the rollout's. One that is not finite is INVALID_FIELD."""
+        return self._reward
+
+    @reward.setter
+    def reward(self, reward: float | None) -> None:
+        if reward is not None and not isfinite(reward):
+            raise _invalid(f"a trajectory's reward has to be finite, and is {reward}")
+        self._reward = reward
 
     @property
     def past(self) -> Past:

@@ -104,14 +104,19 @@ def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> R
 
 
 def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> Rollout:
+    try:
+        trajectories = episode.trajectories()
+    except Exception as unsound:  # noqa: BLE001 - an engine of a user's tells anything
+        message = f"what was sampled cannot be sent: {unsound}"
+        failure = _failure(Reason.ENGINE_FAILED, message, unsound)
+        return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     if isinstance(error, PolicyFault):
-        return _policy_fault(loaded, episode, error)
+        return _policy_fault(loaded, episode, error, trajectories)
     if not isinstance(error, AstraflowError):
         message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
         failure = _failure(Reason.ENVIRONMENT_FAILED, message, error)
         return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     # Nothing of what a session sampled may be trained on.
-    trajectories = episode.trajectories()
     if error.reason is Reason.CONTEXT_TOO_LONG and trajectories:
         return _rollout(loaded, episode, Outcome.TRUNCATED, trajectories=trajectories)
     place = place_of(error)
@@ -121,16 +126,21 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> R
         cause=place.cause,
         traceback=place.traceback,
     )
-    if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
+    if error.reason not in _KEEPS_TOKENS or not trajectories:
         return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     return _rollout(
         loaded, episode, Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories
     )
 
 
-def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> Rollout:
+def _policy_fault(
+    loaded: LoadedWorkflow,
+    episode: Episode,
+    fault: PolicyFault,
+    trajectories: tuple[Trajectory, ...],
+) -> Rollout:
     reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
-    if not episode.has_sampled:
+    if not trajectories:
         message = (
             f"workflow {loaded.workflow_id} raised a PolicyFault before the policy sampled a "
             f"token: {fault.message}"
@@ -146,7 +156,6 @@ def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) 
     except AstraflowError as error:
         outcome = Outcome.SCORER_FAILED
         failure = _failure(Reason.SCORER_FAILED, error.message, fault)
-    trajectories = episode.trajectories()
     return _rollout(
         loaded, episode, outcome, score=score, failure=failure, trajectories=trajectories
     )

@@ -123,6 +123,45 @@ async def test_a_reward_that_is_not_a_number_is_the_scorers_failure(parrot, epis
     assert rollout.outcome is Outcome.SCORER_FAILED
 
 
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+async def test_a_trajectory_of_no_finite_reward_is_told_at_its_line(
+    parrot, episode, loaded, reward
+):
+    async def run(one):
+        talk = one.trajectory()
+        talk.observe("x")
+        await talk.sample()
+        talk.reward = reward
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.failure.reason) == (Outcome.INFRA_ERROR, Reason.INVALID_FIELD)
+    assert "talk.reward = reward" in rollout.failure.traceback
+
+
+@pytest.mark.parametrize("error", [None, ValueError("odd"), PolicyFault("odd"), "scorer"])
+async def test_what_an_engine_samples_unsoundly_costs_one_rollout(parrot, episode, loaded, error):
+    engine = parrot("a")
+    sample = engine.generate
+
+    async def unsound(*arguments, **options):
+        made = await sample(*arguments, **options)
+        return replace(made, logprobs=made.logprobs[:0])
+
+    engine.generate = unsound
+
+    async def run(one):
+        await talk_once(one)
+        if error == "scorer":
+            raise AstraflowError(Reason.SCORER_FAILED, "odd")
+        if error is not None:
+            raise error
+        return 1.0
+
+    rollout = await run_episode(loaded(run), episode(solver=engine))
+    assert (rollout.outcome, rollout.trajectories) == (Outcome.INFRA_ERROR, ())
+    assert rollout.failure.reason is Reason.ENGINE_FAILED
+
+
 async def test_a_context_that_is_full_ends_the_episode(parrot, episode, loaded):
     async def run(one):
         talk = one.trajectory()
