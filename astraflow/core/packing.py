@@ -12,6 +12,7 @@ import numpy as np
 from astraflow.core.batches import BatchPart, RowSource
 from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId
 from astraflow.core.rollouts import (
+    LOSS_WEIGHTS,
     NOT_SAMPLED,
     ROUTED_EXPERTS,
     TURN_REWARDS,
@@ -34,8 +35,6 @@ _TOKENS_PER_PART = 1 << 16
 # What a row takes of a part whose arrays are in the payload store: some 200 bytes, and the time of
 # the event loop that belongs to them.
 _REFERENCE_TOKENS = 256
-
-LOSS_WEIGHTS = "loss_weights"
 
 # Numbers on the wire: the order in which `rollout.proto` and `trajectory.proto` count.
 OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(Outcome, start=1)}

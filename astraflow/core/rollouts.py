@@ -32,6 +32,10 @@ TURN_REWARDS: Final = "token_rewards"
 
 """Name of the column, f32[T]; a turn is rewarded at its last token."""
 
+LOSS_WEIGHTS: Final = "loss_weights"
+
+"""Name of the column, f32[T], of a workflow: factors of the tokens' losses."""
+
 _AXES: Final = 3
 
 _NO_ROUTES: Final = f"column {ROUTED_EXPERTS} is not u16[tokens, layers, k]"
@@ -149,11 +153,13 @@ class Column:
 
 
 def columns_fault(columns: Mapping[str, Column], *, row_count: int, token_count: int) -> str | None:
-    """Say which column does not have one entry per row or token, or None."""
+    """Say which column has not one entry per row or token, or what no loss can be of, or None."""
     lengths = {ColumnAxis.ROW: row_count, ColumnAxis.TOKEN: token_count}
     for name, column in columns.items():
         if not column.values.ndim or len(column.values) != lengths[column.axis]:
             return f"column {name} does not have one entry per {column.axis}"
+        if name in (TURN_REWARDS, LOSS_WEIGHTS) and not np.isfinite(column.values).all():
+            return f"column {name} has numbers that are not finite"
     if ROUTED_EXPERTS in columns:
         routes = columns[ROUTED_EXPERTS].values
         return _NO_ROUTES if routes.dtype != np.uint16 or routes.ndim != _AXES else None

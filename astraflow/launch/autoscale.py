@@ -56,7 +56,12 @@ class ExecutorStarter:
         Raises:
             AstraflowError: NOT_READY when too few are free.
         """
-        for ended in [n for n, (each, _) in self._nodes.items() if each.exit_code is not None]:
+        for ended, (process, _) in tuple(self._nodes.items()):
+            if process.exit_code is None:
+                continue
+            if process.exit_code:
+                why = escape(f"{ended} ended with exit code {process.exit_code}:")
+                Console(stderr=True).print(f"[red]{why}[/]\n{escape(process.last_words())}")
             await self.stop(ended)
         share = None
         if self._roles.gpus is not None:

@@ -129,7 +129,7 @@ async def test_a_batch_that_does_not_come_is_an_error(serving, sender):
 
 
 async def test_a_trainer_that_waits_is_not_silent(serving, sender):
-    times = {"http.batch_timeout_s": 1.5, "http.silence_s": 0.5}
+    times = {"http.batch_timeout_s": 3, "http.silence_s": 2}
     async with (
         serving(node=False, recipe=times) as (_, gateway),
         httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=100) as client,

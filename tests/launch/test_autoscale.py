@@ -20,7 +20,7 @@ class WatchedExecutor(LocalExecutor):
         return self.last
 
 
-async def test_the_gpus_of_a_node_that_died_are_free_again(tmp_path):
+async def test_a_node_that_died_is_told_of_and_its_gpus_are_free_again(tmp_path, capsys):
     recipe = small_recipe(tmp_path, scorer="exact")
     roles = Roles(
         recipe=recipe,
@@ -37,6 +37,9 @@ async def test_the_gpus_of_a_node_that_died_are_free_again(tmp_path):
     assert await executor.last.wait() == 1
     await starter.start("auto-2")
     await starter.close()
+    told = capsys.readouterr().err
+    assert "auto-1 ended with exit code 1:" in told
+    assert "no-recipe" in told
 
 
 def shell(tmp_path, start, stop=None):

@@ -84,6 +84,15 @@ class TestRollout:
         with refused(Reason.ROLLOUT_INVALID, "reward"):
             decode_rollout(message)
 
+    @pytest.mark.parametrize("name", ["token_rewards", "loss_weights"])
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    def test_numbers_of_a_loss_are_finite(self, message, name, value):
+        column = message.trajectories[0].columns[name]
+        column.axis = column_pb2.COLUMN_AXIS_TOKEN
+        column.tensor.CopyFrom(encode_tensor(np.float32([0, 1, value])))
+        with refused(Reason.ROLLOUT_INVALID, f"column {name} has numbers that are not finite"):
+            decode_rollout(message)
+
     def test_a_failure_with_a_reward_is_refused(self, message):
         message.outcome = rollout_pb2.OUTCOME_INFRA_ERROR
 

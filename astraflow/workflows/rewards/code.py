@@ -176,7 +176,8 @@ def _text(said: Any) -> str:
 def _arguments(said: Any) -> tuple[Any, ...]:
     if isinstance(said, str):
         try:
-            return tuple(json.loads(line) for line in said.splitlines() if line.strip())
+            # Only these end a line: a text in JSON may have line ends of Unicode.
+            return tuple(json.loads(line) for line in said.split("\n") if line.strip())
         except ValueError as error:
             raise ValueError(f"an input is not one JSON value a line: {error}") from error
     return tuple(cast("list[Any]", said)) if isinstance(said, list) else (said,)

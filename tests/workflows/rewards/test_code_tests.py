@@ -35,6 +35,8 @@ def test_functions():
     assert parse_tests(said).cases == (wanted,)
     lines = {"fn_name": "add", "inputs": ["1\n[2]"], "outputs": ["[3]"]}
     assert parse_tests(lines).cases == (wanted,)
+    text = {"fn_name": "f", "inputs": ['"a\u2028b"\n2'], "outputs": [3]}
+    assert parse_tests(text).cases[0].arguments == ("a\u2028b", 2)
     listed = [{"type": "function_call", "fn_name": "add", "input": [1, [2]], "output": [3]}]
     assert parse_tests(listed).cases == (wanted,)
     (unwrapped,) = parse_tests(said, is_wrapped=True).cases
