@@ -126,7 +126,7 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> R
         cause=place.cause,
         traceback=place.traceback,
     )
-    if error.reason not in _KEEPS_TOKENS or not trajectories:
+    if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
         return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
     return _rollout(
         loaded, episode, Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories
@@ -140,7 +140,7 @@ def _policy_fault(
     trajectories: tuple[Trajectory, ...],
 ) -> Rollout:
     reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
-    if not trajectories:
+    if not episode.has_sampled:
         message = (
             f"workflow {loaded.workflow_id} raised a PolicyFault before the policy sampled a "
             f"token: {fault.message}"

@@ -67,11 +67,16 @@ class Texts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._answered: list[tuple[str, Turn]] = []
+        # What was said, how long a text that goes on from it is at least, and the turn.
+        self._answered: list[tuple[str, int, Turn]] = []
 
     def prompt(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        known = [(said, turn) for said, turn in self._answered if text.startswith(said)]
+        known = [
+            (said, turn)
+            for said, least, turn in self._answered
+            if len(text) >= least and text.startswith(said)
+        ]
         if not known:
             return list(self._tokenizer.encode(text, add_special_tokens=True))
         said, turn = max(known, key=lambda pair: len(pair[0]))
@@ -79,13 +84,12 @@ class Texts:
         return [*turn.tokens.tolist(), *(self._tokenizer.encode(rest) if rest else ())]
 
     def keep(self, text: str, turn: Turn) -> None:
-        """Remember what was answered to a text, stop strings included.
-
-        Of an answer that says nothing, as its end token alone, nothing can be known again.
-        """
-        answer = self._tokenizer.decode(turn.generation.tokens.tolist())
-        if answer:
-            self._answered.append((text + answer, turn))
+        """Remember what was answered to a text, stop strings included."""
+        sampled = turn.generation.tokens.tolist()
+        if sampled:
+            answer = self._tokenizer.decode(sampled)
+            # To which the end token alone was said is asked anew by whoever asks the same.
+            self._answered.append((text + answer, len(text) + max(1, len(answer)), turn))
 
 
 def unended(generation: Generation, tail: Sequence[int]) -> Sequence[int]:

@@ -105,8 +105,7 @@ def test_the_text_is_what_the_template_makes_of_the_whole_chat(name):
         messages.append(answer)
 
 
-def test_a_text_that_nothing_was_said_to_is_no_beginning():
-    """Else the next to ask the same would begin after the end token."""
+def test_who_asks_again_what_nothing_was_said_to_does_not_begin_after_the_end_token():
     texts, tree = Texts(tokenizer_for("chatml")), TurnTree()
     end = raw_tokenizer().token_to_id(ENDS["chatml"])
     prompt = texts.prompt("the quick")
@@ -118,3 +117,4 @@ def test_a_text_that_nothing_was_said_to_is_no_beginning():
     )
     texts.keep("the quick", tree.add(tree.open(prompt), generation, SamplingParams()))
     assert texts.prompt("the quick") == prompt
+    assert texts.prompt("the quick fox")[: len(prompt) + 1] == [*prompt, end]
