@@ -102,16 +102,22 @@ async def test_an_evaluation_that_was_cut_short_is_not_in_the_answer(serving, se
         assert await measuring == {}
 
 
+async def behind(gateway, raas, sender):
+    """Return a trainer whose newest version the RaaS cannot load for now."""
+    await start(gateway, raas, sender)
+    await until_loaded(raas, 1)
+    raas.may_load.clear()
+    trainer = PeerTrainer(gateway.address, sender)
+    await asyncio.to_thread(next_version, trainer, 1)
+    return trainer
+
+
 @pytest.mark.parametrize("how", ["cancelled", "disowned"])
 async def test_an_evaluation_that_is_withdrawn_while_it_waits_holds_no_version(
     serving, sender, suite, raas, how
 ):
     async with serving(step_count=9, node=False, recipe=suite) as (_, gateway):
-        await start(gateway, raas, sender)
-        await until_loaded(raas, 1)
-        raas.may_load.clear()
-        trainer = PeerTrainer(gateway.address, sender)
-        await asyncio.to_thread(next_version, trainer, 1)
+        trainer = await behind(gateway, raas, sender)
         evals, work = gateway.control.evals, gateway._raas["old"]._work
         measured = await evals.create("check", versions={"solver": 1}, request_id="one")
         await until(lambda: work._evals.tasks)
@@ -128,11 +134,7 @@ async def test_an_evaluation_that_is_withdrawn_while_it_waits_holds_no_version(
 
 async def test_a_raas_leaves_whatever_its_tasks_wait_for(serving, sender, suite, raas):
     async with serving(step_count=9, node=False, recipe=suite) as (_, gateway):
-        await start(gateway, raas, sender)
-        await until_loaded(raas, 1)
-        raas.may_load.clear()
-        trainer = PeerTrainer(gateway.address, sender)
-        await asyncio.to_thread(next_version, trainer, 1)
+        await behind(gateway, raas, sender)
         await gateway.control.evals.create("check", versions={"solver": 1}, request_id="one")
         await until(lambda: gateway._raas["old"]._work._evals.tasks)
         async with asyncio.timeout(100):
