@@ -19,6 +19,7 @@ from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.routed_experts import ExpertLayout
 from astraflow.engines.served.server import OTHER_FORM, ServerMeter, end_silence
 from astraflow.engines.tokenizer import StopTexts
+from astraflow.rpc.concurrency import beside
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -203,8 +204,10 @@ class CompletionClient:
             experts=model.experts,
         )
         try:
+            # Closing the client does not end a request whose connection is still being made.
             with self.meter.running():
-                await self._gather(request, gathering, watch)
+                async with beside(self._server.life.failed()):
+                    await self._gather(request, gathering, watch)
         except (httpx.HTTPError, *OTHER_FORM) as error:
             self._background.start(self._server.check_alive())
             raise engine_failed(f"the server broke off a completion: {error!r}") from error

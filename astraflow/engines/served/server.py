@@ -96,6 +96,14 @@ class Life:
             self.up.set_exception(why)
             self.up.exception()
 
+    async def failed(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            AstraflowError: ENGINE_FAILED: why it ended.
+        """
+        raise await asyncio.shield(self.over)
+
 
 class InferenceServer:
     """A server that is started again whenever it ends, or one that somebody else runs."""

@@ -248,6 +248,22 @@ async def test_a_version_that_was_applied_as_the_server_was_lost_is_not_live(
         await engine.close()
 
 
+async def test_closing_ends_a_completion_whose_connection_is_still_being_made(
+    peer: Peer, model: Any
+):
+    url = peer("policy", model.folder, 512)
+    engine = build_engine(model.folder, EngineSettings(kind="vllm", url=url), POLICY)
+    await engine.swap(model.update(1, seed=0))
+    knobs = SamplingParams(max_new_tokens=1)
+    tasks = [asyncio.create_task(engine.generate([3], knobs)) for _ in range(8)]
+    while engine.load().running_count < len(tasks):  # noqa: ASYNC110 - as it has no event for it
+        await asyncio.sleep(0)
+    await engine.close()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(error, AstraflowError)
+        assert error.reason is Reason.ENGINE_FAILED
+
+
 async def test_a_load_of_another_form_does_not_end_the_asking(
     peer: Peer, sent: Sent, model: Any, monkeypatch: pytest.MonkeyPatch
 ):
