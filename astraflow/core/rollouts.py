@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
-from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -35,6 +34,10 @@ TURN_REWARDS: Final = "token_rewards"
 LOSS_WEIGHTS: Final = "loss_weights"
 
 """Name of the column, f32[T], of a workflow: factors of the tokens' losses."""
+
+LARGEST: Final = 1e38
+
+"""Of rewards, and what a loss is made of: trainers have them, and their differences, as f32."""
 
 _AXES: Final = 3
 
@@ -156,14 +159,20 @@ def columns_fault(columns: Mapping[str, Column], *, row_count: int, token_count:
     """Say which column has not one entry per row or token, or what no loss can be of, or None."""
     lengths = {ColumnAxis.ROW: row_count, ColumnAxis.TOKEN: token_count}
     for name, column in columns.items():
-        if not column.values.ndim or len(column.values) != lengths[column.axis]:
-            return f"column {name} does not have one entry per {column.axis}"
-        if name in (TURN_REWARDS, LOSS_WEIGHTS) and not np.isfinite(column.values).all():
-            return f"column {name} has numbers that are not finite"
-    if ROUTED_EXPERTS in columns:
-        routes = columns[ROUTED_EXPERTS].values
-        return _NO_ROUTES if routes.dtype != np.uint16 or routes.ndim != _AXES else None
-    return None
+        axis, values = column.axis, column.values
+        if not values.ndim or len(values) != lengths[axis]:
+            return f"column {name} does not have one entry per {axis}"
+        if name in (TURN_REWARDS, LOSS_WEIGHTS):
+            if axis is not ColumnAxis.TOKEN or values.ndim > 1:
+                return f"column {name} is not one number per token"
+            # NaN is not at most anything.
+            if not (np.abs(values) <= np.float32(LARGEST)).all():
+                return f"column {name} has numbers that are not finite"
+    routes = columns.get(ROUTED_EXPERTS)
+    if routes is None:
+        return None
+    is_sound = routes.values.dtype == np.uint16 and routes.values.ndim == _AXES
+    return None if is_sound and routes.axis is ColumnAxis.TOKEN else _NO_ROUTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +272,7 @@ class Trajectory:
 
     Raises:
         AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities, spans or columns
-            contradict each other, or the reward is not finite.
+            contradict each other, or the reward is not finite or beyond `LARGEST`.
     """
 
     trajectory_id: TrajectoryId
@@ -300,8 +309,8 @@ class Trajectory:
         fault = None
         if not are_spans:
             fault = "a version span needs a length of at least 1 and a version of at least 0"
-        elif self.reward is not None and not isfinite(self.reward):
-            fault = f"a reward of {self.reward} is not finite"
+        elif self.reward is not None and not abs(self.reward) <= LARGEST:
+            fault = f"a reward of {self.reward} is not finite, or beyond {LARGEST:g}"
         elif self.payload is not None:
             fault = _payload_fault(self, self.payload)
         elif tokens.dtype != _I32 or mask.dtype != _BOOL:
@@ -436,7 +445,7 @@ class Rollout:
         elif self.reward is None:
             if outcome in (Outcome.SCORED, Outcome.POLICY_FAULT):
                 fault = f"a rollout that is {outcome} needs a reward"
-        elif outcome not in REWARDED or not isfinite(self.reward):
+        elif outcome not in REWARDED or not abs(self.reward) <= LARGEST:
             fault = f"a rollout that is {outcome} has no reward of {self.reward}"
         if fault is None and is_whole is not (self.failure is None):
             does = "has no failure" if is_whole else "says why"

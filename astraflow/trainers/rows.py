@@ -9,7 +9,7 @@ import numpy as np
 from astraflow.core.batches import BatchPart
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
-from astraflow.core.rollouts import ROUTED_EXPERTS, TURN_REWARDS, UNROUTED
+from astraflow.core.rollouts import ROUTED_EXPERTS, TURN_REWARDS, filled_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -280,15 +280,10 @@ def _compared_with(parts: Sequence[BatchPart]) -> np.ndarray:
 
 def _routes(parts: Sequence[BatchPart]) -> np.ndarray | None:
     """Join the experts of all parts; parts without them, as of dense rows, take their own."""
-    known = [part.values(ROUTED_EXPERTS) for part in parts if ROUTED_EXPERTS in part.columns]
-    if not known:
-        return None
-    routes: list[np.ndarray] = []
-    for part in parts:
-        count = int(part.row_offsets[-1])
-        missing = np.full((count, *known[0].shape[1:]), UNROUTED, np.uint16)
-        routes.append(part.values(ROUTED_EXPERTS) if ROUTED_EXPERTS in part.columns else missing)
-    return np.concatenate(routes)
+    found = [part.columns.get(ROUTED_EXPERTS) for part in parts]
+    return filled_routes(
+        [part.token_count for part in parts], [each and each.values for each in found]
+    )
 
 
 def _row_column(

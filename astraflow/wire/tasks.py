@@ -2,6 +2,7 @@
 
 from functools import lru_cache, partial
 
+from astraflow.core.rollouts import LARGEST
 from astraflow.core.tasks import (
     Prompt,
     RegisteredCode,
@@ -72,8 +73,8 @@ def read_sampling(data: bytes) -> SamplingParams:
         raise invalid("max_new_tokens", f"{sampling.max_new_tokens} is below 0")
     if sampling.min_new_tokens < 0:
         raise invalid("min_new_tokens", f"{sampling.min_new_tokens} is below 0")
-    if not sampling.temperature >= 0:
-        raise invalid("temperature", f"{sampling.temperature} is below 0")
+    if not 0 <= sampling.temperature <= LARGEST:
+        raise invalid("temperature", f"{sampling.temperature} is not in [0, {LARGEST:g}]")
     if not 0 < sampling.top_p <= 1:
         raise invalid("top_p", f"{sampling.top_p} is not in (0, 1]")
     if not 0 <= sampling.min_p < 1:

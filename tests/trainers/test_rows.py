@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import UNROUTED
 from astraflow.trainers.rows import TrainRows
 
 
@@ -34,6 +35,15 @@ def test_parts_without_loss_weights_have_1(make_rows, to_part):
     loss = TrainRows.from_parts([to_part(rows[:1]), to_part(rows[1:], index=1)]).loss
     assert set(loss.weights[loss.rows == 0]) == {1.0}
     assert set(loss.weights[loss.rows == 1]) == {0.25}
+
+
+def test_routes_of_another_model_count_as_not_told(make_rows, to_part):
+    rows = make_rows(2)
+    for row, layers in zip(rows, (2, 3), strict=True):
+        row["routed_experts"] = np.ones((len(row["tokens"]), layers, 1), np.uint16)
+    joined = TrainRows.from_parts([to_part(rows[:1]), to_part(rows[1:], index=1)])
+    assert joined.routed_experts.shape == (len(joined.tokens), 2, 1)
+    assert (joined.routed_experts[joined.offsets[1] :] == UNROUTED).all()
 
 
 def test_greedy_rows_keep_their_logits(make_rows, to_part):

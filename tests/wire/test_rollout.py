@@ -78,19 +78,33 @@ class TestRollout:
         with refused(Reason.ROLLOUT_INVALID, "do not cover"):
             decode_rollout(message)
 
-    @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-    def test_a_reward_of_a_trajectory_is_finite(self, message, reward):
+    @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -1e39])
+    def test_a_reward_is_a_number_that_trainers_can_have(self, message, reward):
         message.trajectories[0].reward = reward
+        with refused(Reason.ROLLOUT_INVALID, "reward"):
+            decode_rollout(message)
+        message.trajectories[0].ClearField("reward")
+        message.reward = reward
         with refused(Reason.ROLLOUT_INVALID, "reward"):
             decode_rollout(message)
 
     @pytest.mark.parametrize("name", ["token_rewards", "loss_weights"])
-    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39])
     def test_numbers_of_a_loss_are_finite(self, message, name, value):
         column = message.trajectories[0].columns[name]
         column.axis = column_pb2.COLUMN_AXIS_TOKEN
-        column.tensor.CopyFrom(encode_tensor(np.float32([0, 1, value])))
+        column.tensor.CopyFrom(encode_tensor(np.array([0, 1, value])))
         with refused(Reason.ROLLOUT_INVALID, f"column {name} has numbers that are not finite"):
+            decode_rollout(message)
+
+    @pytest.mark.parametrize("name", ["token_rewards", "loss_weights"])
+    @pytest.mark.parametrize("shape", [(1,), (3, 2)])
+    def test_numbers_of_a_loss_are_one_per_token(self, message, name, shape):
+        column = message.trajectories[0].columns[name]
+        is_row = shape == (1,)
+        column.axis = column_pb2.COLUMN_AXIS_ROW if is_row else column_pb2.COLUMN_AXIS_TOKEN
+        column.tensor.CopyFrom(encode_tensor(np.ones(shape, np.float32)))
+        with refused(Reason.ROLLOUT_INVALID, f"column {name} is not one number per token"):
             decode_rollout(message)
 
     def test_a_failure_with_a_reward_is_refused(self, message):
@@ -129,6 +143,14 @@ class TestRollout:
         column.tensor.CopyFrom(encode_tensor(values))
 
         with refused(Reason.ROLLOUT_INVALID, fault):
+            decode_rollout(message)
+
+    def test_routes_of_a_row_are_refused(self, message):
+        column = message.trajectories[0].columns[ROUTED_EXPERTS]
+        column.axis = column_pb2.COLUMN_AXIS_ROW
+        column.tensor.CopyFrom(encode_tensor(np.zeros((1, 1, 2), np.uint16)))
+
+        with refused(Reason.ROLLOUT_INVALID, "u16"):
             decode_rollout(message)
 
 

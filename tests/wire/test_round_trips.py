@@ -25,6 +25,7 @@ from astraflow.core.batches import AckBatch, BatchHeader, BatchPart, RowSource, 
 from astraflow.core.ids import NOBODY
 from astraflow.core.members import JoinPool, ServedPolicy
 from astraflow.core.rollouts import (
+    LARGEST,
     REWARDED,
     Column,
     ColumnAxis,
@@ -44,6 +45,7 @@ from astraflow.wire.weights import PatchIndex
 NUMBERS = st.integers(0, 2**31 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 REALS = st.floats(allow_nan=False, allow_infinity=False)
+REWARDS = st.floats(-LARGEST, LARGEST)
 JSON = st.dictionaries(TEXTS, st.none() | st.booleans() | NUMBERS | TEXTS, max_size=3)
 PRIMITIVES: Mapping[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
@@ -147,6 +149,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         columns=st.dictionaries(TEXTS, columns(token_count=len(mask)), max_size=2),
         parent_trajectory_id=st.none(),
         branch_offset=st.just(0),
+        reward=st.none() | REWARDS,
         payload=st.none() | payloads(len(mask)),
     )
     return draw(drawn)
@@ -175,7 +178,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     drawn = built(
         Rollout,
         outcome=st.just(outcome),
-        reward=REALS if outcome in REWARDED else st.none(),
+        reward=REWARDS if outcome in REWARDED else st.none(),
         failure=failure.filter(lambda each: is_finished or each is not None),
         trajectories=st.just(tuple(parts)),
     )

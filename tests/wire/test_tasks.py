@@ -68,6 +68,7 @@ class TestSampling:
         [
             {"temperature": -1},
             {"temperature": float("nan")},
+            {"temperature": 1e39},
             {"top_p": 0},
             {"top_p": 1.5},
             {"top_k": 0},
