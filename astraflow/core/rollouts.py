@@ -356,6 +356,9 @@ class Trajectory:
 
 _ARRAYS = ("tokens", "sampled_mask", "logprobs", "columns")
 
+# Those of a batch are added up in 64 bits.
+_MOST_TOKENS: Final = 2**31 - 1
+
 
 def _payload_fault(t: Trajectory, payload: Payload) -> str | None:
     """Leave the arrays out; say what contradicts the payload, as far as is known without it."""
@@ -363,6 +366,8 @@ def _payload_fault(t: Trajectory, payload: Payload) -> str | None:
         object.__delattr__(t, name)
     if payload.token_count < max(1, t.sampled_count, t.branch_offset) or t.branch_offset < 0:
         return f"{payload.token_count} tokens hold neither its spans nor its shared part"
+    if payload.token_count > _MOST_TOKENS:
+        return f"{payload.token_count} tokens are more than {_MOST_TOKENS}"
     routes = next((each for each in payload.columns if each.name == ROUTED_EXPERTS), None)
     if routes is not None and (routes.dtype is not Dtype.U16 or len(routes.shape) != _AXES - 1):
         return _NO_ROUTES

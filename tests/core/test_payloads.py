@@ -104,6 +104,14 @@ def test_a_payload_that_cannot_hold_its_trajectory_is_refused(trajectory, refere
     assert caught.value.reason is Reason.ROLLOUT_INVALID
 
 
+def test_a_payload_of_more_tokens_than_a_batch_can_count_is_refused(trajectory, referenced):
+    whole = trajectory("a", versions=(1, 1, 2))
+    payload = replace(referenced(whole).payload, token_count=2**62)
+    with pytest.raises(AstraflowError, match="more than") as caught:
+        replace(whole, payload=payload)
+    assert caught.value.reason is Reason.ROLLOUT_INVALID
+
+
 def named(parts):
     return {s.trajectory.payload.name for part in parts for s in part.sources}
 
