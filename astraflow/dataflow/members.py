@@ -6,6 +6,7 @@ The same events and effects leave the same directory, in a hub that returns or a
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
 from astraflow.core.batches import AckBatch
@@ -94,8 +95,10 @@ class MemberHistory:
         if load is None or entry is None:
             return
         if isinstance(load, RaasLoad):
-            waited = entry.report_count * (entry.load.wait_fraction if entry.load else 0.0)
-            mean = (waited + load.wait_fraction) / (entry.report_count + 1)
+            mean = entry.load.wait_fraction if entry.load else 0.0
+            # What is no number would stay in the mean for ever.
+            waited = load.wait_fraction if isfinite(load.wait_fraction) else mean
+            mean = (entry.report_count * mean + waited) / (entry.report_count + 1)
             load = replace(load, wait_fraction=mean)
         elif entry.wait_s + entry.train_s:
             load = replace(load, wait_fraction=_wait_fraction(entry))

@@ -4,6 +4,8 @@ from datetime import timedelta
 
 from astraflow.core.autoscale import ScaleAction
 from astraflow.core.events import EvalCreated, MemberDrained
+from astraflow.core.members import Resources
+from astraflow.wire.control import decode_advice, encode_advice
 
 
 def test_a_run_without_nodes_asks_for_the_least(make_world):
@@ -23,6 +25,14 @@ def test_a_trainer_that_waits_grows_the_pool(make_world):
     advice = world.run.scale_advice(world.clock.now())
     assert advice.balance.wait_fraction == 1.0
     assert advice.balance.accelerator_count == 1.0
+
+
+def test_nodes_that_say_absurd_sizes_do_not_keep_the_advice_from_others(make_world):
+    world = make_world()
+    for name in ("one", "other"):
+        world.join(name, resources=Resources(accelerator_count=2**31 - 1))
+    advice = world.run.scale_advice(world.clock.now())
+    assert decode_advice(encode_advice(advice)).accelerator_count == advice.accelerator_count
 
 
 def test_a_draining_node_is_not_of_the_pool(make_world):

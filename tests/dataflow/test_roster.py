@@ -53,6 +53,13 @@ def test_a_raas_waited_as_much_as_its_reports_say_on_average(roster):
     assert (load["wait_fraction"], load["capacity"]) == (0.5, 8)
 
 
+@pytest.mark.parametrize("said", [float("nan"), float("inf")])
+def test_a_report_that_is_no_number_does_not_count(roster, said):
+    for wait_fraction in (said, 0.0, 0.75, said):
+        roster.report("r", RaasLoad(wait_fraction=wait_fraction))
+    assert row_of(roster, "r")["load"]["wait_fraction"] == 0.25
+
+
 def test_a_trainer_waited_as_much_as_its_acks_say(roster):
     roster.train(ack(1, wait_s=3, train_s=1))
     roster.train(ack(2, wait_s=0, train_s=4))

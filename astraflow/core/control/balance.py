@@ -117,6 +117,9 @@ _SAME: Final = 0.05
 
 _WEIGHT: Final = 1 / 16
 
+# Of one node, whatever it says: those of all nodes are added up in 32 bits.
+_MOST_ACCELERATORS: Final = 1 << 20
+
 
 @dataclass(slots=True, kw_only=True)
 class _Wait:
@@ -359,4 +362,4 @@ def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 
 def accelerators(member: LiveRaas) -> int:
     """Return how many accelerators a RaaS counts for; one without any counts as 1."""
-    return max(1, member.resources.accelerator_count)
+    return min(max(1, member.resources.accelerator_count), _MOST_ACCELERATORS)
