@@ -139,7 +139,7 @@ class Buffer(Strict):
     max_groups: int | None = Field(default=None, ge=1)
     """Groups beyond it are dropped, first those that come first; unset: as many as may be open."""
     max_nbytes: int | None = Field(default=None, ge=1)
-    """The same for bytes of tokens; the groups of one batch are kept whatever they take."""
+    """The same for bytes of tokens and columns; groups of one batch are kept whatever they take."""
 
 
 class ReplayConfig(Strict):
@@ -156,7 +156,7 @@ class ReplayConfig(Strict):
     max_groups: int = Field(default=1024, ge=1)
     """Groups that are kept; then the oldest ones are forgotten."""
     max_nbytes: int = Field(default=256 << 20, ge=1)
-    """Bytes of tokens that they may take."""
+    """Bytes of tokens and columns that they may take."""
 
 
 class Sync(Strict):

@@ -20,7 +20,7 @@ class AcceptedRollout:
     """One accepted rollout; its placements move on while it lives, listed or not.
 
     Attributes:
-        nbytes: Bytes of the tokens that are here.
+        nbytes: Bytes of the arrays that are here.
     """
 
     rollout: Rollout
@@ -30,11 +30,14 @@ class AcceptedRollout:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = 0
+        nbytes = 0
         for trajectory in self.rollout.trajectories:
             if trajectory.payload is None:
-                count += len(trajectory.tokens)
-        self.nbytes = _NBYTES_PER_TOKEN * count
+                nbytes += _NBYTES_PER_TOKEN * len(trajectory.tokens)
+                # Routes through a large mixture take a hundred times what tokens do.
+                for column in trajectory.columns.values():
+                    nbytes += column.values.nbytes
+        self.nbytes = nbytes
 
 
 class RolloutRecords:

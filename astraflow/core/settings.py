@@ -128,8 +128,8 @@ class BufferSettings:
     Attributes:
         order: Earliest deadline first, which is what turns stale first, or first in, first out.
         max_groups: Most groups; None: as many as may be open.
-        max_nbytes: Most bytes of tokens, log-probabilities and masks; None: no bound. Groups of
-            one batch are kept whatever they take.
+        max_nbytes: Most bytes of tokens, log-probabilities, masks and columns; None: no bound.
+            Groups of one batch are kept whatever they take.
     """
 
     order: BufferOrder = BufferOrder.EDF
@@ -147,7 +147,7 @@ class ReplaySettings:
         max_uses: Batches that a group is in, the first one included.
         max_staleness: Versions between sampling and the last use, at most.
         max_groups: Groups that are kept.
-        max_nbytes: Bytes of tokens, log-probabilities and masks that they may take.
+        max_nbytes: Bytes of tokens, log-probabilities, masks and columns that they may take.
     """
 
     ratio: float = 0.0
@@ -291,7 +291,7 @@ class RunSettings:
         last_version_grace: How long the end of the data waits for the last version to be
             live on every RaaS, so that nobody needs a trainer that has left.
         kept_rollout_count: Rollouts that can be listed.
-        kept_rollout_nbytes: Bytes of tokens that they may take.
+        kept_rollout_nbytes: Bytes of tokens and columns that they may take.
         kept_version_count: Versions per policy that can be listed.
         takes_payloads: Whether the run has a payload store.
     """

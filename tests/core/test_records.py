@@ -1,3 +1,8 @@
+from dataclasses import replace
+
+import numpy as np
+
+from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis
 from astraflow.core.samples import AcceptedRollout, RolloutRecords
 
 
@@ -18,6 +23,16 @@ def test_window_is_bounded_by_number(rollout_of):
     for name in "abc":
         records.add(entry(rollout_of, name, 4))
     assert names(records) == ["c", "b"]
+
+
+def test_columns_count_for_the_bytes(rollout_of):
+    known = entry(rollout_of, "a", 5)
+    (trajectory,) = known.rollout.trajectories
+    routes = Column(axis=ColumnAxis.TOKEN, values=np.zeros((5, 48, 8), np.uint16))
+    routed = replace(trajectory, columns={ROUTED_EXPERTS: routes})
+    rollout = replace(known.rollout, trajectories=(routed,))
+    with_columns = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
+    assert with_columns.nbytes == known.nbytes + routes.values.nbytes
 
 
 def test_window_is_bounded_by_bytes(rollout_of):
