@@ -153,9 +153,18 @@ converter(
     whole_bytes_per_s=rate,
 )
 
+
+def _must_name_patches_once(spec: TransferSpec) -> None:
+    # Every chunk is looked up in each set of its patch.
+    for field, sets in (("want_chunks", spec.want_chunks), ("have_chunks", spec.have_chunks)):
+        if len({each.root_digest for each in sets}) < len(sets):
+            raise invalid(field, "two sets are of one patch")
+
+
 encode_transfer_spec, decode_transfer_spec = converter(
     TransferSpec,
     transfer_pb2.TransferSpec,
+    check=_must_name_patches_once,
     policy_id=required,
     version=least(0),
     core_count=least(0),

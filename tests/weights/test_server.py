@@ -109,6 +109,16 @@ async def test_what_cannot_be_served_is_refused_with_a_reason(training, stub):
     assert await refusal(stub, training, profiles=compact) is Reason.PATCH_UNKNOWN
     nonsense = [transfers.ChunkSet(root_digest=b"short")]
     assert await refusal(stub, training, have_chunks=nonsense) is Reason.INVALID_FIELD
+    twice = [transfers.ChunkSet(root_digest=bytes(32))] * 2
+    assert await refusal(stub, training, want_chunks=twice) is Reason.INVALID_FIELD
+    assert await refusal(stub, training, have_chunks=twice) is Reason.INVALID_FIELD
+
+
+async def test_a_profile_that_is_named_again_and_again_is_one(training, stub):
+    training.publish()
+
+    fast = [patch_pb2.CODEC_PROFILE_FAST] * (1 << 20)
+    assert indexes(await pulled(stub, training, profiles=fast)) == [0, 1, 2, 3, 4]
 
 
 async def test_layouts_are_known_by_their_digests(training, stub):

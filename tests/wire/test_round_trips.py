@@ -155,6 +155,14 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     return draw(drawn)
 
 
+def chunk_sets() -> st.SearchStrategy[tuple[ChunkSet, ...]]:
+    sets = st.lists(strategy_of(ChunkSet), max_size=2, unique_by=lambda each: each.root_digest)
+    return sets.map(tuple)
+
+
+NAMED |= dict.fromkeys(("want_chunks", "have_chunks"), st.deferred(chunk_sets))
+
+
 def payloads(token_count: int = 1) -> st.SearchStrategy[Payload]:
     return built(
         Payload,

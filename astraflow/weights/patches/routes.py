@@ -54,7 +54,8 @@ def profile_choices(spec: TransferSpec) -> tuple[frozenset[CodecProfile], ...]:
     """Return which profiles a reader takes: the first set with which there is a way is used."""
     if not spec.profiles:
         return (frozenset(CodecProfile),)
-    return tuple(frozenset(spec.profiles[: n + 1]) for n in range(len(spec.profiles)))
+    profiles = tuple(dict.fromkeys(spec.profiles))
+    return tuple(frozenset(profiles[: n + 1]) for n in range(len(profiles)))
 
 
 def decoding_s(
