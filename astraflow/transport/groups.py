@@ -11,11 +11,11 @@ bounded by what arrived; transfers without such losses move the bound up again.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from astraflow.core.errors import AstraflowError
 from astraflow.transport.frames import (
@@ -203,11 +203,13 @@ class ConnectionGroup:
     Attributes:
         carrier: Of its lane.
         secret: That all of them prove.
+        request_count: Requests that are not answered yet.
     """
 
     def __init__(self, carrier: Carrier, secret: bytes) -> None:
         self.carrier = carrier
         self.secret = secret
+        self.request_count = 0
         self._connections: set[Connection] = set()
         self._parts: asyncio.Queue[Part] = asyncio.Queue(_QUEUE_LENGTH)
         # Short: what waits here when the others join goes over a connection that is new.
@@ -225,12 +227,12 @@ class ConnectionGroup:
         self._tasks.start(self._send(connection, channel, parts))
 
     def begin(self, transfer: Transfer) -> None:
-        self._feeding = self._tasks.start(self._feed(transfer, self._feeding))
+        feeding = self._answer(self._feed(transfer, self._feeding))
         # One that is cancelled before its turn has run nothing of its own.
-        self._feeding.add_done_callback(lambda _: transfer.close())
+        feeding.add_done_callback(lambda _: transfer.close())
 
     def refuse(self, error: AstraflowError) -> None:
-        self._feeding = self._tasks.start(self._put_first(failure_frame(error)))
+        self._answer(self._put_first(failure_frame(error)))
 
     async def close(self) -> None:
         """End what is under way; who reads from a connection finds it ended. Idempotent."""
@@ -239,6 +241,15 @@ class ConnectionGroup:
         for connection in self._connections:
             connection.end()
         self._connections.clear()
+
+    def _answer(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        def answered(_: object) -> None:
+            self.request_count -= 1
+
+        self.request_count += 1
+        self._feeding = self._tasks.start(work)
+        self._feeding.add_done_callback(answered)
+        return self._feeding
 
     async def _feed(self, transfer: Transfer, before: "asyncio.Task[None] | None") -> None:
         has_begun = False

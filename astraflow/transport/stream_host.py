@@ -25,6 +25,8 @@ _MAX_CONNECTIONS: Final = 4096
 # More that have proven nothing push the oldest out. Eight far pullers at once bring 768.
 _MAX_UNPROVEN: Final = 1024
 _BACKLOG: Final = 512
+# A puller asks for one version, then for the next. What waits keeps versions in memory.
+_MAX_REQUESTS: Final = 16
 
 
 class StreamHost:
@@ -140,6 +142,8 @@ class StreamHost:
             return
         if frame.kind is not FrameKind.REQUEST:
             raise bad_frame("only a puller's requests are expected here")
+        if group.request_count >= _MAX_REQUESTS:
+            raise bad_frame("more requests wait than a puller has a use for")
         try:
             spec = read_request(body, partial(channel.is_proven, self._transfers.secrets()))
             group.begin(self._transfers.open(spec))

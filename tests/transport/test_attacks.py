@@ -315,6 +315,25 @@ async def test_a_request_that_is_sent_again_is_refused(serve, tools, dial):
     assert source.calls == ["request"]
 
 
+async def test_who_asks_again_and_again_and_reads_nothing_is_left(serve, tools, dial):
+    source = await serve(lanes=[LaneKind.TCP])
+    source.chunks = [tools.chunk_of(0, 4 << 20)] * 16
+
+    def ask():
+        raw = dial(source)
+        _, puller, _ = raw.shake()
+        channel = puller.channel()
+        with suppress(OSError):
+            for _ in range(1000):
+                raw.sock.sendall(b"".join(request(tools.spec, partial(channel.prove, SECRET))))
+        return raw
+
+    raw = await asyncio.to_thread(ask)
+    await tools.settled(lambda: source.transfers and source.transfers[-1].is_closed)
+    raw.sock.close()
+    assert len(source.transfers) < 100
+
+
 async def test_who_proves_nothing_is_read_for_64_bytes_and_left(serve, dial):
     source = await serve(lanes=[LaneKind.TCP])
 
