@@ -29,6 +29,7 @@ from astraflow.dataflow.recovery import OnOpened, OnProgress, open_run, step_cou
 from astraflow.dataflow.servicers import Recovery, servicers_of
 from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.address import join_address, split_address
+from astraflow.rpc.auth import Context
 from astraflow.rpc.concurrency import either
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
@@ -247,15 +248,22 @@ async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str) -> R
         roles=hub.directory.roles,
         identities=recipe.hub.identities,
     )
-    return await _serve(servicers_of(hub, access), recipe, listen)
+    return await _serve(servicers_of(hub, access), recipe, listen, knows=access.knows)
 
 
-async def _serve(servicers: Sequence[Servicer], recipe: Recipe, listen: str) -> RunningServer:
+async def _serve(
+    servicers: Sequence[Servicer],
+    recipe: Recipe,
+    listen: str,
+    *,
+    knows: Callable[[Context], bool] = lambda _: True,
+) -> RunningServer:
     return await start_server(
         servicers,
         listen=listen,
         advertise=recipe.hub.advertise,
         tls=Tls.of(recipe.hub.tls.model_dump()),
+        knows=knows,
     )
 
 

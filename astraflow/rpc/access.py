@@ -331,6 +331,16 @@ class Access:
         """Return what a trainer of a policy signs its patches with: see `HubTokens`."""
         return self._tokens.signing_seed(run_id, policy_id)
 
+    def knows(self, context: Context) -> bool:
+        """Whether a caller shows a secret of the run, or a certificate that stands for a role."""
+        if self._sessions.owner_of(secret_of(context, SESSION_KEY)) is not None:
+            return True
+        try:
+            self._grant(context, "")
+        except AstraflowError:
+            return False
+        return True
+
     def joiner(self, context: Context, role: TokenRole, policy_id: str = "") -> Grant:
         """Let in who may become a member of a role, and train a policy; return what it may do.
 

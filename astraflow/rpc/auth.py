@@ -60,16 +60,21 @@ def is_same_secret(given: str | bytes, expected: str | bytes) -> bool:
     return bool(expected) and hmac.compare_digest(_bytes(given), _bytes(expected))
 
 
+def has_secret(context: Context, key: str, *expected: bytes) -> bool:
+    """Whether a call carries one of the expected secrets."""
+    given = secret_of(context, key)
+    # No early exit: every comparison is made.
+    return bool(sum(is_same_secret(given, each) for each in expected))
+
+
 def require_secret(context: Context, key: str, *expected: bytes) -> None:
     """Let a call pass that carries one of the expected secrets.
 
     Raises:
         AstraflowError: TOKEN_INVALID.
     """
-    given = secret_of(context, key)
-    # No early exit: every comparison is made.
-    if not sum(is_same_secret(given, each) for each in expected):
-        state = "is not the right one" if given else "is missing"
+    if not has_secret(context, key, *expected):
+        state = "is not the right one" if secret_of(context, key) else "is missing"
         raise AstraflowError(Reason.TOKEN_INVALID, f"the secret in {key} {state}; join the run")
 
 

@@ -6,12 +6,14 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -29,6 +31,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Behaviour = TypeVar("Behaviour", bound=Callable[..., Any])
 
+_Read = Callable[[Any, Context], Any]
+
+# Of a request that is read before its caller is known; joining takes a few hundred bytes.
+_STRANGERS_NBYTES: Final = 64 << 10
+
 # By (request is a stream, response is a stream).
 _KINDS: Final[dict[tuple[bool, bool], str]] = {
     (False, False): "unary_unary",
@@ -45,9 +52,13 @@ class ErrorInterceptor(
 
     AstraflowError: its code, text, ErrorInfo and, when retryable, RetryInfo. Any other
     exception: INTERNAL, logged with its trace. Cancellation and `context.abort` pass.
+
+    A request is made of its bytes here, and a large one only for who is known: made, it may take
+    forty times the memory, and seconds of the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, knows: Callable[[Context], bool]) -> None:
+        self._knows = knows
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(
@@ -63,13 +74,36 @@ class ErrorInterceptor(
         if handler is None:
             return None
         kind = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-        is_raw = getattr(getattr(handler, kind), "takes_bytes", False)
+        behaviour, deserialize = getattr(handler, kind), handler.request_deserializer
+        if getattr(behaviour, "takes_bytes", False):
+            deserialize = None
+        read: _Read = _as_it_came
+        if deserialize is not None and not handler.request_streaming and _is_async(behaviour):
+            # The messages of a stream are read by a method that has let its caller in.
+            read, deserialize = partial(self._read, deserialize), None
         self._wrapped[method] = getattr(grpc, f"{kind}_rpc_method_handler")(
-            _guarded(getattr(handler, kind), method),
-            request_deserializer=None if is_raw else handler.request_deserializer,
+            _guarded(behaviour, method, read),
+            request_deserializer=deserialize,
             response_serializer=_serializer(handler.response_serializer),
         )
         return self._wrapped[method]
+
+    def _read(self, deserialize: Callable[[bytes], Any], request: bytes, context: Context) -> Any:
+        if len(request) > _STRANGERS_NBYTES and not self._knows(context):
+            raise AstraflowError(
+                Reason.TOKEN_INVALID,
+                f"a request of {len(request)} bytes needs a secret of the run that is served here",
+            )
+        try:
+            return deserialize(request)
+        except DecodeError as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"the request is no message of this call: {error}"
+            ) from None
+
+
+def _as_it_came(request: Any, _: Context) -> Any:
+    return request
 
 
 def takes_bytes(behaviour: Behaviour) -> Behaviour:
@@ -83,19 +117,23 @@ def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
-def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _is_async(behaviour: Callable[..., Any]) -> bool:
+    return inspect.isasyncgenfunction(behaviour) or inspect.iscoroutinefunction(behaviour)
+
+
+def _guarded(behaviour: Callable[..., Any], method: str, read: _Read) -> Callable[..., Any]:
     """Return the method with its errors answered; what is not async stays as it is."""
     if inspect.isasyncgenfunction(behaviour):
-        return _guarded_generator(behaviour, method)
-    if inspect.iscoroutinefunction(behaviour):
-        return _guarded_coroutine(behaviour, method)
-    return behaviour
+        return _guarded_generator(behaviour, method, read)
+    return _guarded_coroutine(behaviour, method, read) if _is_async(behaviour) else behaviour
 
 
-def _guarded_coroutine(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _guarded_coroutine(
+    behaviour: Callable[..., Any], method: str, read: _Read
+) -> Callable[..., Any]:
     async def call(request: Any, context: Context) -> Any:
         try:
-            return await behaviour(request, context)
+            return await behaviour(read(request, context), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the interceptor answers every error
@@ -104,10 +142,12 @@ def _guarded_coroutine(behaviour: Callable[..., Any], method: str) -> Callable[.
     return call
 
 
-def _guarded_generator(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _guarded_generator(
+    behaviour: Callable[..., Any], method: str, read: _Read
+) -> Callable[..., Any]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async with aclosing(behaviour(request, context)) as responses:
+            async with aclosing(behaviour(read(request, context), context)) as responses:
                 async for response in responses:
                     yield response
         except grpc.aio.AbortError:
@@ -208,6 +248,7 @@ async def start_server(
     listen: str = "127.0.0.1:0",
     advertise: str | None = None,
     tls: Tls | None = None,
+    knows: Callable[[Context], bool] = lambda _: True,
 ) -> RunningServer:
     """Start to serve.
 
@@ -216,13 +257,14 @@ async def start_server(
         listen: host:port; port 0 takes a free one.
         advertise: How others dial it; see `rpc.address.advertised`.
         tls: None or all unset: plain text.
+        knows: Whether a caller shows a secret; only then a request of his above 64 KiB is read.
 
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there, for an advertised name that
             does not exist, or TLS files that cannot be read.
     """
     host, _ = split_address(listen, "listen")
-    server = _make(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+    server = _make(interceptors=[ErrorInterceptor(knows)], options=SERVER_OPTIONS)
     names = [_add(server, servicer) for servicer in servicers]
     health = _health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -280,6 +322,7 @@ class _Complete:
 def _missing(method: str) -> Callable[[Any, Any], Any]:
     capability = _WORD_START.sub("_", method).lower()
 
+    @takes_bytes
     async def refuse(request: object, context: object) -> None:
         del request, context
         raise unimplemented(capability)

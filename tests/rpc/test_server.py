@@ -9,7 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.auth import TRANSFER_KEY, has_secret, transfer_metadata
 from astraflow.rpc.channel import MAX_MESSAGE_NBYTES, dial
+from astraflow.rpc.errors import raised_from
 from astraflow.rpc.server import Servicer, start_server
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import (
@@ -56,6 +58,47 @@ async def test_an_rpc_that_is_left_out_names_its_capability():
 
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "'save_run'" in caught.value.details()
+
+
+async def test_a_large_request_is_read_for_who_is_known_alone():
+    read = []
+
+    class Saves:
+        async def SaveRun(self, request, context):  # noqa: N802
+            read.append(len(request.checkpoint_id))
+            return pb.SaveRunResponse()
+
+    def knows(context):
+        return has_secret(context, TRANSFER_KEY, b"secret")
+
+    servicer = replace(CONTROL, methods=Saves())
+    async with (
+        await start_server([servicer], knows=knows) as server,
+        dial(server.address) as channel,
+    ):
+        stub, large = ControlServiceStub(channel), pb.SaveRunRequest(checkpoint_id="c" * 100_000)
+        await stub.SaveRun(pb.SaveRunRequest(checkpoint_id="c"))
+        await stub.SaveRun(large, metadata=transfer_metadata(b"secret"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.SaveRun(large, metadata=transfer_metadata(b"guess"))
+
+    assert raised_from(caught.value).reason is Reason.TOKEN_INVALID
+    assert read == [1, 100_000]
+
+
+async def test_what_is_no_message_of_a_call_is_refused_by_name():
+    class Gets:
+        async def GetRun(self, request, context):  # noqa: N802
+            return pb.GetRunResponse()
+
+    async with (
+        await start_server([replace(CONTROL, methods=Gets())]) as server,
+        dial(server.address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/GetRun")(b"\xff")
+
+    assert raised_from(caught.value).reason is Reason.INVALID_FIELD
 
 
 async def test_a_port_in_use_is_refused_in_clear_words():

@@ -8,7 +8,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.servicers.members import MemberServicer
 from astraflow.dataflow.servicers.operator import OperatorServicer
 from astraflow.rpc.access import Access
-from astraflow.rpc.server import Servicer
+from astraflow.rpc.server import Servicer, takes_bytes
 from astraflow_proto.control.v1.control_service_pb2_grpc import add_ControlServiceServicer_to_server
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import add_LedgerServiceServicer_to_server
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import add_RaasServiceServicer_to_server
@@ -42,6 +42,7 @@ class Recovery:
         self._share = share
 
     def __getattr__(self, name: str) -> Callable[[object, object], Awaitable[None]]:
+        @takes_bytes
         async def refuse(request: object, context: object) -> None:
             del request, context
             percent = f"{100 * self._share:.0f}"

@@ -18,7 +18,7 @@ from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import LaneKind
-from astraflow.rpc.auth import TRANSFER_KEY, require_secret
+from astraflow.rpc.auth import TRANSFER_KEY, Context, has_secret, require_secret
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.transport.assembly import UNPLANNED_COUNT, UNPLANNED_NBYTES
@@ -286,6 +286,7 @@ class TransferServer:
             listen=listen,
             advertise=advertise,
             tls=tls,
+            knows=self._knows,
         )
         await self.hosts.start(
             listen=listen,
@@ -293,6 +294,9 @@ class TransferServer:
             lanes=self._lanes,
             seals=is_encrypted(self._encrypts, tls),
         )
+
+    def _knows(self, context: Context) -> bool:
+        return has_secret(context, TRANSFER_KEY, *self._transfer_tokens)
 
     async def close(self) -> None:
         """End what is served, after two seconds at most."""
