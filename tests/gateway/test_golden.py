@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from astraflow.codec.pickles import read_pickle
+from astraflow.core.errors import Reason
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.core.tensors import Dtype
 from astraflow.gateway import sending
@@ -240,6 +241,17 @@ async def test_one_value_does_not_stand_for_all_tokens(name):
     rollouts, result = yield_of(task(), item, VERSIONS)
     assert not rollouts
     assert f"{name} has 1 values for" in result.failures[0].failure.message
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rewards": [10**400, 0]}, {"ok": np.zeros(2)}, {"agent_metrics": {"a": 10**400}}]
+)
+def test_numbers_that_are_too_large_cost_their_task_and_not_the_raas(changes):
+    [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
+    item["result"] |= changes
+    rollouts, result = yield_of(task(), item, VERSIONS)
+    assert not rollouts
+    assert {each.failure.reason for each in result.failures} == {Reason.ROLLOUT_INVALID}
 
 
 def task():

@@ -27,6 +27,16 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _CALL_S = 30.0
 
+# What reading raises of an item that is no result.
+_NO_RESULT = (
+    AstraflowError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+
 
 class RaasCalls:
     """One RaaS; every call raises SOURCE_UNREACHABLE, or ENVIRONMENT_FAILED for what it answers."""
@@ -134,11 +144,11 @@ def yield_of(
     if not isinstance(result, Mapping):
         return _environment_failed(task, "it rejected the prompt")
     fields = cast("Mapping[str, Any]", result)
-    if not fields.get("ok", True):
-        return _environment_failed(task, str(fields.get("error"))[:300])
     try:
+        if not fields.get("ok", True):
+            return _environment_failed(task, str(fields.get("error"))[:300])
         return _read(task, fields, versions)
-    except (AstraflowError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except _NO_RESULT as error:
         why = f"the RaaS returned what is no result: {error!r}"
         return failed(task, Failure(reason=Reason.ROLLOUT_INVALID, message=why))
 
