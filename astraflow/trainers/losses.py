@@ -201,17 +201,31 @@ def dppo_tv(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
 
     A token of A > 0 stops where p - q exceeds clip_high, one of A < 0 where q - p exceeds clip_low.
     """
-    grown = terms.logprobs.exp() - terms.inputs.old(settings).exp()
-    return _trusted(terms, grown, limits)
+    return _trusted(terms, _grown_tv(terms.logprobs, terms.inputs.old(settings)), limits)
 
 
 def dppo_kl(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
     """Masked -r A, f[k], the mask by the KL of q from p at "this token or another": DPPO."""
+    return _trusted(terms, _grown_kl(terms.logprobs, terms.inputs.old(settings)), limits)
+
+
+def _grown_tv(logprobs: Tensor, old: Tensor) -> Tensor:
+    return logprobs.exp() - old.exp()
+
+
+def _grown_kl(logprobs: Tensor, old: Tensor) -> Tensor:
     edge = 1e-6
-    p = terms.logprobs.exp().clamp(edge, 1 - edge)
-    q = terms.inputs.old(settings).exp().clamp(edge, 1 - edge)
+    p, q = (each.exp().clamp(edge, 1 - edge) for each in (logprobs, old))
     kl = q * (q.log() - p.log()) + (1 - q) * ((1 - q).log() - (1 - p).log())
-    return _trusted(terms, kl * (p - q).sign(), limits)
+    return kl * (p - q).sign()
+
+
+# By which a surrogate stops tokens, f[k] of the log-probabilities of policy and old one, f[k] each;
+# others clip the ratio.
+_GROWN: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "dppo_tv": _grown_tv,
+    "dppo_kl": _grown_kl,
+}
 
 
 def _trusted(terms: Terms, grown: Tensor, limits: ClipRange) -> Tensor:
@@ -516,10 +530,13 @@ def loss_metrics(
     log_ratios, advantages, weight = trained - old, loss.advantages, _raised(gap)
     if settings.ratio == "sequence":
         log_ratios, advantages = _row_means(log_ratios, loss), _row_means(advantages, loss)
-    ratio = _raised(log_ratios)
+    moved = ratio = _raised(log_ratios)
+    if settings.surrogate in _GROWN:
+        grown = _GROWN[settings.surrogate](to_tensor(trained), to_tensor(old))
+        moved = 1 + grown.numpy()
     # Out of the range on the side of the advantage.
-    is_high = (advantages > 0) & (ratio > limits.high)
-    is_low = (advantages < 0) & (ratio < limits.low)
+    is_high = (advantages > 0) & (moved > limits.high)
+    is_low = (advantages < 0) & (moved < limits.low)
     found = {
         "train/entropy": float(entropies.mean(dtype=np.float64)),
         "train/clip_frac": float((is_high | is_low).mean()),

@@ -144,6 +144,35 @@ def test_of_sequences_the_share_that_is_clipped_is_that_of_their_ratios():
     assert metrics["train/ratio_mean"] == pytest.approx(ratios.mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("surrogate", ["dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("old", ["sampler", "recomputed"])
+def test_of_dppo_the_share_that_is_clipped_is_that_without_a_gradient(surrogate, old):
+    t, settings = tokens(), Loss(surrogate=surrogate, old=old, clip_low=0.05, clip_high=0.08)
+    loss = loss_tokens(t)
+    logprobs = torch.tensor(t["logprobs"], requires_grad=True)
+    before = torch.tensor(t["old"]) + 0.3 * (old == "recomputed")
+    inputs = LossInputs(
+        logprobs=logprobs,
+        sampler_logprobs=torch.from_numpy(loss.sampler_logprobs),
+        advantages=torch.from_numpy(loss.advantages),
+        weights=torch.from_numpy(loss.weights),
+        rows=torch.zeros(200, dtype=torch.long),
+        row_count=1,
+        old_logprobs=before,
+    )
+    policy_loss(inputs, settings, clip_range_of(settings), divisor=200).backward()
+    metrics = loss_metrics(
+        loss,
+        logprobs=t["logprobs"],
+        entropies=np.zeros(200, np.float32),
+        settings=settings,
+        limits=clip_range_of(settings),
+        old_logprobs=before.numpy(),
+    )
+    assert metrics["train/clip_frac"] == (logprobs.grad == 0).double().mean()
+    assert 0 < metrics["train/clip_frac"] < 0.5
+
+
 def test_no_tokens_have_no_metrics():
     nothing = {name: part[:0] for name, part in tokens().items()}
     empty = np.zeros(0, np.float32)
