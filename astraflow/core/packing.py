@@ -215,15 +215,16 @@ def _columns_of(
     routes = filled_routes(lengths, [each and each.values for each in found])
     if routes is not None:
         columns[ROUTED_EXPERTS] = Column(axis=ColumnAxis.TOKEN, values=routes)
-    # Most rows of a part may have no rewards of turns.
-    found = [each.columns.get(TURN_REWARDS) for each in trajectories]
-    if any(found):
-        rewards = [
-            np.zeros(length, np.float32) if each is None else each.values.astype(np.float32)
-            for each, length in zip(found, lengths, strict=True)
-        ]
-        values = np.concatenate(rewards)
-        columns[TURN_REWARDS] = Column(axis=ColumnAxis.TOKEN, values=values)
+    # Rows without rewards of turns, or without weights, may lie beside rows that have some.
+    for name, default in ((TURN_REWARDS, 0), (LOSS_WEIGHTS, 1)):
+        found = [each.columns.get(name) for each in trajectories]
+        if any(found):
+            arrays = [
+                np.full(length, default, np.float32) if each is None else each.values
+                for each, length in zip(found, lengths, strict=True)
+            ]
+            values = np.concatenate(arrays, dtype=np.float32)
+            columns[name] = Column(axis=ColumnAxis.TOKEN, values=values)
     columns |= _shared_columns(trajectories, taken={**taken, **columns})
     weights = [each.loss_weight for each in sources if each.loss_weight is not None]
     if weights:

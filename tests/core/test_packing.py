@@ -183,6 +183,19 @@ def test_rows_whose_turns_have_no_rewards_get_none_from_those_that_do(rows):
     assert not part.values("token_rewards")[count:].any()
 
 
+def test_rows_without_weights_of_their_own_take_none_from_those_that_have_them(rows):
+    own = np.array([0, 0, 1, 0, 0.5], np.float32)
+    column = Column(axis=ColumnAxis.TOKEN, values=own)
+    rows[0].trajectory = replace(rows[0].trajectory, columns={"loss_weights": column})
+    for order in (rows, rows[::-1]):
+        (part,) = packed(order, loss_weights=[2.0, 2.0])
+        found = np.split(part.values("loss_weights"), part.row_offsets[1:-1])
+        found = found if order is rows else found[::-1]
+        assert [each.tolist() for each in found] == [[0, 0, 2, 0, 1], [2, 2]]
+    (part,) = packed(rows)
+    assert part.values("loss_weights").tolist() == [*own.tolist(), 1, 1]
+
+
 @pytest.mark.parametrize(("experts", "counts"), [((48, 8), [7]), ((4000, 4000), [5, 2])])
 def test_wide_columns_make_more_parts(rows, experts, counts):
     nowhere = np.zeros((), np.uint16)
