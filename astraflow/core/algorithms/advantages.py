@@ -36,7 +36,8 @@ def advantages_of(rewards: np.ndarray, settings: AdvantageSettings) -> np.ndarra
     centred = rewards - _baseline(rewards, settings.baseline)
     if not settings.scale_by_std or len(rewards) == 1:
         return centred
-    return centred / (_std(rewards, ddof=0 if settings.is_population_std else 1) + _EPSILON)
+    std = _std(rewards, _mean(rewards), ddof=0 if settings.is_population_std else 1)
+    return centred / (std + _EPSILON)
 
 
 @cache
@@ -94,7 +95,8 @@ def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
     for agent, same in rows_by_agent(rows).items():
         own = settings.agents.get(agent, settings)
         rewards = np.array([row.reward for row in same], np.float64)
-        mean, std = float(_mean(rewards)), float(_std(rewards))
+        mean = float(_mean(rewards))
+        std = float(_std(rewards, mean))
         if own.overlong is not None:
             counts = [row.trajectory.sampled_count for row in same]
             rewards -= [overlong_penalty(count, own.overlong) for count in counts]
@@ -109,16 +111,23 @@ def _baseline(rewards: np.ndarray, baseline: Baseline) -> np.ndarray | float:
         case Baseline.GROUP:
             return _mean(rewards)
         case Baseline.LEAVE_ONE_OUT:
-            return (rewards.sum() - rewards) / max(1, len(rewards) - 1)
+            if len(rewards) == 1:
+                return 0.0
+            mean = _mean(rewards)
+            return mean + (mean - rewards) / (len(rewards) - 1)
         case Baseline.NONE:
             return 0.0
 
 
-# As numpy's methods to the bit, which check for a few microseconds what holds here.
+# As numpy's methods to the bit, which check for a few microseconds what holds here; but of equal
+# values that value itself, which a sum may round away from: three times 0.1 is not 0.3.
 def _mean(values: np.ndarray) -> Any:
+    known: list[float] = values.tolist()
+    if known.count(known[0]) == len(known):
+        return known[0]
     return np.add.reduce(values) / len(values)
 
 
-def _std(values: np.ndarray, *, ddof: int = 0) -> Any:
-    centred = values - _mean(values)
+def _std(values: np.ndarray, mean: float, *, ddof: int = 0) -> Any:
+    centred = values - mean
     return np.sqrt(np.add.reduce(centred * centred) / (len(values) - ddof))

@@ -34,8 +34,11 @@ def test_leaving_one_out_compares_each_with_the_mean_of_the_others(values):
 
 
 @pytest.mark.parametrize("baseline", [Baseline.GROUP, Baseline.LEAVE_ONE_OUT])
-def test_equal_rewards_give_no_advantage(baseline):
-    assert of([0.5] * 4, baseline, scale=True).tolist() == [0, 0, 0, 0]
+@pytest.mark.parametrize("reward", [0.5, 0.1, -0.7, 1 / 3])
+def test_equal_rewards_give_no_advantage(baseline, reward):
+    for count in range(2, 33):
+        for scale in (False, True):
+            assert not of([reward] * count, baseline, scale=scale).any()
 
 
 def test_without_a_baseline_rewards_are_advantages():
@@ -108,6 +111,9 @@ def test_rows_are_compared_with_those_of_the_same_agent(trajectory):
     assert [each.advantage for each in rows] == [0.5, -0.5, 0.0, -0.5, 0.5]
     assert [each.group_mean for each in rows] == [0.5, 0.5, 1.0, 0.5, 0.5]
     assert [each.group_std for each in rows] == [0.5, 0.5, 0.0, 0.5, 0.5]
+    equal = [row(name, "", 0.1) for name in "abcdef"]
+    stamp(equal, AdvantageSettings())
+    assert {(each.group_mean, each.group_std) for each in equal} == {(0.1, 0.0)}
     second = AdvantageSettings(baseline=Baseline.NONE)
     stamp(rows, AdvantageSettings(agents={"solver/2": second, "verifier": second}))
     assert [each.advantage for each in rows] == [0.5, -0.5, 1.0, 0.0, 1.0]
