@@ -29,9 +29,13 @@ def check_groups(subject: Subject) -> None:
                 f"nothing is sampled from {name}, so its trainer waits for ever",
                 f"add {name} to them, or take it out of policies",
             )
+        own = policy.trainer.advantages
         # Whether what is learnt comes of a comparison within groups.
         needs_groups = (
-            policy.trainer.advantages.baseline != "none"
+            all(
+                each.baseline == "group" and each.estimator is None
+                for each in (own, *own.agents.values())
+            )
             and policy.trainer.critic is None
             and policy.trainer.engine is None
             and not policy.trainer.loss.moves_every_row
@@ -39,8 +43,7 @@ def check_groups(subject: Subject) -> None:
         if rollouts.group_size == 1 and needs_groups:
             subject.error(
                 "rollouts.group_size",
-                f"in groups of 1 every advantage of {name} is 0 under baseline "
-                f"{policy.trainer.advantages.baseline}",
+                f"in groups of 1 every advantage of {name} is 0 under baseline group",
                 f"raise it, set policies.{name}.trainer.advantages.baseline to none, or take a "
                 "critic",
             )

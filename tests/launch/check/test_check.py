@@ -755,6 +755,21 @@ def test_tasks_that_come_from_seeds_need_no_file(folder):
     assert report.errors == []
 
 
+@pytest.mark.parametrize(
+    "advantages",
+    [
+        "{baseline: leave_one_out}",
+        "{estimator: own_advantages:as_they_are}",
+        "{agents: {judge: {baseline: none}}}",
+    ],
+)
+def test_groups_of_one_may_have_advantages(folder, advantages):
+    (folder / "own_advantages.py").write_text("def as_they_are(rewards):\n    return rewards\n")
+    groups = "rollouts={group_size: 1, min_group_size: 1, data_set: train, workflow: answer}"
+    report = checked(folder, groups, f"{TRAINER}.advantages={advantages}")
+    assert report.errors == []
+
+
 def test_what_starts_processes_is_left_to_the_run(folder):
     for override in (scored("starts_process"), own("OwnProcess")):
         report = checked(folder, override)
