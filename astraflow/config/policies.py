@@ -345,6 +345,18 @@ class TrainerConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _length_costs_advantages(self) -> Self:
+        advantages, loss = self.advantages, self.loss
+        is_shaped = any(each.overlong for each in (advantages, *advantages.agents.values()))
+        if is_shaped and (self.critic or loss.surrogate == "sft" or loss.is_paired):
+            where = "beside a critic" if self.critic else f"by {loss.surrogate}"
+            raise ValueError(
+                "advantages.overlong is taken off the advantages of groups, which are not used "
+                f"{where}; leave it out, and have the scorer take it off"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pairs_stay_together(self) -> Self:
         if self.loss.is_paired and self.minibatches > 1:
             raise ValueError(

@@ -134,6 +134,18 @@ def test_nothing_is_broadcast_to_nodes_that_take_no_weights(small):
         load_recipe(small, (broadcast, "raas.engine.kind=none"))
 
 
+@pytest.mark.parametrize(
+    "fields", [{"critic": {}}, {"loss": {"surrogate": "sft"}}, {"loss": {"surrogate": "dpo"}}]
+)
+@pytest.mark.parametrize("is_of_agent", [False, True])
+def test_length_costs_nothing_where_advantages_of_groups_are_not_used(fields, is_of_agent):
+    shaping = {"overlong": {"max_tokens": 8, "buffer_tokens": 4}}
+    advantages = {"agents": {"solver": shaping}} if is_of_agent else shaping
+    assert TrainerConfig.model_validate({"advantages": advantages}).critic is None
+    with pytest.raises(ValueError, match=r"overlong .* not used (beside a critic|by sft|by dpo)"):
+        TrainerConfig.model_validate(fields | {"advantages": advantages})
+
+
 def test_ranks_share_adapters_a_critic_and_a_store_but_have_no_broadcast():
     shared = {"ranks": 2, "critic": {}, "store": "file:///shared"}
     fields = {"model": {"path": "models/base", "lora": {"rank": 2}}, "trainer": shared}
