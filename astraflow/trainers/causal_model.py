@@ -85,7 +85,9 @@ class CausalModel:
         # Dropout is off: log-probabilities are compared with those of the sampler.
         self.module = module.eval()
         self._device: torch.device | None = None
-        self.never_sampled = torch.tensor(sorted(never_sampled), dtype=torch.long)
+        # A tokenizer may have more ids than the model, such as padding that was added to it.
+        known = sorted(each for each in never_sampled if each < self.vocabulary_size)
+        self.never_sampled = torch.tensor(known, dtype=torch.long)
         self._chosen: Tensor | None = None
         self._read: Callable[[Tensor], Any] | None = None
         self._made: Any = None

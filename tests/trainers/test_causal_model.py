@@ -9,6 +9,7 @@ import torch
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import load_causal_model, load_module, resolve_device
+from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 
 
 def test_directory_is_loaded_in_f32_with_what_is_never_sampled(model_dir):
@@ -17,6 +18,14 @@ def test_directory_is_loaded_in_f32_with_what_is_never_sampled(model_dir):
     assert model.never_sampled.tolist() == [0, 1]
     assert model.vocabulary_size == 14
     assert not model.module.training
+
+
+def test_padding_beyond_the_models_vocabulary_is_no_token_of_it(model_dir):
+    """Tokenizers get a token for it whose id the model has no embedding for."""
+    (model_dir / "generation_config.json").write_text('{"pad_token_id": 14}')
+    model = load_causal_model(model_dir, device="cpu")
+    logprobs, _ = log_softmax_of(model, PassTokens.of_few(model))
+    assert logprobs.isfinite().all()
 
 
 def test_directory_without_a_model_is_named(tmp_path):
