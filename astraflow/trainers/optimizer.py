@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from astraflow.config.recipe import Optimizer
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.modules import SCORE
 from astraflow.trainers import tensors
 from astraflow.trainers.checkpoints import OPTIMIZER_DIR, OPTIMIZER_FILE
 from astraflow.trainers.engine import guarded
@@ -181,7 +182,8 @@ def _muon(
 ) -> list[torch.optim.Optimizer]:
     """Return Muon for hidden matrices, and AdamW for embeddings, the output layer and vectors."""
     ends = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    head: Any = getattr(module, "get_output_embeddings", lambda: None)()
+    head: Any = getattr(module, SCORE, None)
+    head = head or getattr(module, "get_output_embeddings", lambda: None)()
     ends |= {id(each) for each in head.parameters()} if head is not None else set()
     hidden = {name for name, p in named.items() if p.ndim == 2 and id(p) not in ends}
     parts: list[torch.optim.Optimizer] = []

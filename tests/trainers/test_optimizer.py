@@ -5,10 +5,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 from torch import nn
+from transformers import LlamaForSequenceClassification
 
 from astraflow.config.recipe import Optimizer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.optimizer import WeightOptimizer, flat_state, read_state, try_own_optimizer
+from tests.trainers.conftest import llama_config
 
 
 def holding(parameter):
@@ -103,6 +105,16 @@ def test_muon_changes_hidden_matrices_and_adamw_the_rest(make_model):
             assert 0.6 < values.median() < values.max() < 1.3, name
         else:
             torch.testing.assert_close(moved.abs(), torch.full_like(moved, 1e-2), rtol=1e-2, atol=0)
+
+
+def test_muon_leaves_the_head_of_a_reward_model_to_adamw():
+    module = LlamaForSequenceClassification(llama_config(num_labels=1))
+    muon, adamw = WeightOptimizer(module, MUON)._parts
+    heads = [
+        any(each is module.score.weight for each in part.param_groups[0]["params"])
+        for part in (muon, adamw)
+    ]
+    assert heads == [False, True]
 
 
 @pytest.mark.parametrize("settings", [MUON, Optimizer(learning_rate=1e-2)])
