@@ -293,7 +293,8 @@ class TrainingLoop:
         self._failures.succeeded()
         step_s, stepped_ns = perf_counter() - began, time_ns()
         step, wait_s = self._engine.step_count, batch.wait_s
-        token_count = sum(part.token_count for part in batch.parts)
+        # Of all ranks.
+        token_count = batch.header.token_count
         metrics = {
             **found,
             "time/publish_wait_s": self._pace.last.held_s,

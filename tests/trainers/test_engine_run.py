@@ -4,17 +4,25 @@ import itertools
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 import pytest
 
+from astraflow.client.loop_thread import LoopThread
+from astraflow.client.rank import RankClient
 from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.batches import StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import PublishRequested
 from astraflow.core.members import MemberRole
 from astraflow.testing import require_train_engine
 from astraflow.trainers import run_engine
+from astraflow.trainers.joining import TrainerPlace
+from astraflow.trainers.main import train
+from astraflow.trainers.origin import Publishing
+from astraflow.weights.publish.publisher import WeightPublisher
 from tests.trainers.engine_runs import EXAMPLES, example, training, vowel_recipe
 
 ENGINES = {
@@ -68,6 +76,59 @@ async def test_every_version_goes_live_and_checkpoints_are_left(name, tmp_path):
     saved = RunDir(tmp_path / "run").checkpoints("solver")
     assert sorted(path.name for path in saved.iterdir()) == ["step_000000", "step_000003"]
     assert json.loads((saved / "step_000003" / "trainer_state.json").read_text())["version"] == 3
+
+
+class Counts(example("numpy_bigram").BigramEngine):
+    """Counts the tokens that it is given."""
+
+    def prepare(self):
+        super().prepare()
+        self.counts = []
+
+    def train_step(self, batch):
+        self.counts.append(sum(part.token_count for part in batch.parts))
+        return super().train_step(batch)
+
+
+class FirstOfTwo(Publishing):
+    """Of a trainer whose second rank takes its share of each batch, and does nothing."""
+
+    def __init__(self, policy_id, layout, *, hub, loop, stack):
+        super().__init__(WeightPublisher(policy_id, layout), rank_count=2)
+        self._second = partial(RankClient, hub=hub, loop=loop)
+        self._stack = stack
+
+    def entered(self, client):
+        super().entered(client)
+        share = StreamBatches(rank=1, world_size=2)
+        client.on_session(
+            lambda session: self._stack.enter_context(
+                self._second(session_token=session.token, share=share)
+            )
+        )
+
+
+def train_first_of_two(engine, *, hub, token, policy, settings, run_dir):
+    place = TrainerPlace(hub=hub, token=token, run_dir=RunDir(run_dir))
+    with LoopThread() as loop, ExitStack() as stack:
+        publishing = partial(FirstOfTwo, hub=hub, loop=loop, stack=stack)
+        train(engine, policy, settings, place, loop=loop, publishing=publishing)
+
+
+@pytest.mark.slow
+async def test_tokens_of_a_step_are_those_of_all_ranks(tmp_path):
+    engine = Counts()
+    recipe = vowel_recipe(tmp_path, export_dtype="f32")
+    async with training(partial(train_first_of_two, engine), recipe, tmp_path):
+        pass
+    lines = read_json_lines(RunDir(tmp_path / "run").metrics)
+    assert len(lines) == len(engine.counts) == 3
+    for line, share in zip(lines, engine.counts, strict=True):
+        # Rows are dealt out evenly, and no row is half of a batch.
+        assert 1.5 * share < line["batch/tokens"] < 3 * share
+        assert line["perf/trainer_tokens_per_s"] * line["time/step_s"] == pytest.approx(
+            line["batch/tokens"], rel=1e-3
+        )
 
 
 class Stumbles(example("numpy_bigram").BigramEngine):
