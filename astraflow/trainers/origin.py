@@ -16,6 +16,7 @@ from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.rpc.address import split_address
 from astraflow.trainers.engine import TrainEngine, WarnsOfChange
+from astraflow.weights.patches.routes import steps
 from astraflow.weights.publish.background import ExtraPatches, Scrub
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher
@@ -104,11 +105,12 @@ class Publication:
 
         They are there once the version is announced.
         """
-        sizes = [patch.payload_nbytes for patch in self.made.result().patches]
+        ways = steps(self.made.result().patches)
+        nbytes = min((sum(each.payload_nbytes for each in way) for way in ways), default=0)
         return {
             "weights/version": float(self.version),
-            "weights/bytes": float(min(sizes, default=0)),
-            "weights/density": min(sizes, default=0) / max(1, self.whole_nbytes),
+            "weights/bytes": float(nbytes),
+            "weights/density": nbytes / max(1, self.whole_nbytes),
             "time/publish_s": self.encode_s,
         }
 

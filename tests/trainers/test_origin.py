@@ -10,7 +10,8 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.trainers.origin import WeightOrigin
-from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.patches.layouts import Shard
+from astraflow.weights.publish.publisher import WeightPublisher, combined
 
 LAYOUT = Layout.of([("w", Dtype.F32, (64,))])
 
@@ -87,6 +88,41 @@ def test_an_engine_that_warns_computes_while_its_weights_are_read(herald, publis
     assert bits_of(publisher).tolist() == list(range(64))
     assert published.metrics["weights/version"] == 3
     assert published.metrics["weights/bytes"] > 0
+
+
+class OfTwo:
+    """Publishes the halves of an array as two ranks do."""
+
+    def __init__(self):
+        self.ranks = [
+            WeightPublisher(PolicyId("solver"), LAYOUT, shard=Shard(rank=rank, count=2))
+            for rank in range(2)
+        ]
+
+    def publish(self, version, tensors, **of_version):
+        halves = np.split(tensors["w"], 2)
+        return combined(
+            [
+                each.publish(version, {"w": half}, **of_version)
+                for each, half in zip(self.ranks, halves, strict=True)
+            ]
+        )
+
+
+def test_the_bytes_of_a_version_are_those_of_all_its_shards(herald):
+    values = np.random.default_rng(0).normal(size=64).astype(np.float32)
+    origin = origin_of(Engine(values), OfTwo(), herald)
+    whole = origin.publish(step=1)
+    assert whole.metrics["weights/bytes"] >= values.nbytes
+    assert whole.metrics["weights/density"] == whole.metrics["weights/bytes"] / values.nbytes
+    values[::16] += 1
+    changed = origin.publish(step=2)
+    by_shard = {}
+    for patch in changed.made.result().patches:
+        if patch.base_version is not None:
+            by_shard[patch.shard_rank] = patch.payload_nbytes
+    assert len(by_shard) == 2
+    assert changed.metrics["weights/bytes"] == sum(by_shard.values())
 
 
 def test_the_weights_of_any_other_engine_are_read_before_it_goes_on(herald, publisher):
