@@ -434,7 +434,7 @@ def _verdict(case: Case, finished: Finished, result: bytes, tolerance: float) ->
         got = result.decode("utf-8", "replace")
         try:
             is_same = same_value(decoded(result), case.expected, tolerance=tolerance)
-        except (ValueError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):
             is_same = False
         why = "" if is_same else "wrong" if result else "crash"
     elif not why:

@@ -546,7 +546,14 @@ def decoded(text: bytes) -> Any:
 
     try:
         return json.loads(text, object_hook=untagged)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ValueError("not of the form that a guest writes") from error
 
 

@@ -161,6 +161,13 @@ async def test_a_verdict_cannot_be_forged(make, name):
     assert (await scorer(asked(CHECK), fenced(RIGHT["add"]))).reward == 1.0
 
 
+async def test_a_whole_number_beyond_all_floats_is_wrong_and_no_failure(make):
+    half = {"fn_name": "half", "inputs": [[3]], "outputs": [1.5]}
+    forged = "import os\ndef half(n):\n    os.write(3, b'{\"f\": 1' + b'0' * 400 + b'}')\n    os._exit(0)"
+    for program in ("def half(n):\n    return 10**400", forged):
+        assert (await make()(asked(half), fenced(program))).parts["wrong"] == 1.0
+
+
 async def test_a_forged_output_is_only_an_output(make):
     program = "import sys\nsys.stdout.write('3')\nprint()\nprint('passed')"
     assert (await make()(asked(SUMS), fenced(program))).reward == 0.0
@@ -236,7 +243,16 @@ def test_plain_data_comes_back_as_it_was(value):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b'{"x": 1}', b'{"s": [[1]]}', b"[" * 100_000, b'{"d": 3}']
+    "text",
+    [
+        b"",
+        b"{",
+        b'{"x": 1}',
+        b'{"s": [[1]]}',
+        b"[" * 100_000,
+        b'{"d": 3}',
+        b'{"c": [1%b, 0]}' % (b"0" * 400),
+    ],
 )
 def test_nonsense_is_refused(text):
     with pytest.raises(ValueError, match=r".*"):
