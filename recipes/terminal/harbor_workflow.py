@@ -34,6 +34,11 @@ _HERE = Path(__file__).parent
 _FOLDERS = ("/app", "/logs", "/tests", "/solution")
 _REWARD = "/logs/verifier/reward.txt"
 _TIMEOUT_CODE = 124
+# What is in a folder that may not be written to is not removed otherwise.
+_EMPTIED = (
+    "chmod -R u+rwX /tests /logs; "
+    "rm -rf /tests/* /tests/.[!.]* /logs/* /logs/.[!.]*; mkdir -p /logs/verifier"
+)
 
 
 class HarborOptions(CommandOptions):
@@ -200,9 +205,7 @@ async def verify(sandbox: Sandbox, task: Task, build: Build) -> Score:
     """
     # Nothing of the agent's runs beside the tests, and nothing that it wrote is taken for theirs.
     await sandbox.exec(["sh", "-c", "kill -9 -1"])
-    await sandbox.exec(
-        ["sh", "-c", "rm -rf /tests/* /tests/.[!.]* /logs/* /logs/.[!.]*; mkdir -p /logs/verifier"]
-    )
+    await sandbox.exec(["sh", "-c", _EMPTIED])
     for path, data in task.below("tests").items():
         await sandbox.write(f"/tests/{path}", data)
     done = await sandbox.exec(

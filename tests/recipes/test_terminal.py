@@ -121,6 +121,10 @@ async def test_what_an_agent_leaves_does_not_score(tasks, harbor, tmp_path, sand
     await sandbox.exec(["bash", "-c", cheat])
     await sandbox.exec(["bash", "-c", "echo 'echo 9' > /tests/test.sh; ln -s /app /logs/x"])
     assert (await harbor.verify(sandbox, task, build)).reward == 0.25
+    reward = "/logs/verifier/reward.txt"
+    kept = f"echo 9 > {reward}; chmod 400 {reward}; chmod 500 /logs/verifier /logs /tests"
+    await sandbox.exec(["bash", "-c", kept])
+    assert (await harbor.verify(sandbox, task, build)).reward == 0.25
 
 
 async def test_tests_without_a_reward_are_no_zero(tasks, harbor, tmp_path, sandbox):
