@@ -15,8 +15,9 @@ from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 
-_PYTHON = re.compile(r"([a-z_]+)\(([^()\n]*)\)")
-_JSON = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+# A long word without a bracket is read once, and so is what follows a call that is not closed.
+_PYTHON = re.compile(r"(?<![a-z_])([a-z_]+)\(([^()\n]*)\)")
+_JSON = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+")
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "times": operator.mul,
@@ -131,7 +132,7 @@ def read_call(text: str, style: str) -> Call | str | None:
         told = json.loads(found.group(1))
         arguments = told["arguments"]
         return Call(str(told["name"]), tuple(_value(str(each)) for each in arguments.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "error: write {name, arguments} as JSON"
 
 

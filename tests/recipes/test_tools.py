@@ -86,11 +86,28 @@ def test_what_a_call_returns_is_told(tools, action, said):
 
 
 @pytest.mark.parametrize(
-    "body", ["{nonsense}", '{"name": "price"}', '{"name": "price", "arguments": [1]}', "{}"]
+    "body",
+    [
+        "{nonsense}",
+        '{"name": "price"}',
+        '{"name": "price", "arguments": [1]}',
+        "{}",
+        '{"name": "price", "arguments": {"item": %s}}' % (10_000 * "["),
+    ],
 )
 def test_json_that_is_no_call_is_told(tools, body):
     (step,) = play(tools, ROW, f"<tool_call>{body}</tool_call>", style="json")
     assert told(step) == "error: write {name, arguments} as JSON"
+
+
+def test_what_is_repeated_without_end_is_read_once(tools):
+    long_word, opened = 200_000 * "a", 50_000 * "<tool_call>{"
+    for style, said in (("python", long_word), ("json", opened)):
+        (step,) = play(tools, ROW, said, style=style)
+        assert (step.reward, step.is_done) == (0.0, True)
+    call = '<tool_call>{"name": "price", "arguments": {"item": "lamp"}}</tool_call>'
+    (step,) = play(tools, ROW, f"In <tool_call>{{: {call}", style="json")
+    assert step.reward > 0
 
 
 @pytest.mark.parametrize("word", [20_000 * "-" + "1", 5_000 * "9", 200 * "[", "nan"])
