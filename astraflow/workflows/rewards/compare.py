@@ -63,7 +63,8 @@ def answer_of(prompt: Prompt, field: str) -> object:
     return prompt.fields[field]
 
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
+# U+2212 is a minus, too.
+_NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
 class Numeric:
@@ -108,7 +109,7 @@ def last_number(text: str) -> float | None:
         1250.5
     """
     found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
 class F1:
