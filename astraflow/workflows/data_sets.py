@@ -99,11 +99,16 @@ class JsonLines:
         file.seek(self._offsets[index])
         try:
             row = json.loads(file.readline())
-        except ValueError as error:
-            raise _invalid(f"{self._path}: row {index + 1} is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise self._no_row(index, f"is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise _invalid(f"{self._path}: row {index + 1} is not a JSON object")
+            raise self._no_row(index, "is not a JSON object")
         return cast("Row", row)
+
+    def _no_row(self, index: int, why: str) -> AstraflowError:
+        return _invalid(
+            f"{self._path}: row {index + 1} {why}; a data set has one JSON object a line"
+        )
 
 
 class ParquetRows:
@@ -362,7 +367,8 @@ class DataSetReader:
         field = "seed" if self._settings.seeds is not None else self._settings.id_field
         if field is not None:
             return str(self._field(row, field, "id_field", index))
-        return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+        # JSON can say half of a surrogate pair, as what was cut within an emoji has it.
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
     def _field(self, row: Row, field: str, setting: str, index: int) -> Any:
         if field not in row:

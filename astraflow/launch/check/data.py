@@ -111,7 +111,7 @@ def _seen(reader: DataSetReader) -> SeenData:
         blobs = {name: blob.hex() for name, blob in prompt.blobs.items()}
         text = json.dumps([said, blobs], sort_keys=True, ensure_ascii=False)
         lengths.append(len(text))
-        digests.add(blake2b(text.encode(), digest_size=16).digest())
+        digests.add(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest())
     return SeenData(
         reader=reader,
         kinds=sorted(kinds.values(), key=lambda kind: -kind.count)[:_MAX_KINDS],

@@ -282,6 +282,7 @@ def _write_data(made: Path) -> None:
     train, held_out = rows("abcde", 20), rows("fghij", 10)
     write_rows(made / "train.jsonl", train)
     write_rows(made / "held_out.jsonl", held_out)
+    write_rows(made / "half.jsonl", [*train[1:], {**train[0], "note": "\ud83d"}])
     (made / "empty.jsonl").touch()
     (made / "broken.jsonl").write_text('{"id": "1", "prompt": "a>", "answer": "a"}\n{"id": \n')
     (made / "list.jsonl").write_text('["a"]\n')

@@ -704,6 +704,10 @@ def test_a_penalty_is_no_fault_in_training_but_nothing_counts_as_correct(folder)
     assert [each.place for each in findings(report, WARNING)] == [f"{ANSWER}.scorer"]
 
 
+def test_half_of_a_surrogate_pair_in_a_row_is_no_fault(folder):
+    assert checked(folder, data("half")).errors == []
+
+
 def test_one_row_whose_answer_does_not_count_is_a_warning(folder):
     report = checked(folder, scored("Moody"))
     assert report.errors == []

@@ -97,6 +97,12 @@ def test_ids_are_digests_of_the_row_where_no_field_is_named(opened):
     assert ids(map(opened([{"prompt": "b"}]).prompt, [0])) == [other]
 
 
+def test_half_of_a_surrogate_pair_is_as_good_as_any_character(opened):
+    half, rest = opened([{"prompt": "a\ud83d"}, {"prompt": "a"}])
+    assert half.fields == {"prompt": "a\ud83d"}
+    assert half.prompt_id != rest.prompt_id
+
+
 def test_long_rows_are_left_out_and_counted(opened):
     reader = opened(max_prompt_chars=4, id_field="id")
     assert (len(reader), reader.row_count, reader.left_out_count) == (4, 6, 2)
@@ -124,9 +130,10 @@ def test_bad_rows_are_named(opened, rows, settings, said):
     assert said in caught.value.message
 
 
-def test_broken_json_names_the_row(tmp_path):
+@pytest.mark.parametrize("broken", ['{"a": ', '{"a": ' + "[" * 100_000])
+def test_broken_json_names_the_row(tmp_path, broken):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": \n')
+    path.write_text(f'{{"a": 1}}\n\n{broken}\n')
     with pytest.raises(AstraflowError, match="row 2 is not JSON"):
         open_data_set("train", DataSet(path=path), tmp_path)
 
