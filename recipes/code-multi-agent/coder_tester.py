@@ -54,7 +54,6 @@ _FORMS = {
     "call": '```json\n{"inputs": [[argument, …], …], "outputs": [result, …]}\n```',
     "stdin": '```json\n{"inputs": ["the whole input", …], "outputs": ["the whole output", …]}\n```',
 }
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _EXAMPLES = re.compile(
     r"^[ \t#*-]*(?:examples?|samples?)\b[^\n.]{0,30}$.*?"
     r"(?=^[ \t#*-]*(?:constraints?|notes?|hints?|explanations?)\b[^\n.]{0,20}$|\Z)",
@@ -220,10 +219,10 @@ class CoderTester:
 
     def _cases_of(self, prompt: Prompt, text: str) -> CodeTests | None:
         """Return the cases of the last block of a tester's answer; None when it has none."""
-        blocks = _BLOCK.findall(text.rpartition("</think>")[2])
+        block = program_of(text.rpartition("</think>")[2])
         count = self._options.cases
         try:
-            said: Any = json.loads(blocks[-1])
+            said: Any = json.loads(block or "")
             inputs, outputs = said["inputs"], said["outputs"]
             fewest = min(len(inputs), len(outputs))
             made = {"inputs": inputs[:count], "outputs": outputs[:count]}
