@@ -40,6 +40,7 @@ from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
+from verdict import conclude
 
 POLICY = PolicyId("policy")
 MAX_CONTEXT = 2048
@@ -481,8 +482,7 @@ def main() -> None:
         "wall_s": round(time.monotonic() - began, 1),
     }
     print(json.dumps(told))
-    if args.json:
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+    conclude(told | {"holds": not found.differences}, args.json)
 
 
 if __name__ == "__main__":

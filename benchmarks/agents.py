@@ -33,9 +33,11 @@ from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from embedded_engine import MODELS
+from verdict import conclude
 
 CLIENT = Path(__file__).parent / "agent_ends" / "client.py"
 POLICY = PolicyId("policy")
+BAR = 0.85
 PROMPT_TOKENS = 4
 
 
@@ -154,8 +156,9 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "sessions": asked.sessions,
-        "bar": 0.85,
+        "bar": BAR,
         "ratio": statistics.median(ratios),
+        "holds": statistics.median(ratios) >= BAR,
         "ratios": ratios,
         "cpu_ratio": statistics.median(cpu),
         "native": native,
@@ -172,13 +175,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args()
     report = asyncio.run(measure(asked))
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=2) + "\n")
     for name in ("native", "streamed"):
         rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in report[name])
         cpu = ", ".join(f"{one['cpu_s']:.1f}" for one in report[name])
         print(f"{name:9} {rates} tok/s; CPU of the node {cpu} s")
-    print(f"ratio {report['ratio']:.2f} (bar 0.85), by CPU {report['cpu_ratio']:.2f}")
+    print(f"ratio {report['ratio']:.2f} (bar {BAR}), by CPU {report['cpu_ratio']:.2f}")
+    conclude(report, asked.json)
 
 
 if __name__ == "__main__":

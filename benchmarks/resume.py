@@ -23,10 +23,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
 from astraflow.config.run_dir import RunDir, read_json_lines
+from verdict import conclude
 
 SORT: Final = Path(__file__).parent.parent / "recipes" / "sort.yaml"
 SETTINGS: Final = (
@@ -132,18 +134,17 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, 
     for step in steps:
         one, other = left["metrics"].get(step, {}), right["metrics"].get(step, {})
         for name in one.keys() | other.keys():
-            gap = abs(one.get(name, float("inf")) - other.get(name, 0.0))
-            apart[name] = max(apart.get(name, 0.0), gap)
+            # What is no number, or is not there, is apart from everything.
+            gap = abs(one.get(name, np.nan) - other.get(name, np.nan))
+            apart[name] = float(np.maximum(apart.get(name, 0.0), gap))
             if gap and first is None:
                 first = step
-    weights = max(
-        float(abs(array - right["weights"][name]).max()) for name, array in left["weights"].items()
-    )
+    weights = [abs(array - right["weights"][name]).max() for name, array in left["weights"].items()]
     return {
         "steps": len(steps),
         "first_step_apart": first,
         "metrics_apart": {name: gap for name, gap in sorted(apart.items()) if gap},
-        "weights_apart": weights,
+        "weights_apart": float(np.max(weights)),
     }
 
 
@@ -181,12 +182,12 @@ def main() -> None:
         "final": killed["metrics"][given.steps],
         "load": os.getloadavg()[0],
         "holds": killed["kills"] == given.kills
+        and whole["code"] == killed["code"] == 0
         and not found["metrics_apart"]
         and not found["weights_apart"],
     }
     print(json.dumps(result, indent=2))
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, given.json)
 
 
 if __name__ == "__main__":
