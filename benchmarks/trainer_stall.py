@@ -110,13 +110,14 @@ MODELS: Final = {
         round_count=6,
     ),
 }
-# Takes as many seconds of CPU time as each line says.
+# Takes as many seconds of CPU time as each line says, and answers then.
 BURDEN: Final = """
 import sys, time
 for line in sys.stdin:
     end = time.thread_time() + float(line)
     while time.thread_time() < end:
         sum(range(1000))
+    print(flush=True)
 """
 
 
@@ -125,13 +126,23 @@ class Burden:
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", BURDEN]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._told = 0
 
     def take(self, cpu_s: float) -> None:
         """Take so many seconds, beside the caller."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{cpu_s}\n")
         self._process.stdin.flush()
+        self._told += 1
+
+    def wait(self) -> None:
+        """Wait until all of it is taken."""
+        assert self._process.stdout is not None
+        for _ in range(self._told):
+            self._process.stdout.readline()
+        self._told = 0
 
     def close(self) -> None:
         """End the process."""
@@ -335,6 +346,7 @@ def measure(model: Model, folder: Path, threads: int) -> dict[str, Any]:
         def settle() -> None:
             origin.hold()
             puller.wait()
+            burden.wait()
 
         def step(kind: Kind) -> Step:
             made = timed(engine, origin, batch, kind)

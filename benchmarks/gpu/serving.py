@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -65,25 +67,28 @@ async def _compared(
     engine: EmbeddedEngine, model: Any, device: str, load: tuple[int, int, int], rate: float
 ) -> dict[str, Any]:
     rows, prompt_length, length = load
-    ours = []
-    for _ in range(3):
-        started = now(device)
-        await _generated(engine, load)
-        ours.append(now(device) - started)
-    await asyncio.to_thread(_plain, model, device, (rows, prompt_length, 4))
-    started = now(device)
-    await asyncio.to_thread(_plain, model, device, load)
-    theirs = now(device) - started
+    ours = await _least_s(device, partial(_generated, engine, load))
+    theirs = await _least_s(device, partial(asyncio.to_thread, _plain, model, device, load))
     shape = ModelShape.of(SHAPES[device])
     cached = rows * (prompt_length + length // 2) * 2 * shape.layers * shape.kv_heads * 2
     floor_s = (shape.parameters * 2 + cached) / rate
     tokens, floor = rows * length, rows / floor_s
     return {
-        "tokens_per_s": round(tokens / min(ours)),
+        "tokens_per_s": round(tokens / ours),
         "generate_tokens_per_s": round(tokens / theirs),
-        "over_generate": round(theirs / min(ours), 2),
-        "of_floor": round(tokens / min(ours) / floor, 3),
+        "over_generate": round(theirs / ours, 2),
+        "of_floor": round(tokens / ours / floor, 3),
     }
+
+
+async def _least_s(device: str, work: Callable[[], Awaitable[None]]) -> float:
+    """Return the seconds of the best of three times; the first one warms up."""
+    seconds: list[float] = []
+    for _ in range(3):
+        started = now(device)
+        await work()
+        seconds.append(now(device) - started)
+    return min(seconds)
 
 
 async def _generated(engine: EmbeddedEngine, load: tuple[int, int, int]) -> None:
