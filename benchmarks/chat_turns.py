@@ -32,7 +32,7 @@ async def play(engine: EmbeddedEngine, given: argparse.Namespace, seed: int, *, 
     async def one(chat: list[int]) -> None:
         nonlocal count
         for turn in range(given.turns):
-            chat[0] = 3 + turn * anew
+            chat[0] = 3 + (1 + turn) * anew
             said = await engine.generate(chat, knobs)
             count += len(said.tokens)
             chat += said.tokens.tolist()
