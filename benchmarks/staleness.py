@@ -207,13 +207,18 @@ def _smooth(curve: np.ndarray, width: int = 5) -> np.ndarray:
     return np.convolve(curve, np.ones(width) / width, mode="valid")
 
 
+def asked_of(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what all cells of a file have in common."""
+    names = ("steps", "learning_rate", "minibatches", "epochs", "model_seed", "held_out")
+    return {name: getattr(given, name) for name in names}
+
+
 def summary(cells: Mapping[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     """Return the bar: what clipping loses at the longest lag."""
     found = [_accuracies(cells, "clipped", lag) for lag in LAGS]
     lost = float(np.mean(found[0]) - np.mean(found[-1])) if all(map(len, found)) else None
-    asked = ("steps", "learning_rate", "minibatches", "epochs", "model_seed", "held_out")
     return {
-        "asked": {name: getattr(given, name) for name in asked},
+        "asked": asked_of(given),
         "clipped_lost": lost,
         "bar": BAR,
         "holds": lost is not None and lost >= BAR,
@@ -240,7 +245,10 @@ def main() -> None:
     prepare_torch(thread_count=1)
     cells: dict[str, Any] = {}
     if given.json.exists():
-        cells = json.loads(given.json.read_text())["cells"]
+        before = json.loads(given.json.read_text())
+        if before["asked"] != asked_of(given):
+            parser.error(f"{given.json} has cells of {before['asked']}; name another file")
+        cells = before["cells"]
     for seed in given.seeds:
         for correction in given.corrections:
             for lag in given.lags:
