@@ -53,6 +53,14 @@ def test_a_parameter_that_is_moved_is_read_where_it_lies_now(reads, moved):
     assert torch.equal(values(reads, weights), weights.detach().bfloat16())
 
 
+def test_a_parameter_that_is_not_contiguous_is_read_as_it_is_now(reads):
+    weights = torch.nn.Parameter(torch.randn(6, 4).T)
+    values(reads, weights)
+    with torch.no_grad():
+        weights += 1
+    assert torch.equal(values(reads, weights), weights.detach().bfloat16())
+
+
 def test_another_parameter_is_read_instead(reads):
     values(reads, parameter(0))
     other = parameter(1)

@@ -233,9 +233,10 @@ class Reads:
 
     def _reader(self, tensor: Any, spec: TensorSpec) -> ReadBits:
         kept, torch = self._kept.pop(spec.name, None), sys.modules.get("torch")
-        if torch is None or type(tensor) is not torch.nn.Parameter or not tensor.is_cpu:
+        if torch is None or type(tensor) is not torch.nn.Parameter or not _is_plain(tensor):
             return reader_of(tensor, spec, self._part.shard)
-        # Unlike other tensors a parameter of torch is there for many versions.
+        # Unlike other tensors a parameter of torch is there for many versions; what reads one that
+        # is not contiguous reads a copy, of this version alone.
         place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if kept is None or kept[0] is not tensor or kept[1] != place:
             kept = (tensor, place, reader_of(tensor, spec, self._part.shard))
