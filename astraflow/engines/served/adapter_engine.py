@@ -29,9 +29,10 @@ from astraflow.engines.served.adapters import (
 from astraflow.engines.served.completion import CompletionClient
 from astraflow.engines.served.dialect import AdapterLimits, Dialect
 from astraflow.engines.served.engine import Source
+from astraflow.engines.served.exchange import written
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
-from astraflow.engines.served.server import Life
+from astraflow.engines.served.server import OTHER_FORM, Life
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -145,7 +146,7 @@ class AdapterEngine:
                 for adapter in reversed(self._versions.kept):
                     if adapter.life is not self._life:
                         await self._load(adapter)
-        except (AstraflowError, httpx.HTTPError) as error:
+        except (AstraflowError, httpx.HTTPError, *OTHER_FORM) as error:
             # The next start, or the next version, tries again.
             log.warning("adapters not restored", policy_id=self._policy_id, why=str(error))
 
@@ -165,7 +166,7 @@ class AdapterEngine:
             started, inflight_count = perf_counter(), self._meter.running_count
             try:
                 await self._load(adapter)
-            except (AstraflowError, httpx.HTTPError) as error:
+            except (AstraflowError, httpx.HTTPError, *OTHER_FORM) as error:
                 shutil.rmtree(adapter.folder, ignore_errors=True)
                 raise apply_failed(f"version {update.version} was not loaded: {error}") from error
             pause_s = perf_counter() - started
@@ -175,9 +176,16 @@ class AdapterEngine:
 
     async def _written(self, version: int, tensors: Tensors) -> Adapter:
         """Write a version where the server will read it."""
-        folder = self._host.folder.path / f"{self._policy_id}-{next(self._numbers)}"
+        nbytes = sum(part.nbytes for part in tensors.values())
+        place = self._host.folder.folder_for(nbytes)
+        folder = place / f"{self._policy_id}-{next(self._numbers)}"
         base = self._model.directory
-        await asyncio.to_thread(write_adapter, folder, tensors, self._settings, base=base)
+        try:
+            with written(nbytes):
+                await asyncio.to_thread(write_adapter, folder, tensors, self._settings, base=base)
+        except AstraflowError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         taken = {kept.name for kept in self._versions.kept}
         name = next(name for name in self._names if name not in taken)
         return Adapter(version=version, name=name, folder=folder, life=self._life)
@@ -194,7 +202,7 @@ class AdapterEngine:
         try:
             if adapter.life is self._life:
                 await self._taken_away(adapter.name)
-        except (AstraflowError, httpx.HTTPError) as error:
+        except (AstraflowError, httpx.HTTPError, *OTHER_FORM) as error:
             log.warning("adapter not unloaded", name=adapter.name, why=str(error))
         shutil.rmtree(adapter.folder, ignore_errors=True)
         self._versions.forget(adapter)

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,22 +82,15 @@ class ExchangeFolder:
             part.values.nbytes + (0 if part.indices is None else 8 * part.indices.size)
             for part in update.tensors
         )
-        path = self._folder_for(nbytes) / f"{update.version}.update"
+        path = self.folder_for(nbytes) / f"{update.version}.update"
         try:
-            try:
+            with written(nbytes):
                 await asyncio.to_thread(write_update, path, update)
-            except OSError as error:
-                raise AstraflowError(
-                    Reason.CAPACITY_EXCEEDED,
-                    f"an update of {nbytes / 1e6:,.0f} MB cannot be handed to a server ({error}); "
-                    "give the container shared memory (docker run --shm-size or --ipc=host), or "
-                    "point TMPDIR at a disk with room",
-                ) from error
             yield path
         finally:
             path.unlink(missing_ok=True)
 
-    def _folder_for(self, nbytes: int) -> Path:
+    def folder_for(self, nbytes: int) -> Path:
         """Return the folder that a file of so many bytes goes to."""
         disk, free = Path(tempfile.gettempdir()), shutil.disk_usage(self.path).free
         if 2 * nbytes <= free or self.path.parent == disk:
@@ -111,6 +104,24 @@ class ExchangeFolder:
                 path=str(self._on_disk.path),
             )
         return self._on_disk.path
+
+
+@contextmanager
+def written(nbytes: int) -> Generator[None]:
+    """Write files of so many bytes together in a block.
+
+    Raises:
+        AstraflowError: CAPACITY_EXCEEDED when there is no room for them.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise AstraflowError(
+            Reason.CAPACITY_EXCEEDED,
+            f"an update of {nbytes / 1e6:,.0f} MB cannot be handed to a server ({error}); give the "
+            "container shared memory (docker run --shm-size or --ipc=host), or point TMPDIR at a "
+            "disk with room",
+        ) from error
 
 
 def remove_ownerless(parent: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,17 +14,20 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.building import build_engine
+from astraflow.engines.building import build_adapter_engines, build_engine
 from astraflow.engines.served import engine as engines
 from astraflow.engines.served import server as servers
+from astraflow.engines.served.adapter_engine import adapter_engines
 from astraflow.engines.served.engine import ServedEngine
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.sglang.dialect import SglangDialect
 from astraflow.engines.vllm.dialect import VllmDialect
 from astraflow.rpc.concurrency import beside
+from tests.engines.adapter_updates import POLICIES, adapters, update
 
 POLICY = PolicyId("sort")
+SOLVER = PolicyId("solver")
 
 Peer = Callable[[str, Path, int], str]
 Sent = list[tuple[str, dict[str, Any]]]
@@ -198,6 +201,49 @@ async def test_answers_of_another_form_are_failures_of_the_engine(
         assert caught.value.reason is (Reason.APPLY_FAILED if is_swap else Reason.ENGINE_FAILED)
         # What a server may have half of is not sampled from.
         assert engine.version == (None if is_swap else 1)
+    finally:
+        await engine.close()
+
+
+@pytest.fixture
+async def adapter_engine(peer: Peer, model: Any) -> AsyncIterator[Any]:
+    settings = EngineSettings(kind="vllm", url=peer("policy", model.folder, 512))
+    engine: Any = build_adapter_engines(model.folder, settings, POLICIES)[SOLVER]
+    yield engine
+    await engine.close()
+
+
+async def test_adapters_for_which_there_is_no_room_fail_their_version_alone(
+    adapter_engine: Any, full_disk: Any
+):
+    given = adapters(adapter_engine._model.shapes, seed=0)
+    full_disk(1024)
+    with pytest.raises(AstraflowError, match="--shm-size") as caught:
+        await adapter_engine.swap(update(SOLVER, 1, given))
+    full_disk(None)
+    assert caught.value.reason is Reason.CAPACITY_EXCEEDED
+    assert {path.name for path in adapter_engine._host.folder.path.iterdir()} == {"python"}
+    await adapter_engine.swap(update(SOLVER, 1, given))
+    assert adapter_engine.version == 1
+
+
+async def test_adapters_that_are_answered_in_another_form_fail_their_version_alone(
+    peer: Peer, model: Any
+):
+    class AnswersOtherwise(VllmDialect):
+        async def load_adapter(self, http: Any, name: str, folder: Path) -> None:
+            # As SGLang's dialect reads an answer.
+            (await http.get("/metrics")).json()["success"]
+
+    settings = EngineSettings(kind="vllm", url=peer("policy", model.folder, 512))
+    description = ModelDescription.read(model.folder, None)
+    engine: Any = adapter_engines(
+        AnswersOtherwise(Path()), model=description, settings=settings, policies=POLICIES
+    )[SOLVER]
+    try:
+        with pytest.raises(AstraflowError, match="success") as caught:
+            await engine.swap(update(SOLVER, 1, adapters(engine._model.shapes, seed=0)))
+        assert caught.value.reason is Reason.APPLY_FAILED
     finally:
         await engine.close()
 
