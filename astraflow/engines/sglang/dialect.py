@@ -325,6 +325,9 @@ class SglangDialect:
         if self._checked is not http:
             await self._look(http)
             self._checked = http
+        for left in file.parent.glob(_answers_to(file)):
+            # By an attempt at this version that broke off.
+            left.unlink()
         answers = await asyncio.gather(
             *(called(d, str(file)) for d in file.parent.glob("*.socket"))
         )
@@ -332,7 +335,8 @@ class SglangDialect:
         failed = [answer["error"] for answer in heard if answer["error"]]
         if failed:
             raise apply_failed(failed[0])
-        self._is_quick = bool(heard) and all(answer["is_quick"] for answer in heard)
+        is_all = len(heard) >= self._rank_count
+        self._is_quick = is_all and all(answer["is_quick"] for answer in heard)
 
     async def change(
         self, http: httpx.AsyncClient, file: Path, *, version: int, kv: KvPolicy
@@ -352,7 +356,8 @@ class SglangDialect:
             _answer_json(await http.post("/update_weight_version", json=body))
         else:
             await self._load(http, file, version)
-        self.report = max(_answers_beside(file), key=lambda each: each["apply_s"])
+        answers = _answers_beside(file, rank_count=self._rank_count)
+        self.report = max(answers, key=lambda each: each["apply_s"])
         if kv is KvPolicy.RECOMPUTE:
             _ok(await http.post("/flush_cache"))
         if is_paused:
@@ -447,19 +452,24 @@ async def called(socket: Path, text: str) -> Mapping[str, Any] | None:
         await writer.wait_closed()
 
 
-def _answers_beside(file: Path) -> Sequence[Mapping[str, Any]]:
+def _answers_to(file: Path) -> str:
+    return f"{file.name}.*.answer"
+
+
+def _answers_beside(file: Path, *, rank_count: int) -> Sequence[Mapping[str, Any]]:
     """Return what each rank's loader wrote; see `astraflow.engines.plugins.sglang_plugin`.
 
     Raises:
-        AstraflowError: APPLY_FAILED when one failed, or none was called.
+        AstraflowError: APPLY_FAILED when one failed, or was not called.
     """
     answers: list[dict[str, Any]] = []
-    for path in file.parent.glob(f"{file.name}.*.answer"):
+    for path in file.parent.glob(_answers_to(file)):
         answers.append(json.loads(path.read_text()))
         path.unlink()
     failed = [answer["error"] for answer in answers if answer["error"]]
-    if failed or not answers:
-        raise apply_failed(failed[0] if failed else "SGLang did not call astraflow's loader")
+    if failed or len(answers) < rank_count:
+        left_out = f"SGLang called astraflow's loader in {len(answers)} of {rank_count} ranks"
+        raise apply_failed(failed[0] if failed else left_out)
     return answers
 
 
