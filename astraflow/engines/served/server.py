@@ -32,6 +32,9 @@ _KEPT_ERRORS = 5
 
 _KEPT_LENGTH = 500
 
+# Of a log, which has lines of days: what a server says of its end takes less.
+_READ_NBYTES = 1 << 20
+
 # The line of a traceback that names the error, bare or behind a logger's prefix.
 _NAMED = re.compile(
     r"^(?:\([^)]*\) )?(?:[A-Z]+ [\d:./ -]+\[[^\]]*\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)$",
@@ -283,7 +286,7 @@ class InferenceServer:
         if process is not None:
             code = await process.wait()
             with self._log_file.open("rb") as written:
-                written.seek(log_start)
+                written.seek(max(log_start, self._log_file.stat().st_size - _READ_NBYTES))
                 said = last_words(written.read().decode(errors="replace"))
             killed = " (killed, as a machine without memory does)" if code == _KILLED else ""
             self._end(

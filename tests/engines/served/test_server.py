@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -111,6 +112,17 @@ async def test_a_server_that_cannot_start_says_why(make: Make):
     with pytest.raises(AstraflowError, match="no such model") as caught:
         await server.wait_up()
     assert caught.value.reason is Reason.ENGINE_FAILED
+
+
+async def test_of_a_long_log_only_the_end_is_read(make: Make):
+    said = "import os; os.truncate(1, 1 << 28); raise SystemExit('no more')"
+    tracemalloc.start()
+    try:
+        with pytest.raises(AstraflowError, match="no more"):
+            await make(lambda port: command(said)).wait_up()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_server_that_ends_as_it_answers_for_the_first_time_is_started_again(make: Make):
