@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
@@ -141,14 +141,8 @@ class CompletionClient:
             another one: each change of its weights brings one.
     """
 
-    def __init__(
-        self,
-        host: ServerHost,
-        *,
-        tells_experts: bool = False,
-        is_changing: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Look after the server: while its version changes it generates nothing."""
+    def __init__(self, host: ServerHost, *, tells_experts: bool = False) -> None:
+        """Look after the server."""
         self.meter = ServerMeter()
         self.salt = new_salt()
         self._dialect = host.dialect
@@ -158,7 +152,7 @@ class CompletionClient:
         self._kv = host.kv
         self._tells_experts = tells_experts
         host.background.start(self.meter.follow(host.server, host.dialect))
-        host.background.start(end_silence(host.server, self.meter, is_changing=is_changing))
+        host.background.start(end_silence(host.server, self.meter))
 
     async def sample(
         self,

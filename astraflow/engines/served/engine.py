@@ -140,13 +140,15 @@ class ServedEngine:
         self._holds = VersionHolds(lambda: self.version)
         self._source: Source | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._host = ServerHost(dialect, model=model, settings=settings, on_lost=self._lost)
-        self._server, self._background = self._host.server, self._host.background
-        self._completions = CompletionClient(
-            self._host,
-            tells_experts=self.tells_experts,
+        self._host = ServerHost(
+            dialect,
+            model=model,
+            settings=settings,
+            on_lost=self._lost,
             is_changing=lambda: self._holds.is_changing,
         )
+        self._server, self._background = self._host.server, self._host.background
+        self._completions = CompletionClient(self._host, tells_experts=self.tells_experts)
         self._meter = self._completions.meter
         self._pins: list[int] = []
 

@@ -84,6 +84,7 @@ class ServerHost:
         model: ModelDescription,
         settings: EngineSettings,
         on_lost: Callable[[], None],
+        is_changing: Callable[[], bool] = lambda: False,
         adapters: AdapterLimits | None = None,
     ) -> None:
         """Start the server, or attach to it; needs a running event loop.
@@ -109,6 +110,7 @@ class ServerHost:
             log_file=Path(tempfile.gettempdir()) / logs / "server.log",
             start_s=settings.start_s,
             on_lost=on_lost,
+            is_changing=is_changing,
         )
         try:
             # What would keep every start from succeeding is refused now.

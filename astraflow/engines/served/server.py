@@ -121,6 +121,7 @@ class InferenceServer:
         log_file: Path,
         start_s: float,
         on_lost: Callable[[], None],
+        is_changing: Callable[[], bool] = lambda: False,
         token_s: float = _TOKEN_S,
     ) -> None:
         """Start nothing yet.
@@ -134,6 +135,7 @@ class InferenceServer:
             log_file: Takes what it writes.
             start_s: Seconds that a start may take.
             on_lost: Told when a life is over.
+            is_changing: Whether its version changes: it generates nothing then.
             token_s: Seconds that one token may take.
         """
         self._is_alive = is_alive
@@ -144,6 +146,7 @@ class InferenceServer:
         self._log_file = log_file
         self._start_s = start_s
         self._on_lost = on_lost
+        self._is_changing = is_changing
         self._is_closed = False
         self.life = Life()
 
@@ -198,7 +201,10 @@ class InferenceServer:
     async def check_alive(self) -> None:
         """See whether it still generates; it is started again if not."""
         life = self.life
-        if life.is_up and not await self._answers(life.up.result()):
+        if not life.is_up or self._is_changing() or await self._answers(life.up.result()):
+            return
+        # A change that began meanwhile may take longer than a token.
+        if not self._is_changing():
             self.condemn("it generates no token", life)
 
     def condemn(self, why: str, life: Life) -> None:
@@ -395,23 +401,18 @@ _SILENT_S = 60.0
 
 
 async def end_silence(
-    server: InferenceServer,
-    meter: ServerMeter,
-    *,
-    is_changing: Callable[[], bool],
-    silent_s: float = _SILENT_S,
+    server: InferenceServer, meter: ServerMeter, *, silent_s: float = _SILENT_S
 ) -> None:
     """Look whether a server still generates when nothing came of what runs, until cancelled.
 
     Args:
         server: Started again when it does not.
         meter: Counts what comes.
-        is_changing: Whether its version changes: it generates nothing then.
         silent_s: Seconds without a token.
     """
     heard = meter.progress
     while True:
         await asyncio.sleep(silent_s)
-        if meter.running_count and meter.progress == heard and not is_changing():
+        if meter.running_count and meter.progress == heard:
             await server.check_alive()
         heard = meter.progress

@@ -99,7 +99,7 @@ async def test_a_server_that_stands_still_while_something_runs_is_started_again(
     server, meter = make(lambda port: command(PAGE, str(port))), ServerMeter()
     await server.wait_up()
     life = server.life
-    silence = end_silence(server, meter, is_changing=lambda: False, silent_s=0.1)
+    silence = end_silence(server, meter, silent_s=0.1)
     async with beside(silence):
         with meter.running():
             os.kill(keeper().children()[0].pid, signal.SIGSTOP)

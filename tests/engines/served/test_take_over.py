@@ -294,6 +294,35 @@ async def test_a_version_that_was_applied_as_the_server_was_lost_is_not_live(
         await engine.close()
 
 
+async def test_a_server_is_not_dead_while_its_version_changes(peer: Peer, model: Any):
+    class GeneratesNothing(VllmDialect):
+        async def is_alive(self, http: Any) -> bool:
+            while engine.version == 1 and not engine._holds.is_changing:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            return engine.version is None
+
+        async def change(self, *args: Any, **kwargs: Any) -> None:
+            if engine.version == 1:
+                await checked.wait()
+            await super().change(*args, **kwargs)
+
+    checked = asyncio.Event()
+    settings = EngineSettings(kind="vllm", url=peer("policy", model.folder, 512))
+    description = ModelDescription.read(model.folder, None)
+    dialect = GeneratesNothing(Path())
+    engine: Any = ServedEngine(dialect, model=description, settings=settings, policy_id=POLICY)
+    try:
+        await engine.swap(model.update(1, seed=0))
+        check = asyncio.create_task(engine._server.check_alive())
+        swap = asyncio.create_task(engine.swap(model.update(2, seed=1)))
+        await check
+        await engine._server.check_alive()
+        checked.set()
+        assert (await swap).version == engine.version == 2
+    finally:
+        await engine.close()
+
+
 async def test_closing_ends_a_completion_whose_connection_is_still_being_made(
     peer: Peer, model: Any
 ):
