@@ -61,10 +61,11 @@ def publish_shard(
         return [each for each in found if each is not None]
 
     infos = told(info)
-    bases = [[patch.base_version for patch in each.patches] for each in infos]
-    if not all(any(base is not None for base in each) for each in bases):
-        # From the version before it cannot be had everywhere, and shards belong together when all
-        # come from one base: it is to be had from nothing, too.
+    are_whole = [any(patch.base_version is None for patch in each.patches) for each in infos]
+    if any(are_whole) and not all(are_whole):
+        # Each rank chooses by itself, by what its rows changed and by who reads them, and shards
+        # belong together when all come from one base: what is to be had from nothing of one rank
+        # is so of all, also where it is the only way to the version.
         if info is not None and all(patch.base_version is not None for patch in info.patches):
             patch = make_patch(publisher.history, None, info.version)
             publisher.store.offer([patch])

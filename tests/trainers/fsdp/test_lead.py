@@ -46,6 +46,39 @@ except AstraflowError as error:
 """
 
 
+PUBLISHES = """
+from contextlib import ExitStack
+
+import numpy as np
+
+from astraflow.config.policies import Fsdp
+from astraflow.core.ids import PolicyId
+from astraflow.core.tensors import Dtype, Layout
+from astraflow.trainers.fsdp.ranks import joined_ranks
+from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
+from astraflow.wire.transfers import TransferSpec
+
+policy = PolicyId("solver")
+layout = Layout.of([("w", Dtype.BF16, (64, 8))])
+with joined_ranks(device="cpu", fsdp=Fsdp()) as ranks, ExitStack() as reading:
+    publisher = shard_publisher(policy, layout, ranks)
+    publisher.store.keep = 2
+    rows = np.zeros((32, 8), np.uint16)
+    for version in range(7):
+        info = publish_shard(publisher, {"w": rows}, ranks, version=version, step=version)
+        spec = TransferSpec(policy_id=policy, version=version, base_version=None)
+        if version == 0 and ranks.rank == 0:
+            own = publisher.store.plan(spec)
+            reading.enter_context(publisher.store.reading([each.info for each in own]))
+        if version == 4:
+            reading.close()
+        way = [(each.info.base_version, each.info.version) for each in publisher.store.plan(spec)]
+        print("way", version, way, flush=True)
+        rows[version] += 1
+    ranks.wait()
+"""
+
+
 def rank(number, port, program, *arguments):
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return subprocess.Popen(
@@ -74,6 +107,20 @@ def test_a_rank_that_is_lost_while_the_other_makes_its_engine_is_named(tmp_path)
         lost.communicate()
         output, _ = follower.communicate()
     assert "MEMBER_LOST rank 1 lost another rank of its trainer" in output
+
+
+@pytest.mark.slow
+def test_a_new_node_goes_the_same_way_with_all_ranks_whoever_reads_from_one_of_them():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(rank(number, port, PUBLISHES)) for number in range(2)]
+        ways = [
+            [line for line in each.communicate()[0].splitlines() if line.startswith("way")]
+            for each in ranks
+        ]
+    assert len(ways[0]) == 7
+    assert ways[0] == ways[1]
 
 
 def test_rank_0_offers_nothing_that_the_other_ranks_would_not_do_with_it():
