@@ -301,6 +301,9 @@ class WeightUpdater:
         log.error(
             "version not reached", policy_id=self._policy_id, version=target.version, why=str(error)
         )
+        if error.reason is Reason.VERSION_EVICTED and target.version < max(self._known):
+            # It comes no more: a task that must have it is given back once a newer one is live.
+            self._known.pop(target.version, None)
         pause_s = self._attempts.failed(target.version, error.reason)
         self._counters.failed[self._policy_id, error.reason] += 1
         await self._report(

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import (
     Prompt,
     RegisteredCode,
@@ -42,13 +43,14 @@ class TinyPulled:
 
 
 class TinyPuller:
-    """Gets a version by its number alone; `open` holds it, `failures` let it fail."""
+    """Gets a version by its number alone; `open` holds it, `failures` and `gone` let it fail."""
 
     def __init__(self, policy_id):
         self.policy_id = policy_id
         self.held = None
         self.tokens = []
         self.failures = []
+        self.gone = set()
         self.open = asyncio.Event()
         self.open.set()
         self.is_closed = False
@@ -58,6 +60,8 @@ class TinyPuller:
         self.tokens.append(transfer_token)
         if self.failures:
             raise self.failures.pop(0)
+        if target.version in self.gone:
+            raise AstraflowError(Reason.VERSION_EVICTED, "it is no longer kept")
         base, self.held = self.held, target.version
         return TinyPulled(update=self._update(base))
 

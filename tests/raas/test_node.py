@@ -208,6 +208,23 @@ async def test_a_version_that_nobody_announced_holds_no_other_back(
     assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 3 here")
 
 
+async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
+    fake_hub, running, engine, puller, make_task, make_version
+):
+    puller.open.clear()
+    fake_hub.publish(make_version(1))
+    fake_hub.issue(make_task(1, version=3, purpose=TaskPurpose.EVAL))
+    await fake_hub.until(lambda: fake_hub.calls["StreamTasks open"])
+    for version in (2, 3, 4, 5):
+        fake_hub.publish(make_version(version))
+    puller.gone = {3}
+    puller.open.set()
+    async with asyncio.timeout(10):
+        await fake_hub.until(lambda: fake_hub.nacks)
+    assert engine.version == 5
+    assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 5 here")
+
+
 async def test_a_drained_node_finishes_gives_back_the_rest_and_leaves(
     fake_hub, running, engine, make_task
 ):
