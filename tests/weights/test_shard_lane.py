@@ -9,6 +9,7 @@ from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.fetch.lanes import joined
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.patches.layouts import Shard
+from astraflow.weights.patches.patch import make_patch
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.weights.serve.relay import WeightRelay
@@ -89,6 +90,23 @@ async def test_ranks_that_would_go_different_ways_go_from_version_to_version(
     pulled = await ranks.pull(puller)
     assert pulled.update.base_version == 0
     assert training.is_live(tools.live(pulled.update, tensors))
+
+
+async def test_what_an_earlier_pull_left_of_one_rank_does_not_lead_it_another_way(
+    training, ranks, tools, puller
+):
+    ranks.publish()
+    store = ranks.publishers[0].store
+    (whole,) = store.patches
+    chunks = [store.chunk(whole.info, index) for index in range(whole.info.chunk_count)]
+    puller._holding.leftover = {whole.root: dict(enumerate(chunks))}
+    info = ranks.publish()
+    made = [make_patch(each.history, None, info.version) for each in ranks.publishers]
+    for publisher, patch in zip(ranks.publishers, made, strict=True):
+        publisher.store.offer([patch])
+    patches = (*info.patches, *(patch.info for patch in made))
+    ranks.infos[info.version] = replace(info, patches=patches)
+    assert training.is_live(tools.live((await ranks.pull(puller)).update))
 
 
 async def test_a_relay_passes_all_shards_on(training, ranks, tools, serve):

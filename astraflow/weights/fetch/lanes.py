@@ -221,9 +221,9 @@ class AnyLane(Lanes):
 
         Ranks plan for themselves. Where they would go different ways, all are asked for what is
         coded fast: patches over several versions are compact, so that all go from version to
-        version.
+        version. Nor are they told what is here: each would choose by what is of its own.
         """
-        for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,))):
+        for asked in (spec, replace(spec, profiles=(CodecProfile.FAST,), have_chunks=())):
             async with self._opened(endpoint, asked, transfer_token) as streams:
                 plans = [plan for _, plan in streams]
                 if all(_way(plan) == _way(plans[0]) for plan in plans):
