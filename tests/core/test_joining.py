@@ -100,6 +100,19 @@ def test_node_that_comes_back_goes_on_with_what_it_holds(world):
     assert world.account().reissued_count == 0
 
 
+def test_node_that_comes_back_hears_again_of_what_was_withdrawn_meanwhile(world):
+    _, node = world.started(credit=4)
+    kept, lost = (task.task_id for task in world.tasks[node])
+    while len(world.cancelled) < 2:  # its deadlines pass
+        world.tick(5)
+        world.keep_alive(node)
+    world.join("node", credit=4, resumes=node, held=(kept,))
+    assert [each.task_id for each in world.cancelled] == [kept, lost, kept]
+    # Nobody has the other one: it takes no more of the credit, which two new samples get.
+    (task,) = world.tasks[node]
+    assert (task.attempt, len(task.sample_indexes)) == (1, 2)
+
+
 def test_restarted_node_starts_with_nothing(world):
     _, node = world.started(credit=4)
     world.join("node", credit=4, resumes=node, incarnation=2)

@@ -15,6 +15,7 @@ from astraflow.core.effects import (
     Effects,
     RecordVersion,
     Renewal,
+    SendCancellation,
     SendDirective,
     SendScrubOrder,
     SendTask,
@@ -50,7 +51,7 @@ from astraflow.core.pool.sessions import Departed, Sessions
 from astraflow.core.pool.sources import version_with_sources
 from astraflow.core.samples import RolloutRecords
 from astraflow.core.settings import RunSettings
-from astraflow.core.tasks import RegisteredCode, TaskCredit, WorkflowSpec
+from astraflow.core.tasks import CancelReason, RegisteredCode, TaskCredit, WorkflowSpec
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.core.work.batching import Batching
 from astraflow.core.work.intake import Intake
@@ -422,9 +423,18 @@ class Joining:
         """Send again what the RaaS holds by the books and does not know of."""
         self.effects.do(ClearOutbox(member_id=member.member_id))
         named = frozenset(resume.held_task_ids) if resume else frozenset[TaskId]()
-        for task_id, assignment in member.assignments.items():
-            if task_id not in named and not assignment.is_withdrawn:
+        for task_id, assignment in tuple(member.assignments.items()):
+            if task_id not in named and assignment.is_withdrawn:
+                # Nobody has it, so no result is due.
+                self.membership.intake.tasks.end(member, assignment)
+            elif task_id not in named:
                 self.effects.do(SendTask(member_id=member.member_id, task=assignment.task))
+            elif assignment.is_withdrawn:
+                self.effects.do(
+                    SendCancellation(
+                        member_id=member.member_id, task_id=task_id, reason=CancelReason.STALE
+                    )
+                )
         return tuple(task_id for task_id in member.assignments if task_id in named)
 
     def _session(
