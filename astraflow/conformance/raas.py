@@ -53,7 +53,7 @@ def nacks(tap: Tap) -> list[Any]:
 def laws() -> dict[str, Law]:
     """Return what must hold all the time, once the member was let in."""
     return {
-        "rollouts.accepted": _none_is_rejected,
+        "rollouts.accepted": _are_sound,
         "rollouts.backpressure": _nothing_comes_twice,
         "tasks.credit": _is_within_credit,
         "tasks.closed": _results_close,
@@ -76,7 +76,29 @@ def _versions_rise(tap: Tap) -> str | None:
     return None
 
 
-def _none_is_rejected(tap: Tap) -> str | None:
+def _are_sound(tap: Tap) -> str | None:
+    return _rejected(tap) or _below_its_version(tap)
+
+
+def _below_its_version(tap: Tap) -> str | None:
+    least = {
+        (task.task_id, policy_id): bounds.min
+        for task in tasks(tap)
+        for policy_id, bounds in task.versions.items()
+    }
+    for rollout in (item.rollout for call in tap.of("StreamRollouts") for item in items(call)):
+        for trajectory in rollout.trajectories:
+            wanted = least.get((rollout.task_id, trajectory.policy_id), 0)
+            found = min((span.version for span in trajectory.version_spans), default=wanted)
+            if found < wanted:
+                return (
+                    f"{rollout.rollout_id} was sampled with version {found}, and its task asks for"
+                    f" {wanted} or a newer one"
+                )
+    return None
+
+
+def _rejected(tap: Tap) -> str | None:
     for call in tap.of("StreamRollouts"):
         for ack in (ack for message in call.responses for ack in message.acks):
             if ack.disposition == pb.DISPOSITION_REJECTED:
@@ -122,19 +144,19 @@ def _results_close(tap: Tap) -> str | None:
         if wanted is not None and found != wanted:
             return f"{result.task_id} asked for {wanted} samples, its result has {found}"
         sent = len(rollouts[result.task_id])
-        if sent < result.rollout_count:
+        if sent != result.rollout_count:
             return (
                 f"{result.task_id} has {result.rollout_count} rollouts by its result, {sent} came"
             )
     return None
 
 
-def _rollouts(tap: Tap) -> Mapping[str, Set[str]]:
-    """Return the ids of the rollouts that the member sent of each task."""
-    found = defaultdict[str, set[str]](set)
+def _rollouts(tap: Tap) -> Mapping[str, Set[int]]:
+    """Return of which samples of each task the member sent rollouts."""
+    found = defaultdict[str, set[int]](set)
     for item in (item for call in tap.of("StreamRollouts") for item in items(call)):
         if item.HasField("rollout"):
-            found[item.rollout.task_id].add(item.rollout.rollout_id)
+            found[item.rollout.task_id].add(item.rollout.sample_index)
     return found
 
 
@@ -168,8 +190,10 @@ CHECKS: Final = (
     ),
     ContractCheck(
         name="rollouts.accepted",
-        expected="sends rollouts that are sound: none is answered with DISPOSITION_REJECTED",
-        source="rollout/v1/rollout.proto, Rollout; rollout/v1/trajectory.proto, Trajectory",
+        expected="sends rollouts that are sound: none is answered with DISPOSITION_REJECTED, or was"
+        " sampled with an older version than its task asks for",
+        source="rollout/v1/rollout.proto, Rollout; rollout/v1/trajectory.proto, Trajectory;"
+        " rollout/v1/task.proto, RolloutTask.versions",
     ),
     ContractCheck(
         name="tasks.closed",

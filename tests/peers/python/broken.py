@@ -300,6 +300,13 @@ def miscounted(_, items):
     return items
 
 
+def counted_as_failed(_, items):
+    for item in filter(is_result, items):
+        item.result.rollout_count -= 1
+        item.result.failures.add(sample_index=1).failure.reason = failure_pb2.REASON_INTERNAL
+    return items
+
+
 def first_samples_lost(_, items):
     return [each for each in items if is_result(each) or each.rollout.sample_index]
 
@@ -408,6 +415,21 @@ class TrustsChunks(BreaksTransfers):
             payload = message.chunk.payload
             message.chunk.payload = bytes([payload[0] ^ 1]) + payload[1:]
         return super().response(call, message)
+
+
+class StaysBehind(Fault):
+    """Samples with the first version that it sees, whatever tasks ask for."""
+
+    first = None
+
+    def response(self, call, message):
+        if call.name == "WatchVersions":
+            self.first = message.version.version if self.first is None else self.first
+            return [message] if message.version.version == self.first else []
+        if call.name == "StreamTasks" and message.HasField("task"):
+            for bounds in message.task.versions.values():
+                bounds.ClearField("min")
+        return [message]
 
 
 def is_live(message):
@@ -592,8 +614,14 @@ RAASES = {
         each_rollout(put(task_id="task-of-nobody", group_id="group-of-nobody")),
     ),
     "reward_is_nan": ("rollouts.accepted", "reward", each_rollout(put(reward=float("nan")))),
+    "stays_at_an_old_version": ("rollouts.accepted", "its task asks for", StaysBehind()),
     "result_does_not_add_up": ("tasks.closed", "its result has", Items(miscounted)),
     "counts_what_it_never_sent": ("tasks.closed", "counts 2, 1 came", Items(first_samples_lost)),
+    "counts_what_it_sent_as_failed": (
+        "tasks.closed",
+        "by its result, 2 came",
+        Items(counted_as_failed),
+    ),
     "never_closes": ("tasks.closed", "the TaskResult of a task", Items(no_results)),
     "result_comes_first": ("tasks.closed", "behind the TaskResult", Items(results_first)),
     "sends_twice": ("rollouts.backpressure", "came 2 times", Items(twice)),
