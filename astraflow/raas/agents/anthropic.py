@@ -131,7 +131,7 @@ class MessagesFormat(ApiFormat[ChatRequest]):
         return {
             **self._message(),
             "content": [*text, *map(_tool_block, choice.calls)],
-            "stop_reason": _REASONS[choice.finish],
+            **self._ending(choice),
             "usage": counts_of(self.completion, choice),
         }
 
@@ -156,13 +156,23 @@ class MessagesFormat(ApiFormat[ChatRequest]):
             told.append(_event("content_block_start", index=index, content_block=empty))
             told.append(_event("content_block_delta", index=index, delta=written))
             told.append(_event("content_block_stop", index=index))
-        delta = {"stop_reason": _REASONS[choice.finish], "stop_sequence": None}
-        told.append(_event("message_delta", delta=delta, usage=counts_of(self.completion, choice)))
+        usage = counts_of(self.completion, choice)
+        told.append(_event("message_delta", delta=self._ending(choice), usage=usage))
         return b"".join(told)
 
     def end(self) -> bytes:
         """Write the end."""
         return _event("message_stop")
+
+    def _ending(self, choice: Choice) -> Body:
+        """Return why the message ended, and with which of the stop sequences, if with one."""
+        ending = {"stop_reason": _REASONS[choice.finish], "stop_sequence": None}
+        if choice.finish != "stop":
+            return ending
+        tokens = choice.turn.generation.tokens.tolist()
+        cut = self.completion.capture.port.tokenizer.decode(tokens)[len(choice.text) :]
+        given = next((each for each in self.request.given_stops if cut.startswith(each)), None)
+        return ending if given is None else {"stop_reason": "stop_sequence", "stop_sequence": given}
 
     def _opened(self) -> bytes:
         """Open the text, once."""

@@ -65,10 +65,15 @@ class SamplingRequest(BaseModel):
         return self.n or 1
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """Texts that end an answer, none of them empty."""
+    def given_stops(self) -> tuple[str, ...]:
+        """Texts that the agent wants an answer to end with, none of them empty."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in stop if text)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer."""
+        return self.given_stops
 
     @property
     def has_usage(self) -> bool:
@@ -162,7 +167,7 @@ class ChatRequest(SamplingRequest):
     def stops(self) -> tuple[str, ...]:
         """Texts that end an answer; the end of a call, where there is to be one at a time."""
         is_one = self.parallel_tool_calls is False and self.offered_tools
-        return (*super().stops, *((CALL_END,) if is_one else ()))
+        return (*self.given_stops, *((CALL_END,) if is_one else ()))
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

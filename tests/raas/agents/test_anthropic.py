@@ -60,6 +60,22 @@ async def test_streams_have_the_events_in_their_order(stage):
     assert json.loads(deltas[-1]["partial_json"]) == {"a": 1}
 
 
+@pytest.mark.parametrize("given", [["\n\nHuman:", "END"], ["never"], None])
+async def test_a_stop_sequence_is_named_where_one_ended_the_message(stage, given):
+    async with stage(lambda text: "yes END") as at, at.client() as client:
+        asked = {"model": "m", "max_tokens": 99, "messages": [{"role": "user", "content": "a"}]}
+        asked |= {"stop_sequences": given} if given else {}
+        whole = (await client.post("v1/messages", json=asked)).json()
+        streamed = await client.post("v1/messages", json={**asked, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line[:5] == "data:"]
+    ending = events[-2]
+    ended = given is not None and "END" in given
+    wanted = ("stop_sequence", "END") if ended else ("end_turn", None)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == wanted
+    assert tuple(ending["delta"][name] for name in ("stop_reason", "stop_sequence")) == wanted
+    assert whole["content"][0]["text"] == ("yes " if ended else "yes END")
+
+
 async def test_errors_are_of_that_kind(stage):
     async with stage(answer) as at, at.client() as client:
         refused = await client.post("v1/messages", json={"model": "m", "messages": []})
