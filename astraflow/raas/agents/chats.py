@@ -4,8 +4,8 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from itertools import zip_longest
+from functools import cache, cached_property
+from itertools import accumulate, zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, Generic
 
@@ -220,7 +220,7 @@ class TextFormat(OpenAIFormat[CompletionRequest]):
             "tokens": texts,
             "token_logprobs": [logprob for _, logprob in own],
             "top_logprobs": [dict(pairs) for pairs in likeliest] or None,
-            "text_offset": [sum(map(len, texts[:index])) for index in range(len(texts))],
+            "text_offset": [0, *accumulate(map(len, texts))][: len(texts)],
         }
 
 
@@ -233,10 +233,15 @@ def token_texts(completion: AgentCompletion[Any], choice: Choice) -> tuple[Pairs
     Returns:
         These, and the same of the likeliest tokens beside each one; empty: they are not told.
     """
-    generation, decode = choice.turn.generation, completion.capture.port.tokenizer.decode
+    generation, tokenizer = choice.turn.generation, completion.capture.port.tokenizer
+
+    @cache
+    def text_of(token: int) -> str:
+        return tokenizer.decode([token])
+
     own = zip(generation.tokens.tolist(), generation.logprobs.tolist(), strict=True)
     told, *beside = (
-        [(decode([token]), logprob) for token, logprob in pairs]
+        [(text_of(token), logprob) for token, logprob in pairs]
         for pairs in (own, *generation.likeliest)
     )
     return told, beside

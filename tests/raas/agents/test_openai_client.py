@@ -210,6 +210,7 @@ async def test_texts_go_on_from_what_was_sampled(stage, client_of):
         second = [chunk.choices[0].text async for chunk in stream]
         assert first.choices[0].text == "!!"
         assert first.choices[0].logprobs.tokens == ["!", "!"]
+        assert first.choices[0].logprobs.text_offset == [0, 1]
         assert "".join(second) == "!!!"
         assert len(at.episode.trajectories()) == 1
 
