@@ -173,7 +173,11 @@ class _Routes:
         session = self._session(request)
         answer = form.of(session, _read(form, await self._body(request)))
         with ExitStack() as room:
-            room.enter_context(self.endpoint.reserve(answer.request.count))
+            try:
+                room.enter_context(self.endpoint.reserve(answer.request.count))
+            except AstraflowError as error:
+                answer.completion.note_failure(error)
+                raise
             if answer.request.stream:
                 return partial(stream_events, answer, room.pop_all())
             choices = await until_disconnect(request.receive, answer.completion.choices())

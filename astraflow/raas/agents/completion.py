@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from astraflow.core.errors import AstraflowError
 from astraflow.core.rollouts import FinishReason
 from astraflow.raas.agents.detokenizer import CALL, Detokenizer, cut_at, forced_calls, split_calls
 from astraflow.raas.agents.request import SamplingRequest
@@ -80,6 +81,10 @@ class AgentCompletion(Generic[Asked]):
         self.request = request
         self._session = session
         self._keep = keep
+
+    def note_failure(self, error: AstraflowError) -> None:
+        """Note that it was not begun."""
+        self._session.note_failure(self.capture, self.prompt, error)
 
     async def choices(self) -> list[Choice]:
         """Return all answers.

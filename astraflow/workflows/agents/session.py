@@ -218,24 +218,27 @@ class AgentSession:
             AstraflowError: As `Capture.sample`; TASK_CANCELLED when the session ended; INTERNAL
                 when what the engine raised is none.
         """
-        request = capture.port.policy_id, tuple(prompt)
         try:
             turn = await self._while_open(
                 capture.sample(prompt, overrides=overrides, seed=seed, watch=watch)
             )
         except AstraflowError as error:
-            if error.reason in _INFRASTRUCTURE:
-                self._unmended[request] = error
+            self.note_failure(capture, prompt, error)
             raise
         except Exception as error:
             log.exception("an engine broke", policy=capture.port.policy_id)
             # No agent is told a text of the server's.
             why = f"the node broke: {type(error).__name__}"
             broke = AstraflowError(Reason.INTERNAL, why, retryable=True)
-            self._unmended[request] = broke
+            self.note_failure(capture, prompt, broke)
             raise broke from error
-        self._unmended.pop(request, None)
+        self._unmended.pop((capture.port.policy_id, tuple(prompt)), None)
         return turn
+
+    def note_failure(self, capture: Capture, prompt: Sequence[int], error: AstraflowError) -> None:
+        """Note that a prompt was not answered; it is looked at unless it is answered later on."""
+        if error.reason in _INFRASTRUCTURE:
+            self._unmended[capture.port.policy_id, tuple(prompt)] = error
 
     def report(self, score: Score) -> None:
         """Take the reward that the agent reports; a later one replaces it."""

@@ -108,6 +108,18 @@ async def test_too_much_at_once_is_to_come_again(stage):
 
 
 @pytest.mark.slow
+async def test_who_finds_no_room_is_at_no_fault_until_it_is_answered(stage):
+    async with stage(lambda text: "ok", agents=Agents(max_requests=1)) as at, at.client() as client:
+        refused = await client.post(CHAT, json=HI | {"n": 2})
+        assert refused.status_code == 429
+        with pytest.raises(AstraflowError, match="max_requests") as caught:
+            at.session.raise_infrastructure()
+        assert caught.value.reason is Reason.OVERLOADED
+        assert (await client.post(CHAT, json=HI)).status_code == 200
+        at.session.raise_infrastructure()
+
+
+@pytest.mark.slow
 async def test_a_prompt_that_is_too_long_is_refused_even_as_a_stream(stage):
     async with stage(lambda text: "ok", max_context=8) as at, at.client() as client:
         for more in ({}, {"stream": True}):
