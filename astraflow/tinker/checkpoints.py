@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -83,7 +84,7 @@ class CheckpointPath:
 
 
 class TinkerCheckpoints:
-    """The directory of all checkpoints. One thread writes."""
+    """The directory of all checkpoints. One thread saves; any begins a sampling session."""
 
     def __init__(self, root: Path, *, base_model: str, now: Callable[[], float]) -> None:
         """Open a directory, and clear what a killed process left half done; `now`: since 1970."""
@@ -92,6 +93,8 @@ class TinkerCheckpoints:
         self._now = now
         self._samplers = root / "samplers"
         self._samplers.mkdir(parents=True, exist_ok=True)
+        # A client whose answer is late asks again for the same session.
+        self._one_at_a_time = Lock()
         for folder in root.glob("*/*/"):
             _recover(folder)
         for meta in root.glob(f"*/*/*/{_META_FILE}"):
@@ -154,12 +157,13 @@ class TinkerCheckpoints:
         fields = None if place is None else list(place.relative.parts)
         path = self._samplers / f"{require_id(sampler_id)}.json"
         draft = path.with_suffix(".draft")
-        with draft.open("w") as file:
-            file.write(json.dumps(fields))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
-        _sync(self._samplers)
+        with self._one_at_a_time:
+            with draft.open("w") as file:
+                file.write(json.dumps(fields))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(path)
+            _sync(self._samplers)
 
     def sampler(self, sampler_id: str) -> CheckpointPath | None:
         """Return what a sampling session samples from; None: the base model.

@@ -1,5 +1,7 @@
 """Checkpoints: names that are no paths, and folders that are whole or not there."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -138,3 +140,18 @@ def test_a_sampling_session_is_found_again(opened):
     for strange in ("session-1:sample:2", "../session-1"):
         with pytest.raises(AstraflowError):
             opened().sampler(strange)
+
+
+def test_a_sampling_session_that_is_asked_for_again_meanwhile_is_begun_once(opened):
+    checkpoints = opened()
+    checkpoints.put_sampler("session-1:sample:0", None)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [
+            threads.submit(call)
+            for _ in range(100)
+            for call in (
+                lambda: checkpoints.put_sampler("session-1:sample:0", None),
+                lambda: checkpoints.sampler("session-1:sample:0"),
+            )
+        ]
+    assert {each.result() for each in asked} == {None}
