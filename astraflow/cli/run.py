@@ -100,7 +100,7 @@ def run(
         raise typer.BadParameter("only a run that is resumed goes back", param_hint="--checkpoint")
     if recipe is None:
         raise typer.BadParameter("give a recipe, or --resume RUN", param_hint="RECIPE")
-    named = [f"name={name}"] if name is not None else []
+    named = [f"name={json.dumps(name)}"] if name is not None else []
     settings = _checked(
         recipe,
         [*overrides, *named],

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
@@ -64,7 +65,7 @@ def load_model(
 def dump_recipe(recipe: Recipe) -> str:
     """Return a recipe as YAML, defaults filled in; reading it again gives the same."""
     tree = recipe.model_dump(mode="json")
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def json_schema() -> dict[str, Any]:
@@ -102,26 +103,32 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> Sequence[tupl
 class _Yaml(yaml.SafeLoader):
     """YAML that refuses a key given twice, reads 5e-4 as a number, and off as a word."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        # Here and not where values are made: what `<<` takes in may be given otherwise.
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
-            if not isinstance(key, Hashable):
-                break  # refused below, with its place
-            if key in seen:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # refused when values are made, with its place
+            if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"'{key}' is given twice", key_node.start_mark
+                    None, None, f"'{key_node.value}' is given twice", key_node.start_mark
                 )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+            seen.add(key_node.value)
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes words that `_Yaml` would read as numbers."""
 
 
 # YAML 1.1 wants a dot in a float; people, and YAML 1.2, do not.
-_Yaml.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+for _each in (_Yaml, _Dumper):
+    _each.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
 
 # In YAML 1.1 on, off, yes and no are truth values; in YAML 1.2, and in recipes, words.
 _Yaml.yaml_implicit_resolvers = {
@@ -175,6 +182,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
         elif isinstance(node[at], str) and parts[depth + 1] == "options":
             # Code may be named alone where it has none.
             node[at] = {"name": node[at]}
+        elif isinstance(node[at], dict | list):
+            # Of an anchor: what else is this mapping stays as it is.
+            node[at] = copy(node[at])
         node = node[at]
 
 

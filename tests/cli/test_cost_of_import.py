@@ -100,6 +100,12 @@ def test_a_dry_run_prints_the_resolved_recipe():
     assert "max_staleness: 2" in said
 
 
+@pytest.mark.parametrize("name", ["12", "2026-11-28", "1e5", "true"])
+def test_a_run_may_be_called_what_yaml_takes_for_a_number(name):
+    arguments = ["run", "recipes/sort.yaml", "--dry-run", "--name", name]
+    assert f"name: '{name}'\n" in CliRunner().invoke(app, arguments).stdout
+
+
 @pytest.mark.slow
 def test_doctor_tells_machines_what_works():
     done = subprocess.run(

@@ -110,6 +110,43 @@ def test_a_key_given_twice_is_refused(small):
     assert "'name' is given twice" in fault(small).message
 
 
+def test_keys_that_an_anchor_has_are_taken_in_and_may_be_given_otherwise(small):
+    small.write_text(
+        SMALL.replace(
+            "policies: {solver: {model: {path: models/base}}}",
+            """
+policies:
+  solver: &solver
+    model: {path: models/base}
+    trainer: &trainer {step_count: 7, max_staleness: 1}
+  second: {<<: *solver, trainer: {<<: *trainer, step_count: 9}}
+""",
+        )
+    )
+    policies = load_recipe(small).policies
+    assert policies["second"].model == policies["solver"].model
+    trainers = [policies[name].trainer for name in ("solver", "second")]
+    assert [(each.step_count, each.max_staleness) for each in trainers] == [(7, 1), (9, 1)]
+
+
+def test_an_override_changes_nothing_else_that_an_anchor_is(small):
+    small.write_text(
+        SMALL.replace(
+            "policies: {solver: {model: {path: models/base}}}",
+            "policies: {solver: &it {model: {path: models/base}, trainer: {step_count: 7}},"
+            " second: *it}",
+        )
+    )
+    policies = load_recipe(small, ["policies.second.trainer.step_count=9"]).policies
+    assert [policies[name].trainer.step_count for name in ("solver", "second")] == [7, 9]
+
+
+def test_a_text_that_looks_like_a_number_stays_one_when_it_is_saved(small):
+    recipe = load_recipe(small, ['workflows.sort.options={answer: "1e3", off: "off", n: "12"}'])
+    small.write_text(dump_recipe(recipe))
+    assert load_recipe(small) == recipe
+
+
 def test_a_file_that_is_no_recipe_is_named(small):
     small.write_text("- 1\n")
     assert "a recipe is a mapping" in fault(small).message
