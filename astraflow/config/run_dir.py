@@ -206,6 +206,11 @@ class GrowingLines:
         """What has not been yielded yet, a torn last line included."""
         return self.path.stat().st_size - self.offset if self.path.exists() else 0
 
+    @property
+    def has_shrunk(self) -> bool:
+        """Whether its path is of another file by now, or of none: lines are only appended."""
+        return self.offset > (self.path.stat().st_size if self.path.exists() else 0)
+
     def new(self) -> Iterator[tuple[int, bytes]]:
         """Yield the whole lines that came since the last call, each with its offset."""
         if self.left_nbytes <= 0:

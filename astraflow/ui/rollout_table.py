@@ -189,6 +189,11 @@ class RolloutTable:
         """What has not been read yet."""
         return sum(file.left_nbytes for file in self._files)
 
+    @property
+    def has_shrunk(self) -> bool:
+        """Whether files that were read are others by now."""
+        return any(file.has_shrunk for file in self._files)
+
     def _add(self, source: int, found: Sequence[tuple[int, dict[str, Any]]]) -> None:
         rows = [row for _, row in found]
         numbers = {

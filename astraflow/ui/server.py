@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.runs import differences
 from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.concurrency import switch_threads_soon
@@ -63,8 +63,9 @@ async def serve_page(runs: Sequence[ShownRun], *, port: int = 0) -> AsyncGenerat
         AstraflowError: INVALID_FIELD when the port is not free.
     """
     key = secrets.token_urlsafe(16)
-    server = await HttpServer.start(_Guard(_app(runs), key), listen=f"127.0.0.1:{port}")
-    indexing = asyncio.create_task(_index(runs))
+    shown = {run.key: run for run in runs}
+    server = await HttpServer.start(_Guard(_app(shown), key), listen=f"127.0.0.1:{port}")
+    indexing = asyncio.create_task(_index(shown))
     try:
         yield f"http://{server.address}/?key={key}"
     finally:
@@ -89,17 +90,19 @@ async def serve_until_told(runs: Sequence[ShownRun], *, port: int, opens: bool) 
         await stopped.wait()
 
 
-async def _index(runs: Sequence[ShownRun]) -> None:
-    """Read what is new in the folders of the runs, for ever."""
+async def _index(runs: dict[str, ShownRun]) -> None:
+    """Read what is new in the folders of the runs, for ever; a run may take another's place."""
     readable = list(runs)
     while True:
-        for run in tuple(readable):
+        for key in tuple(readable):
             try:
-                await asyncio.to_thread(run.index)
-                await run.cut()
+                if await asyncio.to_thread(lambda run: run.is_replaced, runs[key]):
+                    runs[key] = ShownRun(key, runs[key].run_dir)
+                await asyncio.to_thread(runs[key].index)
+                await runs[key].cut()
             except Exception:
-                readable.remove(run)
-                log.exception("files of a run cannot be read; its page stays as it is", run=run.key)
+                readable.remove(key)
+                log.exception("files of a run cannot be read; its page stays as it is", run=key)
         await asyncio.sleep(_LOOK_S)
 
 
@@ -140,14 +143,12 @@ class _Guard:
         return f"{_COOKIE}-{request.url.port}"
 
 
-def _app(runs: Sequence[ShownRun]) -> ASGIApp:
-    by_key = {run.key: run for run in runs}
-
+def _app(runs: Mapping[str, ShownRun]) -> ASGIApp:
     def asked_for(request: Request) -> ShownRun:
         key = request.path_params.pop("run")
-        if key not in by_key:
+        if key not in runs:
             raise HTTPException(404, f"there is no run {key} here")
-        return by_key[key]
+        return runs[key]
 
     def route(path: str, make: Callable[[ShownRun, Request], Any]) -> Route:
         async def answer(request: Request) -> Response:
@@ -156,7 +157,7 @@ def _app(runs: Sequence[ShownRun]) -> ASGIApp:
         return Route(f"/api/runs/{{run}}{path}", answer)
 
     async def all_runs(_: Request) -> Response:
-        return _json(await asyncio.to_thread(overview, runs))
+        return _json(await asyncio.to_thread(overview, [*runs.values()]))
 
     async def status(request: Request) -> Response:
         return _json(await asked_for(request).status())
@@ -190,9 +191,16 @@ def _files() -> Iterator[Route]:
 
 
 def overview(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
-    """Return what is known of every run, and in what their recipes differ."""
-    heads = [run.head() for run in runs]
-    changed = differences([run.run_dir for run in runs]) if len(runs) > 1 else {}
+    """Return what is known of every run whose folder is there, and in what their recipes differ.
+
+    Raises:
+        AstraflowError: NOT_READY when there is none.
+    """
+    there = [run for run in runs if run.run_dir.recipe.exists()]
+    if not there:
+        raise AstraflowError(Reason.NOT_READY, "the folders of these runs are gone")
+    heads = [run.head() for run in there]
+    changed = differences([run.run_dir for run in there]) if len(there) > 1 else {}
     return {"runs": heads, "differences": changed}
 
 

@@ -171,6 +171,33 @@ async def test_what_a_run_writes_meanwhile_is_read_on(recorded, serve, tmp_path)
     assert all(row["step"] for row in run.rollouts.rows(range(1)))
 
 
+async def test_a_run_that_takes_the_place_of_another_is_shown_in_its_place(
+    recorded, serve, tmp_path
+):
+    folder = tmp_path / "small"
+    shutil.copytree(recorded, folder)
+
+    async def told(page, steps):
+        async with asyncio.timeout(30):
+            while (head := (await page.get("/api/runs")).json()["runs"][0])["last_steps"] != steps:
+                pass
+        return head
+
+    async with serve(folder, recorded) as page:
+        await told(page, {"solver": 4})
+        # As `astraflow run` does with a folder that is there.
+        folder.rename(tmp_path / "small.before")
+        (other,) = (await page.get("/api/runs")).json()["runs"]
+        assert other["key"] == "small-2"
+        folder.mkdir()
+        shutil.copy(recorded / "recipe.yaml", folder)
+        assert (await told(page, {}))["key"] == "small"
+        assert (await page.get(f"{RUN}/rollouts")).json()["total"] == 0
+        shutil.copytree(recorded, folder, dirs_exist_ok=True)
+        await told(page, {"solver": 4})
+        assert (await page.get(f"{RUN}/steps/solver/4")).json()["batch"]["step"] == 4
+
+
 async def test_a_step_that_was_undone_is_shown_no_more_and_its_rollouts_as_untrained(
     recorded, serve, tmp_path
 ):
