@@ -173,6 +173,11 @@ class Run:
         )
         return min((time for time in due if time is not None), default=None)
 
+    @property
+    def has_trainers(self) -> bool:
+        """Whether the session of a trainer is open."""
+        return bool(self._components.sessions.trainers)
+
     def status(self, now: datetime) -> RunStatus:
         run = self._components
         return RunStatus(

@@ -8,6 +8,7 @@ to be read from a disk is read by one worker and comes back as an event of its o
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -107,9 +108,16 @@ Told = TypeVar("Told")
 # How often a run that is being saved is looked at.
 _SAVE_POLL_S = 0.25
 
+# A trainer that lives may take so long to write its last checkpoint.
+_LAST_CHECKPOINT_S: Final = 1800.0
+
 
 class Hub:
-    """One run, as the servicers see it."""
+    """One run, as the servicers see it.
+
+    Attributes:
+        is_hurried: Whether it waits for no trainer once the run is over.
+    """
 
     def __init__(
         self,
@@ -137,6 +145,7 @@ class Hub:
         self.counters = self.executor.counters
         self.commits = Commits(journal, self.executor.carry_out, on_commit=self.counters.committed)
         self.metrics_address = ""
+        self.is_hurried = False
         self.event_count = 0
         self.max_apply_s = 0.0
         # About what a replay of the records since the snapshot takes, in CPU seconds.
@@ -269,8 +278,17 @@ class Hub:
                 self.apply(Ticked())
 
     async def wait_over(self) -> None:
-        """Wait until the run is over and its members are gone."""
+        """Wait until the run is over and its members are gone.
+
+        Others have their grace to leave. A trainer that writes its last checkpoint says so only
+        then, and the run goes on from there when it is resumed: for it the hub stays longer.
+        """
         await self.executor.over.wait()
+        change = self.executor.watches.change
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CHECKPOINT_S):
+                while self.run.has_trainers and not self.is_hurried:
+                    await change.passed(change.revision)
 
     async def join_pool(self, request: JoinPool, grant: Grant) -> PoolMembership:
         secrets, resumes = self._secrets(grant), self._resumed(request.resume)

@@ -173,7 +173,10 @@ def _take_turns() -> None:
 
 
 class _Stopper:
-    """Drains a run when it is first called, and cancels it from then on."""
+    """Drains a run when it is first called, and cancels it from then on.
+
+    The hub of one that is over ends, whoever has not left.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -181,6 +184,7 @@ class _Stopper:
 
     def __call__(self) -> None:
         log.info("stopping", mode=self._mode)
+        self._hub.is_hurried = self._hub.status().state.is_final
         with suppress(AstraflowError):
             self._hub.apply(RunStopped(mode=self._mode))
         self._mode = StopMode.CANCEL

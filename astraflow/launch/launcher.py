@@ -26,6 +26,7 @@ from astraflow.core.errors import (
     AstraflowError,
     Reason,
 )
+from astraflow.core.members import MemberRole
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.recorder import write_whole
@@ -323,10 +324,27 @@ class Launcher:
             await asyncio.wait([watching, killed], return_when=asyncio.FIRST_COMPLETED)
             for task in (watching, killed, *others):
                 task.cancel()
-        # A finished run's processes end by themselves.
+        await self._see_end()
+
+    async def _see_end(self) -> None:
+        """Let the processes of a run that is over end by themselves.
+
+        Its hub stays until all trainers have left, who write their last checkpoints before.
+        """
+        newest = {each.command.name: each for each in self.processes}
+        ending = asyncio.create_task(newest["hub"].wait())
+        await asyncio.wait([ending], timeout=_END_S)
+        if not ending.done():
+            self.say("The last checkpoint is not written yet. Ctrl-C twice gives it up.")
+        await ending
         waiting = asyncio.gather(*(process.wait() for process in self.processes))
         with suppress(TimeoutError):
             await asyncio.wait_for(waiting, _END_S)
+        for each in self.last.members if self.last and not self.killed.is_set() else ():
+            process = newest.get(each.name)
+            if process and process.exit_code and each.role is MemberRole.TRAINER:
+                why = f"{each.name} ended with exit code {process.exit_code}"
+                self.failure = self.failure or f"{why}:\n{process.last_words()}"
 
     async def _show(self, progress: RunProgress) -> None:
         async for status in self.control.watch_run():

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from datetime import timedelta
 
 from astraflow.config.run_dir import read_json_lines
 from astraflow.core.batches import EndCause
+from astraflow.core.clock import ManualClock
+from astraflow.core.events import Ticked
 from astraflow.core.status import RunState
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2, ledger_service_pb2
@@ -154,3 +157,25 @@ async def test_the_books_can_be_read_while_it_runs(start_hub, recipe_of):
             control_service_pb2.GetRunRequest(), metadata=scene.operator
         )
         assert {member.name for member in run.run.members} == {"raas-1", "trainer-solver"}
+
+
+async def test_the_hub_stays_for_a_trainer_that_writes_its_last_checkpoint(start_hub, recipe_of):
+    recipe, clock = recipe_of(policies__solver__trainer__step_count=1), ManualClock()
+    async with start_hub(recipe, clock=clock) as scene, asyncio.TaskGroup() as group:
+        raas, trainer, is_written = scene.raas(), scene.trainer(), asyncio.Event()
+        leave, trainer.leave = trainer.leave, is_written.wait
+        await trainer.register()
+        await raas.join()
+        group.create_task(raas.work())
+        working = group.create_task(trainer.work())
+        async for _ in scene.hub.watch_status(timedelta()):
+            pass
+        clock.advance(11)
+        scene.hub.apply(Ticked())
+        await scene.hub.commits.passed()
+        assert scene.hub.executor.over.is_set()
+        await trainer.ack(trainer.headers[-1].batch_id, checkpoint_id="last")
+        is_written.set()
+        await working
+        await leave()
+        assert (await scene.serving).state is RunState.DONE

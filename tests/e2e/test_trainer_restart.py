@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -44,6 +45,31 @@ def test_a_trainer_killed_twice_reaches_the_last_step(tmp_path, cache):
     state = json.loads((run.run_dir.checkpoint("solver", 12) / "trainer_state.json").read_text())
     # Two publications more than steps: the restored ones. Lost steps had versions, too.
     assert state["version"] >= 14
+
+
+def test_a_last_checkpoint_takes_as_long_as_it_takes(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    is_written = tmp_path / "is-written"
+    monkeypatch.setenv("SLOW_DISK_UNTIL", str(is_written))
+    with started(
+        "sort.yaml",
+        "policies.solver.trainer.engine=slow_disk:SlowDisk",
+        "policies.solver.trainer.step_count=null",
+        "data.train.limit=32",
+        "rollouts.epochs=1",
+        "raas.count=1",
+        "evals={}",
+        runs=tmp_path,
+        cache=cache,
+    ) as run:
+        line = ""
+        while "not written yet" not in line:
+            line = run.process.stdout.readline()
+            assert line, "the run ended without its last checkpoint"
+        is_written.touch()
+        assert run.wait() == 0, run.output
+    (_, last) = sorted(run.run_dir.checkpoints("solver").iterdir())
+    assert last.name == f"step_{run.summary['steps']:06d}"
 
 
 def final_metrics(run):
