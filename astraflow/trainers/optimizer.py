@@ -48,8 +48,12 @@ class WeightOptimizer:
         else:
             self._parts = [_own(named, settings)]
         # Groups of an optimizer of the user's may have rates of their own, in proportion.
-        groups = [group for part in self._parts for group in part.param_groups]
-        self._shares = [(group, group["lr"] / settings.learning_rate) for group in groups]
+        self._shares = [group["lr"] / settings.learning_rate for group in self._groups]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """Those of all parts; torch makes them anew when a state is loaded."""
+        return [group for part in self._parts for group in part.param_groups]
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
@@ -96,7 +100,7 @@ class WeightOptimizer:
 
     def apply(self, step: int) -> None:
         """Change the weights by the gradients, and forget these."""
-        for group, share in self._shares:
+        for group, share in zip(self._groups, self._shares, strict=True):
             group["lr"] = self.rate(step) * share
         for part in self._parts:
             tensors.step(part)

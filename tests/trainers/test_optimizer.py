@@ -117,7 +117,10 @@ def test_muon_leaves_the_head_of_a_reward_model_to_adamw():
     assert heads == [False, True]
 
 
-@pytest.mark.parametrize("settings", [MUON, Optimizer(learning_rate=1e-2)])
+RISING = Optimizer(learning_rate=1e-2, warm_up_steps=3, decay=(3, 6))
+
+
+@pytest.mark.parametrize("settings", [MUON, Optimizer(learning_rate=1e-2), RISING])
 def test_a_resumed_optimizer_goes_on_to_the_bit(make_model, settings):
     whole, _ = trained(make_model, settings, steps=4)
     resumed, _ = trained(make_model, settings, steps=4, resumed_at=2)
