@@ -49,6 +49,7 @@ class WeightOptimizer:
             self._parts = [_own(named, settings)]
         # Groups of an optimizer of the user's may have rates of their own, in proportion.
         self._shares = [group["lr"] / settings.learning_rate for group in self._groups]
+        self._begun = [dict(group) for group in self._groups]
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -122,7 +123,8 @@ class WeightOptimizer:
     def state(self) -> Mapping[str, Any]:
         """Return what the next step depends on beside weights and gradients.
 
-        Fields of each parameter, by its index among those that are changed.
+        Fields of each parameter, by its index among those that are changed; and those numbers of
+        each group that steps have changed, as some optimizers of users keep their state there.
         """
         places = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         found = {
@@ -130,7 +132,11 @@ class WeightOptimizer:
             for part in self._parts
             for parameter, fields in part.state.items()
         }
-        return {"state": {index: found[index] for index in sorted(found)}}
+        groups = [*map(_changed, self._begun, self._groups)]
+        return {
+            "state": {index: found[index] for index in sorted(found)},
+            **({_GROUPS: groups} if any(groups) else {}),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; learning rate and decay stay those of the settings.
@@ -152,7 +158,22 @@ class WeightOptimizer:
                     "go on with that one, or start a run from these weights",
                 )
             groups = part.state_dict()["param_groups"]
+            # Of an optimizer of a user's, which is the only part.
+            for group, numbers in zip(groups, state.get(_GROUPS, ()), strict=False):
+                group.update(numbers)
             part.load_state_dict({"state": own, "param_groups": groups})
+
+
+def _changed(begun: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those numbers of a group that are not as it began, but for its rate."""
+    numbers = {
+        name: value for name, value in group.items() if isinstance(value, Tensor | int | float)
+    }
+    return {
+        name: value
+        for name, value in numbers.items()
+        if name != "lr" and (isinstance(value, Tensor) or value != begun.get(name))
+    }
 
 
 _NEEDED: Final[Mapping[type[torch.optim.Optimizer], str]] = {
@@ -237,6 +258,8 @@ def try_own_optimizer(settings: Optimizer) -> None:
 
 _STEP_COUNT: Final = "step_count"
 
+_GROUPS: Final = "param_groups"
+
 _CRITIC: Final = "critic"
 
 # Beside its moments lies every weight of a critic: no model file has it.
@@ -254,19 +277,21 @@ def flat_state(state: Mapping[str, Any], names: list[str], critic: list[str]) ->
         critic: Of those of the critic, in its optimizer's order.
     """
     count = torch.tensor(state[_STEP_COUNT], dtype=torch.int64)
-    flat = {_STEP_COUNT: count, **_flat(state["state"], names)}
+    flat = {_STEP_COUNT: count, **_flat(state, names)}
     if _CRITIC not in state:
         return flat
-    weights, moments = state[_CRITIC]["weights"], state[_CRITIC]["optimizer"]["state"]
+    weights, moments = state[_CRITIC]["weights"], state[_CRITIC]["optimizer"]
     parts = {f"{name}.{_WEIGHT}": each for name, each in weights.items()} | _flat(moments, critic)
     return flat | {f"{_CRITIC}.{key}": each for key, each in parts.items()}
 
 
-def _flat(fields: Fields, names: list[str]) -> dict[str, Tensor]:
+def _flat(state: Mapping[str, Any], names: list[str]) -> dict[str, Tensor]:
+    fields: Fields = state["state"]
+    places = {names[index]: each for index, each in fields.items()}
+    # No name of a parameter has a slash.
+    places |= {f"{_GROUPS}/{i}": each for i, each in enumerate(state.get(_GROUPS, ()))}
     return {
-        f"{names[index]}.{field}": value
-        for index, each in fields.items()
-        for field, value in each.items()
+        f"{place}.{field}": each for place, some in places.items() for field, each in some.items()
     }
 
 
@@ -336,7 +361,7 @@ def _from_folder(
         dcp.load(flat, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
     count = int(flat.pop(_STEP_COUNT))
     of_critic = {key: flat.pop(key) for key in keys if key.startswith(f"{_CRITIC}.")}
-    state = {_STEP_COUNT: count, "state": _indexed(flat, list(parameters))}
+    state = {_STEP_COUNT: count, **_indexed(flat, list(parameters))}
     return {**state, _CRITIC: _critic_of(of_critic, list(critic))} if of_critic else state
 
 
@@ -347,18 +372,25 @@ def _critic_of(flat: Mapping[str, Tensor], names: list[str]) -> dict[str, Any]:
     weights = {key: parts.pop(key) for key in [*parts] if key.endswith(ending)}
     return {
         "weights": {key.removesuffix(ending): each for key, each in weights.items()},
-        "optimizer": {"state": _indexed(parts, names)},
+        "optimizer": _indexed(parts, names),
     }
 
 
-def _indexed(flat: Mapping[str, Tensor], names: list[str]) -> dict[int, dict[str, Tensor]]:
-    """Return fields by the index of their parameter, as optimizers have them."""
+def _indexed(flat: Mapping[str, Tensor], names: list[str]) -> dict[str, Any]:
+    """Return fields by the index of their parameter or group, as `WeightOptimizer.state` does."""
     places = {name: index for index, name in enumerate(names)}
     state: dict[int, dict[str, Tensor]] = {}
+    groups: dict[int, dict[str, Tensor]] = {}
     for key, value in flat.items():
         name, field = key.rsplit(".", 1)
-        state.setdefault(places[name], {})[field] = value
-    return state
+        if name in places:
+            state.setdefault(places[name], {})[field] = value
+        else:
+            groups.setdefault(int(name.removeprefix(f"{_GROUPS}/")), {})[field] = value
+    return {
+        "state": state,
+        _GROUPS: [groups.get(i, {}) for i in range(max(groups, default=-1) + 1)],
+    }
 
 
 def _empty_tensor(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Tensor | None:

@@ -156,6 +156,22 @@ def two_rates(parameters, settings):
     groups = [{"params": [fast], "lr": 10 * settings.learning_rate}, {"params": slow}]
     return torch.optim.SGD(groups, lr=settings.learning_rate)
 
+# Finds its rate by itself, and keeps it in its groups, as Prodigy does.
+class Growing(torch.optim.SGD):
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        for group in self.param_groups:
+            group.update(k=0, d=1e-3)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group.update(k=group["k"] + 1, d=2 * group["d"])
+            for each in group["params"]:
+                each.data -= group["d"] * each.grad
+
+def growing(parameters, settings):
+    return Growing(parameters.values(), lr=settings.learning_rate, **settings.options)
+
 def nothing(parameters, settings):
     return None
 
@@ -182,6 +198,37 @@ def test_an_optimizer_of_the_users_follows_the_schedule_with_its_own_proportions
         each.grad = torch.full((1,), 0.5)
     optimizer.step(1)
     assert [each.item() for each in module] == pytest.approx([-0.25, -0.025])
+
+
+@pytest.mark.usefixtures("_module")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("is_of_ranks", [False, True])
+def test_what_an_optimizer_of_the_users_keeps_in_its_groups_is_resumed(tmp_path, is_of_ranks):
+    kind = "a_users_optimizers:growing"
+
+    def begin(**options):
+        module = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(1))})
+        return module["weight"], WeightOptimizer(module, Optimizer(kind=kind, options=options))
+
+    def step(weight, optimizer):
+        weight.grad = torch.ones(1)
+        optimizer.step(1)
+        return weight.item()
+
+    weight, optimizer = begin()
+    assert step(weight, optimizer) == pytest.approx(-0.002)
+    state = {"step_count": 1, **optimizer.state()}
+    if is_of_ranks:
+        flat, folder = flat_state(state, ["weight"], []), tmp_path / "optimizer"
+        torch.distributed.checkpoint.save(flat, checkpoint_id=folder, no_dist=True)
+    else:
+        torch.save(state, tmp_path / "optimizer.pt")
+    again, resumed = begin(weight_decay=0.5)
+    resumed.load(read_state(tmp_path, {"weight": again}, {}))
+    assert step(again, resumed) == pytest.approx(-0.004)
+    groups = resumed.state()["param_groups"]
+    # What the settings say is theirs.
+    assert groups == [{"k": 2, "d": pytest.approx(4e-3)}]
 
 
 @pytest.mark.usefixtures("_module")
