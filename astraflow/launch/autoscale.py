@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -174,8 +175,14 @@ async def autoscale(run_dir: RunDir, *, poll_s: float, as_json: bool) -> None:
     starter = await _make_starter(recipe, run_dir, endpoint)
     try:
         async with ControlClient.of(run_dir) as control:
-            drain_s = recipe.autoscale.drain_s
-            loop = _Loop(control=control, starter=starter, drain_s=drain_s, as_json=as_json)
+            loop = _Loop(
+                control=control,
+                starter=starter,
+                run_dir=run_dir,
+                patience_s=recipe.hub.patience_s,
+                drain_s=recipe.autoscale.drain_s,
+                as_json=as_json,
+            )
             await loop.run(poll_s)
     finally:
         await starter.close()
@@ -212,6 +219,8 @@ class _Loop:
 
     control: ControlClient
     starter: NodeStarter
+    run_dir: RunDir
+    patience_s: float
     drain_s: float | None
     as_json: bool
     scaler: Scaler = field(
@@ -219,6 +228,7 @@ class _Loop:
     )
     leaving: dict[str, str] = field(default_factory=dict[str, str])
     last: str = ""
+    heard_s: float = field(default_factory=time.monotonic)
 
     async def run(self, poll_s: float) -> None:
         """Look and act until the run is over."""
@@ -237,9 +247,15 @@ class _Loop:
                 return False
             advice = await self.control.scale_advice()
         except AstraflowError as error:
-            if error.reason is Reason.NOT_READY:
-                return False
-            raise
+            if error.reason is not Reason.NOT_READY:
+                raise
+            # The hub of a run that is over takes its address along; one that died comes back.
+            is_over = not self.run_dir.endpoint.exists()
+            is_lost = time.monotonic() - self.heard_s > self.patience_s
+            if is_lost and not is_over:
+                Console(stderr=True).print(f"[red]the hub is lost:[/] {escape(error.message)}")
+            return not (is_over or is_lost)
+        self.heard_s = time.monotonic()
         await self._clean_up(status)
         plan = self.scaler.plan(advice, datetime.now(UTC))
         # Of a pool that stays people hear once.

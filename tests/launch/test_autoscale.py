@@ -2,8 +2,9 @@
 
 import pytest
 
+from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Gpus
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.autoscale import ExecutorStarter, ShellStarter, _Loop, fill
 from astraflow.launch.gpus import plan_gpus
@@ -77,11 +78,38 @@ async def test_a_command_that_fails_says_what_it_said(tmp_path):
     assert "no quota" in failed.value.message
 
 
+def loop_of(control, starter, run_dir, patience_s=30.0):
+    return _Loop(
+        control=control,
+        starter=starter,
+        run_dir=run_dir,
+        patience_s=patience_s,
+        drain_s=None,
+        as_json=False,
+    )
+
+
+async def test_a_hub_that_died_is_waited_for_as_members_do_and_told_of_when_it_is_lost(
+    tmp_path, capsys
+):
+    run_dir, starter = RunDir(tmp_path), shell(tmp_path, "true")
+    run_dir.write_endpoint(
+        HubEndpoint(address="127.0.0.1:1", pid=1, operator_token="o", join_token="j")
+    )
+    async with ControlClient.of(run_dir, patience_s=0.01) as control:
+        assert await loop_of(control, starter, run_dir)._step()
+        assert not await loop_of(control, starter, run_dir, patience_s=-1.0)._step()
+        assert "the hub is lost" in capsys.readouterr().err
+        run_dir.endpoint.unlink()
+        assert not await loop_of(control, starter, run_dir)._step()
+    assert not capsys.readouterr().err
+
+
 async def test_what_a_command_says_is_shown_as_it_is(tmp_path, capsys):
     recipe = small_recipe(tmp_path, scorer="exact", changes={"autoscale.min": 3})
     starter = shell(tmp_path, "echo cannot open [/dev/nvidia0]; exit 1")
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
         control = await run.control()
-        loop = _Loop(control=control, starter=starter, drain_s=None, as_json=False)
+        loop = loop_of(control, starter, run.run_dir)
         assert await loop._step()
     assert capsys.readouterr().err.count("[/dev/nvidia0]") == 6
