@@ -178,7 +178,8 @@ class Launcher:
                 error: BaseException = group
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
-                self.failure = str(error)
+                # Of a hub that ended its guard knows more than who calls it.
+                self.failure = self.failure or str(error)
         finally:
             grace_s = _STOP_S if self.interrupts else _END_S
             await asyncio.gather(*(process.end(grace_s=grace_s) for process in self.processes))
@@ -518,7 +519,12 @@ def _see_through(launch: Launcher) -> RunSummary:
         wall_s=before.get("wall_s", 0.0) + time.monotonic() - started,
         failure=failure,
     )
-    write_whole(launch.run_dir.summary, json.dumps(summary.to_json(), indent=2) + "\n")
-    draw_reward(launch.run_dir)
+    try:
+        write_whole(launch.run_dir.summary, json.dumps(summary.to_json(), indent=2) + "\n")
+        draw_reward(launch.run_dir)
+    except OSError as error:
+        # What the run came to is told on a full disk, too.
+        why = escape(f"what came of the run cannot be written: {error}")
+        launch.console.print(f"[yellow]{why}[/]")
     show_summary(launch.console, summary, launch.run_dir)
     return summary

@@ -102,3 +102,19 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     again = astraflow("run", "--resume", str(run.run_dir.root), "--set", done, cache=cache)
     assert again.returncode == 1
     assert "go on with more of them" in again.stderr
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="no limits of others here")
+def test_a_full_disk_is_told_and_so_is_what_the_run_came_to(tmp_path, cache):
+    sets = ("policies.solver.trainer.step_count=400", "raas.count=1", "evals={}")
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(1)
+        (hub,) = run.children("serve")
+        psutil.Process(run.process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
+        hub.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        assert run.wait() == 1
+    said = " ".join(run.output.split())
+    assert "journal.sqlite cannot be used" in said
+    assert "what came of the run cannot be written" in said
+    assert "rollouts trained on" in said
