@@ -63,6 +63,11 @@ _END_S = 20.0
 # What is stopped at once has so long, as has what has not begun.
 _STOP_S = 3.0
 
+# Controllers of clusters are restarted, and refuse what comes meanwhile.
+_CLUSTER_AWAY_S = 300.0
+
+_CLUSTER_POLL_S = 5.0
+
 _MEANINGS = {
     CONFIGURATION_EXIT: ", it cannot work as it is set up",
     BLOCKED_EXIT: ", code of a workflow or scorer blocked it for good",
@@ -181,10 +186,7 @@ class Launcher:
                 # Of a hub that ended its guard knows more than who calls it.
                 self.failure = self.failure or str(error)
         finally:
-            grace_s = _STOP_S if self.interrupts else _END_S
-            await asyncio.gather(*(process.end(grace_s=grace_s) for process in self.processes))
-            with suppress(AstraflowError):
-                await self.executor.sweep()
+            await self._end_all()
             await self.executor.close()
             if self.executor is not self.local:
                 await self.local.close()
@@ -194,6 +196,21 @@ class Launcher:
         if self.interrupts:
             return STOPPED, None
         return self.last.state if self.last else RunState.FAILED, None
+
+    async def _end_all(self) -> None:
+        """End all processes, and what a cluster may have of them; say where that cannot be."""
+        grace_s = _STOP_S if self.interrupts else _END_S
+        ends = (process.end(grace_s=grace_s) for process in self.processes)
+        # A cluster that cannot end one of them may be able to end all.
+        faults = {each for each in await asyncio.gather(*ends, return_exceptions=True) if each}
+        try:
+            await self.executor.sweep()
+        except AstraflowError as error:
+            faults.add(error)
+        for fault in faults:
+            if not isinstance(fault, AstraflowError):
+                raise fault
+            self._note(f"Processes of this run may be left on the cluster: {fault.message}")
 
     def _interrupt(self) -> None:
         self.interrupts += 1
@@ -397,7 +414,7 @@ class Launcher:
                 counted = policy if key == "trainer" else ""
                 if self.limit.allow(key, time.monotonic(), name=counted):
                     self.say(f"[yellow]{news}[/]")
-                    process = await self._start(self._anew(process.command))
+                    process = await self._start_again(self._anew(process.command))
                     continue
                 refused = f"; {self.limit.reached(key)}"
             if self._is_ending():
@@ -409,6 +426,25 @@ class Launcher:
             self.failure = f"{name} ended with exit code {code}{why}:\n{process.last_words()}"
             await self._cancel()
             return
+
+    async def _start_again(self, command: RoleCommand) -> StartedProcess:
+        """Start what takes the place of a process that ended; a cluster may be away meanwhile.
+
+        Raises:
+            AstraflowError: It was away for too long, or will not start it.
+        """
+        deadline_s, is_away = time.monotonic() + _CLUSTER_AWAY_S, False
+        while True:
+            try:
+                return await self._start(command)
+            except AstraflowError as error:
+                is_late = time.monotonic() > deadline_s
+                if error.reason is not Reason.NOT_READY or is_late:
+                    raise
+                if not is_away:
+                    self._note(f"{command.name} is not started yet: {error.message}")
+                is_away = True
+            await asyncio.sleep(_CLUSTER_POLL_S)
 
     def _anew(self, command: RoleCommand) -> RoleCommand:
         """Return what takes the place of a process that ended."""

@@ -274,8 +274,13 @@ class SkyPilotExecutor(PollingExecutor[SkyPilotOptions, SkyPilotProcess]):
         if not self.has_run_id:
             return
         await asyncio.to_thread(lambda: self.sdk)
-        launches = await self._launches()
-        known = [each.name for each in await self.sdk.status(stream_logs=None)]
+        try:
+            launches = await self._launches()
+            known = [each.name for each in await self.sdk.status(stream_logs=None)]
+        except Exception as error:  # those of SkyPilot have nothing in common
+            raise AstraflowError(
+                Reason.NOT_READY, f"SkyPilot does not tell of clusters {self._prefix}*: {error}"
+            ) from error
         mine = {name for name in known if name.startswith(self._prefix)} | launches.keys()
         if left := sorted(mine - self._launched):
             self.place.note(f"clusters that were left of this run go down: {', '.join(left)}")

@@ -1,0 +1,71 @@
+"""The launcher of a run whose cluster does not answer for a while."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.launch import launcher as module
+from astraflow.launch.launcher import Launcher
+from astraflow.launch.processes import RoleCommand
+from astraflow.testing import small_recipe
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Slurm's commands, which fail unless a script says otherwise."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def write(**scripts):
+        for name in ("sbatch", "squeue", "scancel"):
+            path = tmp_path / name
+            path.write_text(f"#!/bin/sh\n{scripts.get(name, 'echo it is away >&2; exit 1')}\n")
+            path.chmod(0o700)
+
+    write()
+    return write
+
+
+def on_slurm(tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"executor.name": "slurm"})
+    console = Console(file=StringIO(), width=1000)
+    return Launcher(recipe=recipe, run_dir=RunDir(tmp_path / "run"), console=console)
+
+
+def node(tmp_path):
+    return RoleCommand(name="raas-1", arguments=("raas",), log=tmp_path / "run" / "raas-1.log")
+
+
+async def test_a_process_that_died_is_started_again_once_its_cluster_answers(
+    tmp_path, commands, monkeypatch
+):
+    monkeypatch.setattr(module, "_CLUSTER_POLL_S", 0.0)
+    launcher, mark = on_slurm(tmp_path), tmp_path / "asked"
+    commands(sbatch=f"[ -e {mark} ] && echo 7 && exit; touch {mark}; echo it is away >&2; exit 1")
+    process = await launcher._start_again(node(tmp_path))
+    assert launcher.processes == [process]
+    assert process.job_id == 7
+    assert launcher.console.file.getvalue().count("raas-1 is not started yet") == 1
+    monkeypatch.setattr(module, "_CLUSTER_AWAY_S", -1.0)
+    commands()
+    with pytest.raises(AstraflowError, match="it is away"):
+        await launcher._start_again(node(tmp_path))
+    await launcher.executor.close()
+
+
+async def test_what_may_be_left_on_a_cluster_that_does_not_answer_is_told(
+    tmp_path, commands, monkeypatch
+):
+    launcher = on_slurm(tmp_path)
+    commands(sbatch="echo 7")
+    process = await launcher._start_again(node(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(module, "_END_S", 0.0)
+    await launcher._end_all()
+    assert process.exit_code is None
+    told = launcher.console.file.getvalue()
+    assert "may be left on the cluster: `scancel 7` cannot be started" in told
+    assert "may be left on the cluster: `squeue --me" in told
+    await launcher.executor.close()
