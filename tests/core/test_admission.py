@@ -92,3 +92,9 @@ def test_a_version_that_is_asked_for_comes_after_the_step_in_progress(ahead):
 )
 def test_open_work_is_bounded_by_staleness_and_by_the_steps_left(policy, settings, limit):
     assert policy(**settings).samples.open_limit == limit
+
+
+@pytest.mark.parametrize(("step", "batches"), [(7, 8), (8, 7), (10, 5), (11, 8), (12, 7)])
+def test_what_needs_a_version_of_batches_to_come_is_not_open(policy, step, batches):
+    found = policy(step=step, leased=0, steps_per_version=4, max_staleness=1)
+    assert found.samples.open_limit == batches * 16

@@ -49,6 +49,22 @@ def test_versions_are_shown_when_all_have_them():
     assert Barrier(VersionRelation()).shown_version(ahead, [ahead, behind]) == 5
 
 
+def test_lockstep_asks_for_no_version_that_waits_for_what_is_asked_for(make_world):
+    relation = VersionRelation(kind=RelationKind.LOCKSTEP)
+    world = make_world(policies=PAIR, max_staleness=0, relation=relation)
+    (solver, verifier), node = world.started(credit=100)
+    world.work(node, 1)
+    world.work(node, 1, versions={"verifier": (0,)})
+    world.train(verifier, "verifier")
+    world.work(node, 1, versions={"verifier": (0,)})
+    # The solver lacks a group for its version 1, without which nobody sees that of the verifier.
+    [task] = world.tasks[node]
+    assert [task.versions[policy].min for policy in PAIR] == [0, 0]
+    world.work(node)
+    world.train(solver, "solver")
+    assert [info.version for info in world.announced[-2:]] == [1, 1]
+
+
 def test_timeout_counts_from_the_last_sign_of_life():
     barrier = Barrier(LOCKSTEP)
     gone = NOW - timedelta(seconds=20)

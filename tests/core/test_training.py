@@ -1,6 +1,7 @@
 from astraflow.core import events as ev
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.rollouts import Outcome
+from astraflow.core.settings import PlugInSpec
 from astraflow.core.status import RunState
 
 ENGINE = Failure(reason=Reason.ENGINE_FAILED, message="broken")
@@ -64,6 +65,27 @@ def test_work_issued_late_must_be_sampled_from_newer_versions(make_world):
     # Version 1 is out; two groups wait and make the next batch, which trains on version 1. What
     # is issued now is trained on after it, on version 2, and may be one version older.
     assert [task.versions["solver"].min for task in open_tasks(world, node)[-2:]] == [1, 1]
+
+
+def test_dropped_groups_are_replaced_by_ones_that_wait_for_no_batch(make_world):
+    filters = (PlugInSpec(name="zero_advantage"),)
+    world = make_world(max_staleness=0, steps_per_version=2, filters=filters)
+    trainer, node = world.started(credit=100)
+
+    def work(count, *rewards):
+        for task in [world.pop_task(node) for _ in range(count)]:
+            for index, reward in enumerate(rewards):
+                world.send(node, task, index, reward=reward)
+
+    work(2, 0.0, 1.0)
+    world.ack(trainer, world.pop_batch(trainer)[0].batch_id, step=1)
+    # Version 1 takes one more batch, and nothing is left of what was asked for it.
+    work(2, 1.0, 1.0)
+    assert [task.versions["solver"].min for task in open_tasks(world, node)] == [0, 0]
+    work(2, 0.0, 1.0)
+    world.train(trainer)
+    assert world.policy().version == 1
+    assert [task.versions["solver"].min for task in open_tasks(world, node)] == [1, 1, 1, 1]
 
 
 def test_credit_is_never_exceeded_and_counts_unanswered_samples(make_world):

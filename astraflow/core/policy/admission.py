@@ -3,15 +3,19 @@
 A version has the optimizer steps of `steps_per_version` batches, one unless the recipe says more.
 With `max_staleness` S, N steps per version and B groups per batch, work that is B * N * (S + 1)
 groups ahead of the trainer would be S + 1 versions old when its turn comes: so no more than that
-is open at once. Where versions are only published when they are asked for (N is None), none comes
-but the one that was asked for.
+is open at once. Nor is work that needs a version which takes another batch: were groups of that
+batch dropped, as by a filter, what takes their place would wait for that version, too, and nobody
+would make it. Where versions are only published when they are asked for (N is None), none comes but
+the one that was asked for.
 
 Example:
     B = 16, N = 1, S = 2, newest version 7 of 7 steps, one batch leased, 20 groups waiting behind
     it. The batch in the trainer's hands makes version 8, so the next batch trains on 8. The new
     group has 20 groups, one whole batch, before it: it is trained on version 9 and must be
     sampled from version 7 or newer. With N = 4 all three batches are trained on version 7, whose
-    four steps they are, and the new group may be sampled from version 5.
+    four steps they are, and the new group may be sampled from version 5. So 12 batches may be open
+    after step 7, and 11 after step 8: a twelfth would train on version 10 and have to be sampled
+    from version 8, which the batches of steps 9 to 11 make.
 """
 
 from astraflow.core.policy.leases import LeaseTable
@@ -47,9 +51,20 @@ class PolicyProgress:
     @property
     def train_version(self) -> int:
         """Number of the weights that the next batch trains on; 0 before the first publication."""
-        return self.versions.weights_number(
-            max(0, self._version_after(len(self._lease_table.leases)))
-        )
+        return self.versions.weights_number(max(0, self.coming_version))
+
+    @property
+    def coming_version(self) -> int:
+        """Newest version that comes without a batch that is not leased yet; -1: none does."""
+        return self._version_after(len(self._lease_table.leases))
+
+    @property
+    def steps_since_version(self) -> int:
+        """Acknowledged steps that make no version yet, and are part of the next one."""
+        newest, per_version = self.versions.newest, self._settings.steps_per_version
+        if newest is None or per_version is None or self._is_restoring:
+            return 0
+        return max(0, self.step - newest.step) % per_version
 
     @property
     def next_version(self) -> int:

@@ -92,6 +92,7 @@ class SampleFlow:
         """How many groups may be open: what is trained on before it is too old."""
         settings, left = self._settings, self._progress.steps_left
         batches = (settings.max_staleness + 1) * (settings.steps_per_version or 1)
+        batches -= self._progress.steps_since_version
         return (batches if left is None else min(batches, left)) * self.fresh_per_batch
 
     @property

@@ -43,6 +43,7 @@ class PolicyStanding:
         made_version: Newest version that its acknowledged steps make.
         next_version: What its next batch would make.
         published_version: Newest version that can be pulled; -1: none.
+        coming_version: Newest version that comes without a batch that is not leased yet.
         departure_time: When its last trainer was last seen; None: it has one, or never had.
     """
 
@@ -50,6 +51,7 @@ class PolicyStanding:
     made_version: int
     next_version: int
     published_version: int
+    coming_version: int = -1
     has_trainer: bool = True
     departure_time: datetime | None = None
 
@@ -76,9 +78,11 @@ class Barrier:
 
     def shown_version(self, policy: PolicyStanding, others: Iterable[PolicyStanding]) -> int:
         """Return the newest version of a policy that the pool may see."""
-        is_lockstep = self._relation.kind is RelationKind.LOCKSTEP
-        waits_for = self._partners(policy, others) if is_lockstep else ()
-        return min([policy.published_version, *(other.published_version for other in waits_for)])
+        return min(each.published_version for each in self._shown_with(policy, others))
+
+    def coming_version(self, policy: PolicyStanding, others: Iterable[PolicyStanding]) -> int:
+        """Return the newest version that the pool sees without a batch that is not leased yet."""
+        return min(each.coming_version for each in self._shown_with(policy, others))
 
     def advance(
         self,
@@ -118,6 +122,13 @@ class Barrier:
     def deadline_of(self, policy_id: PolicyId) -> datetime | None:
         """Return when a policy is given up; None: nobody waits, or its trainer lives."""
         return self._deadline(policy_id) if policy_id in self.waited_since else None
+
+    def _shown_with(
+        self, policy: PolicyStanding, others: Iterable[PolicyStanding]
+    ) -> list[PolicyStanding]:
+        """Return a policy and those whose versions are shown together with its own."""
+        is_lockstep = self._relation.kind is RelationKind.LOCKSTEP
+        return [policy, *(self._partners(policy, others) if is_lockstep else ())]
 
     def _partners(
         self, policy: PolicyStanding, others: Iterable[PolicyStanding]
@@ -213,11 +224,15 @@ class PolicyPacing:
         )
 
     def min_version(self, policy: PolicyState, *, is_open: bool) -> int:
-        """Return the oldest version to ask for; of a policy given up, one that can be had."""
+        """Return the oldest version to ask for; of a policy given up, one that can be had.
+
+        The pool sees it without another batch, which may lack just what is asked for.
+        """
         wanted = policy.samples.min_version(is_open=is_open)
-        if policy.policy_id not in self._barrier.given_up:
-            return wanted
-        return max(0, min(wanted, self.newest_available(policy)))
+        if policy.policy_id in self._barrier.given_up:
+            return max(0, min(wanted, self.newest_available(policy)))
+        standing = self._standing(policy)
+        return max(0, min(wanted, self._barrier.coming_version(standing, self._standings())))
 
     def waits_in_vain(self, policy: PolicyState, assignment: Assignment, available: int) -> bool:
         """Whether a training task asks for a version that its holder cannot have."""
@@ -334,6 +349,7 @@ class PolicyPacing:
             made_version=policy.progress.made_version,
             next_version=policy.progress.next_version,
             published_version=policy.versions.newest_version,
+            coming_version=policy.progress.coming_version,
             has_trainer=self._has_trainer(policy),
             departure_time=policy.departure_time,
         )
