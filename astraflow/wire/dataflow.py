@@ -1,6 +1,7 @@
 """astraflow.dataflow.v1: how members join, take tasks and batches, and settle them."""
 
 from datetime import timedelta
+from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -93,9 +94,15 @@ encode_trainer_registration, decode_trainer_registration = converter(
 )
 
 
+# Rows are shared out over all ranks at once.
+_MOST_RANKS: Final = 1 << 16
+
+
 def _must_be_of_world(stream: StreamBatches) -> None:
     if not 0 <= stream.rank < stream.world_size:
         raise invalid("rank", f"{stream.rank} is none of {stream.world_size}")
+    if stream.world_size > _MOST_RANKS:
+        raise invalid("world_size", f"{stream.world_size} ranks are more than {_MOST_RANKS}")
 
 
 encode_stream_batches, decode_stream_batches = converter(

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from astraflow.core.batches import StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.wire.dataflow import decode_stream_batches, encode_stream_batches
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import decode_batch_part
 from astraflow_proto.rollout.v1 import batch_pb2
@@ -15,3 +17,12 @@ def test_a_part_whose_offsets_do_not_rise_is_refused():
 
     with pytest.raises(AstraflowError, match=f"{Reason.INVALID_FIELD}: .*must rise"):
         decode_batch_part(part)
+
+
+@pytest.mark.parametrize("world", [(0, 2**31 - 1), (4, 4), (-1, 4)])
+def test_a_rank_is_one_of_as_many_as_there_can_be(world):
+    rank, world_size = world
+    stream = encode_stream_batches(StreamBatches(rank=rank, world_size=world_size))
+
+    with pytest.raises(AstraflowError, match=rf"{Reason.INVALID_FIELD}: (rank|world_size)"):
+        decode_stream_batches(stream)
