@@ -5,8 +5,9 @@ failed and the call went well. Both speak with a `Reason`, on the wire as in Pyt
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Self
 
 
 class Reason(StrEnum):
@@ -119,8 +120,23 @@ class Failure:
     cause: str = ""
     traceback: str = ""
 
+    def shortened(self) -> Self:
+        """Return it with no more of each text than members that keep to the contract send."""
+        if max(len(self.message), len(self.cause), len(self.traceback)) <= _MAX_CHARS:
+            return self
+        # The end of a traceback matters most.
+        return replace(
+            self,
+            message=self.message[:_MAX_CHARS],
+            cause=self.cause[:_MAX_CHARS],
+            traceback=self.traceback[-_MAX_CHARS:],
+        )
+
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
+
+
+_MAX_CHARS = 4096
 
 
 class AstraflowError(Exception):

@@ -113,7 +113,7 @@ class SampleGroup:
         slot = self.slots[index]
         slot.holder = None
         slot.failure_count += is_counted
-        self.failures.append(failure)
+        self.failures.append(failure.shortened())
         return failure.reason in _LASTING or slot.failure_count >= max_attempts
 
 

@@ -1,5 +1,7 @@
 """Prompts that kill, rollouts that come late, and letters that are issued again."""
 
+from dataclasses import replace
+
 import pytest
 
 from astraflow.core import events as ev
@@ -137,13 +139,13 @@ def test_one_node_is_one_loss_however_many_tasks_of_a_group_it_held(make_world):
     assert world.account().leased_count == 4
 
 
-def fail_all(world, node, prompt_id):
+def fail_all(world, node, prompt_id, *, failure=ENGINE):
     """Fail every attempt of one prompt and answer all else."""
     for _ in range(12):
         for task in list(world.tasks.get(node, [])):
             world.tasks[node].remove(task)
             if task.prompt.prompt_id == prompt_id:
-                world.finish(node, task, failures=[(i, ENGINE) for i in task.sample_indexes])
+                world.finish(node, task, failures=[(i, failure) for i in task.sample_indexes])
             else:
                 for index in task.sample_indexes:
                     world.send(node, task, index)
@@ -161,6 +163,16 @@ def test_dead_letter_is_issued_again_on_request(make_world):
     world.train(trainer)
     world.report(node, 1)
     assert world.tasks[node][0].prompt.prompt_id == "p0"
+
+
+def test_a_dead_letter_keeps_no_more_of_a_failure_than_a_node_may_send(make_world):
+    world = make_world()
+    _, node = world.started()
+    failure = replace(ENGINE, message="m" * (1 << 20), traceback="t" * (1 << 20) + "end")
+    fail_all(world, node, "p0", failure=failure)
+    (letter,) = world.run.dead_letters()
+    assert {(len(each.message), len(each.traceback)) for each in letter.failures} == {(4096, 4096)}
+    assert letter.failures[0].traceback.endswith("end")
 
 
 def test_what_is_no_dead_letter_cannot_be_issued_again(make_world):

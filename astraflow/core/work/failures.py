@@ -45,9 +45,6 @@ _KEPT_CAUSES = 64
 
 _SHOWN_CAUSES = 16
 
-# Of each text; members that keep to the contract send less.
-_MAX_CHARS = 4096
-
 _NUMBER = re.compile(r"\d+")
 
 
@@ -67,14 +64,7 @@ class FailureLog:
     def note(self, failure: Failure, now: datetime) -> None:
         if failure.reason in _OF_THE_POOL:
             return
-        if max(len(failure.message), len(failure.cause), len(failure.traceback)) > _MAX_CHARS:
-            # The end of a traceback matters most.
-            failure = replace(
-                failure,
-                message=failure.message[:_MAX_CHARS],
-                cause=failure.cause[:_MAX_CHARS],
-                traceback=failure.traceback[-_MAX_CHARS:],
-            )
+        failure = failure.shortened()
         name = failure.cause or f"{failure.reason}: {_NUMBER.sub('#', failure.message)[:120]}"
         known = self._causes.get(name)
         if known is None:

@@ -87,7 +87,7 @@ class Training:
                 policy.window.rewards.append(rollout.reward)
         group.has_reward |= rollout.reward is not None
         if rollout.failure is not None:
-            group.failures.append(rollout.failure)
+            group.failures.append(rollout.failure.shortened())
         self._finish(group, index, now)
 
     def queue(self, group: TrainGroup) -> None:
