@@ -36,6 +36,7 @@ from astraflow.wire.weights import SentChunk
 
 SOCKET_NAME: Final = "lane"
 HOST_NAME: Final = "host"
+_MOST_IDENTITY_NBYTES: Final = 4096
 
 
 def host_identity() -> bytes:
@@ -57,9 +58,14 @@ def host_identity() -> bytes:
 
 
 def is_same_host(address: str) -> bool:
-    """Whether a source's private directory can be read from here and names this host."""
+    """Whether a source's private directory can be read from here and names this host.
+
+    A source may name any place: of a pipe or a device the event loop would wait for ever.
+    """
+    named = Path(address) / HOST_NAME
     try:
-        return (Path(address) / HOST_NAME).read_bytes() == host_identity()
+        is_small = named.is_file() and named.stat().st_size < _MOST_IDENTITY_NBYTES
+        return is_small and named.read_bytes() == host_identity()
     except (OSError, ValueError):  # No such place, or no path at all.
         return False
 

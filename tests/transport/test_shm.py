@@ -12,7 +12,14 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.groups import Transfers
-from astraflow.transport.shm import SOCKET_NAME, ArenaPool, ShmHost, is_same_host, remove_stale
+from astraflow.transport.shm import (
+    HOST_NAME,
+    SOCKET_NAME,
+    ArenaPool,
+    ShmHost,
+    is_same_host,
+    remove_stale,
+)
 from astraflow.transport.sockets import is_this_machine
 from astraflow.wire.transfers import LaneEndpoint
 
@@ -111,6 +118,16 @@ async def test_the_directory_names_this_host_and_goes_with_the_source(serve):
     assert is_same_host(place.address)
     await source.hosts.close()
     assert not is_same_host(place.address)
+
+
+def test_a_place_whose_name_is_a_pipe_or_huge_is_not_waited_for(tmp_path):
+    for name in ("pipe", "huge"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / HOST_NAME)
+    with (tmp_path / "huge" / HOST_NAME).open("wb") as file:
+        file.truncate(1 << 40)
+    assert not is_same_host(str(tmp_path / "pipe"))
+    assert not is_same_host(str(tmp_path / "huge"))
 
 
 async def test_places_that_cannot_be_are_lanes_that_cannot_be_reached(tools, serve, open_lanes):
