@@ -136,6 +136,17 @@ async def test_arrays_of_another_trajectory_are_no_payload(bucket, writer):
     assert lost_rollout_ids(caught.value) == ("r0",)
 
 
+@pytest.mark.parametrize("nbytes", [1 << 45, 2**63 - 1])
+async def test_a_payload_that_is_said_to_be_huge_is_lost_and_no_more(bucket, writer, nbytes):
+    sent = await writer.put(rollout(0, 40))
+    (trajectory,) = sent.trajectories
+    payload = replace(trajectory.payload, nbytes=nbytes)
+    liar = replace(sent, trajectories=(rebuilt(trajectory, payload=payload),))
+    with pytest.raises(AstraflowError) as caught:
+        await read(bucket, share(liar))
+    assert lost_rollout_ids(caught.value) == ("r0",)
+
+
 def rebuilt(trajectory, **changes):
     nothing = np.empty(0)
     arrays = {"tokens": nothing, "sampled_mask": nothing, "logprobs": nothing, "columns": {}}

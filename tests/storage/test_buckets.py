@@ -1,3 +1,4 @@
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,6 +35,11 @@ def test_a_bucket_in_memory_reads_what_it_wrote():
     bucket.remove("a")
     with pytest.raises(FileNotFoundError):
         bucket.read("a/b")
+
+
+def test_a_pipe_is_no_object(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert Bucket(f"file://{tmp_path}").read("pipe", 0, 10) == b""
 
 
 def test_a_store_that_refuses_an_object_is_a_typed_error_for_who_writes():
