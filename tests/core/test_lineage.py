@@ -40,6 +40,15 @@ def test_what_was_trained_after_the_checkpoint_is_not_trained(world):
     assert world.policy().step == 3
 
 
+def test_the_steps_behind_a_checkpoint_need_not_be_told(world):
+    trainer, node = world.started()
+    train_steps(world, trainer, node, 3, save_at=(2,))
+    successor = come_back(world, trainer, checkpoint_id="step_2")
+    assert world.policy().step == 2
+    come_back(world, successor)
+    assert world.policy().step == 0
+
+
 def test_what_is_new_enough_is_trained_on_again(world):
     trainer, node = world.started()
     train_steps(world, trainer, node, 2, save_at=(1,))

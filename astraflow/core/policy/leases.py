@@ -329,6 +329,11 @@ class Lineage:
         return (lease for lease in kept if lease is not None)
 
     @property
+    def step(self) -> int:
+        """Optimizer steps behind the newest batch; 0: there is none."""
+        return self._batches[-1].step if self._batches else 0
+
+    @property
     def newest(self) -> BatchId | None:
         """The last batch; None: there is none."""
         return self._batches[-1].batch_id if self._batches else None

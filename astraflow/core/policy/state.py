@@ -89,7 +89,8 @@ class PolicyState:
         if self.end is not None:
             return []
         undone = self.lineage.cut(count)
-        self.progress.roll_back(len(undone), step)
+        # Who names a checkpoint need not say how many steps are behind it.
+        self.progress.roll_back(len(undone), step or self.lineage.step)
         self.samples.untrain(undone)
         return undone
 
