@@ -209,11 +209,12 @@ class AdapterEngine:
 
     async def _taken_away(self, name: str) -> None:
         """Have the server forget a version; once more, if it was just closing the connection."""
-        http, dialect = self._host.server.http, self._host.dialect
+        server, dialect = self._host.server, self._host.dialect
         try:
-            await dialect.unload_adapter(http, name)
+            await dialect.unload_adapter(server.http, name)
         except httpx.TransportError:
-            await dialect.unload_adapter(http, name)
+            # Not by the same client: if the server is lost, it is closed.
+            await dialect.unload_adapter(server.http, name)
 
     @property
     def _life(self) -> Life:

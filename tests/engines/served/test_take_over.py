@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -43,6 +43,8 @@ class Page(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.sent.append((self.path, json.loads(sent or "{}")))  # type: ignore[attr-defined]
+        if self.path == "/v1/unload_lora_adapter":
+            self.server.unloads.wait()  # type: ignore[attr-defined]
         choice = {
             "token_ids": [5],
             "logprobs": {"content": [{"logprob": -0.5}]},
@@ -80,7 +82,15 @@ def wrong() -> dict[str, Any]:
 
 
 @pytest.fixture
-def peer(sent: Sent, wrong: dict[str, Any]) -> Iterator[Peer]:
+def unloads() -> Event:
+    """Set: servers forget an adapter when they are told to; else they hang."""
+    event = Event()
+    event.set()
+    return event
+
+
+@pytest.fixture
+def peer(sent: Sent, wrong: dict[str, Any], unloads: Event) -> Iterator[Peer]:
     """Starts servers that say what they serve, as vLLM does."""
     servers: list[ThreadingHTTPServer] = []
 
@@ -90,10 +100,12 @@ def peer(sent: Sent, wrong: dict[str, Any]) -> Iterator[Peer]:
         said = {"id": name, "root": str(directory), "max_model_len": max_context}
         server.said = {"data": [said]}  # type: ignore[attr-defined]
         server.sent, server.wrong = sent, wrong  # type: ignore[attr-defined]
+        server.unloads = unloads  # type: ignore[attr-defined]
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         return f"http://127.0.0.1:{server.server_port}"
 
     yield start
+    unloads.set()
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -225,6 +237,26 @@ async def test_adapters_for_which_there_is_no_room_fail_their_version_alone(
     assert {path.name for path in adapter_engine._host.folder.path.iterdir()} == {"python"}
     await adapter_engine.swap(update(SOLVER, 1, given))
     assert adapter_engine.version == 1
+
+
+async def test_adapters_that_a_server_was_lost_with_leave_their_place(
+    adapter_engine: Any, sent: Sent, unloads: Event
+):
+    unloads.clear()
+    for version in (1, 2):
+        given = adapters(adapter_engine._model.shapes, seed=version)
+        await adapter_engine.swap(update(SOLVER, version, given))
+    while "/v1/unload_lora_adapter" not in {path for path, _ in sent}:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    server = adapter_engine._host.server
+    http = server.http
+    server.condemn("it generates no token", server.life)
+    while not http.is_closed:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    unloads.set()
+    async with asyncio.timeout(10):
+        while [each.version for each in adapter_engine._versions.kept] != [2]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_adapters_that_are_answered_in_another_form_fail_their_version_alone(
