@@ -193,6 +193,12 @@ def _adapters(
         inner, outer = np.zeros((rank, input_count), "<f4"), np.zeros((output_count, rank), "<f4")
         if names[0] in found:
             own = found[names[0]]
+            if len(own) > rank:
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"these adapters have rank {len(own)}, the server has {rank}: start it with a "
+                    "greater --max-rank",
+                )
             inner[: len(own)] = own
             outer[:, : len(own)] = np.float32(scale) * found[names[1]]
         for name, array in zip(names, (inner, outer), strict=True):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from astraflow.tinker import service
+from astraflow.tinker.app import serving
 from astraflow.tinker.checkpoints import SNAPSHOT_COUNT
 from astraflow_proto.tinker.v1 import tinker_pb2 as pb
 
@@ -17,6 +18,7 @@ from .conftest import (
     PAD,
     START,
     VOCABULARY,
+    Peer,
     RefusedError,
     datum,
     made_data,
@@ -174,6 +176,15 @@ async def test_named_weights_are_sampled_from_by_their_path(peer, model):
     assert answers[0][0][0] == answers[1][0][0]
     told = (await peer.http.get(f"samplers/{named.sampler_id}")).json()
     assert told == {"sampler_id": named.sampler_id, "base_model": NAME, "model_path": path}
+
+
+async def test_adapters_of_another_server_that_are_too_wide_are_refused(make_settings):
+    async with serving(make_settings()) as address, Peer(address) as peer:
+        path = await (await peer.create_model(rank=8)).save_for_sampler("wide")
+    async with serving(make_settings(max_rank=4)) as address, Peer(address) as peer:
+        with pytest.raises(RefusedError, match=r"rank 8.*--max-rank") as refused:
+            await (await peer.sampler(path)).sample(PROMPT)
+    assert refused.value.category == "user"
 
 
 @pytest.mark.parametrize(
