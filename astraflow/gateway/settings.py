@@ -1,6 +1,7 @@
 """What the gateway is told: the run, its recipe, its limits."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,12 @@ def policy_of(model_id: str | None, known: Sequence[PolicyId]) -> PolicyId:
             Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(known)}"
         )
     return PolicyId(model_id)
+
+
+def model_index(policy_id: PolicyId, policy_ids: Sequence[PolicyId]) -> int:
+    """Return the number in `model<digits>`, which existing services go by, or else its place."""
+    named = re.fullmatch(r"model(\d+)", policy_id)
+    return int(named[1]) if named else list(policy_ids).index(policy_id)
 
 
 def first_models(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyId, Path]:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import socket
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -31,7 +32,8 @@ from .peers.tap import Player, decoded
 GOLDEN = Path(__file__).parent / "golden"
 GREETING_NBYTES = 64
 # Of the published RaaS: its numbers count from 1.
-VERSIONS = {"solver": {number: number - 1 for number in range(1, 60)}}
+VERSIONS = {number: number - 1 for number in range(1, 60)}
+MODELS = {0: ("solver", VERSIONS)}
 
 
 def golden(role):
@@ -190,7 +192,7 @@ async def test_a_published_raas_is_understood():
     assert loaded["pull_result"]["version"] == 1
     assert items
     for item in items:
-        rollouts, result = yield_of(task(), item, VERSIONS)
+        rollouts, result = yield_of(task(), item, MODELS)
         assert not result.failures
         for rollout in rollouts:
             [trajectory] = rollout.trajectories
@@ -200,7 +202,7 @@ async def test_a_published_raas_is_understood():
 
 async def test_what_was_sampled_before_any_pull_is_no_rollout():
     [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
-    rollouts, result = yield_of(task(), item, {"solver": {}})
+    rollouts, result = yield_of(task(), item, {0: ("solver", {})})
     assert not rollouts
     assert "never pulled" in result.failures[0].failure.message
 
@@ -238,7 +240,7 @@ async def test_one_value_does_not_stand_for_all_tokens(name):
     [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
     [sequence] = item["result"]["trajectories"][0]["sequences"]
     sequence[name] = sequence[name][:, -1:]
-    rollouts, result = yield_of(task(), item, VERSIONS)
+    rollouts, result = yield_of(task(), item, MODELS)
     assert not rollouts
     assert f"{name} has 1 values for" in result.failures[0].failure.message
 
@@ -249,9 +251,34 @@ async def test_one_value_does_not_stand_for_all_tokens(name):
 def test_numbers_that_are_too_large_cost_their_task_and_not_the_raas(changes):
     [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
     item["result"] |= changes
-    rollouts, result = yield_of(task(), item, VERSIONS)
+    rollouts, result = yield_of(task(), item, {0: ("solver", VERSIONS)})
     assert not rollouts
     assert {each.failure.reason for each in result.failures} == {Reason.ROLLOUT_INVALID}
+
+
+async def test_what_several_policies_sampled_is_trained_on_by_each_alone():
+    [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
+    for trajectory in item["result"]["trajectories"]:
+        [sequence] = trajectory["sequences"]
+        sampled = np.flatnonzero(sequence["loss_mask"])
+        model_ids = np.full_like(sequence["loss_mask"], -1)
+        model_ids[0, sampled] = [2, 2, 1, 1, 2]
+        sequence["model_ids"] = model_ids
+    # The workflow's first policy is another one than the first in the numbers.
+    models = {2: ("solver", VERSIONS), 1: ("judge", VERSIONS)}
+    both = replace(task(), sampling={"solver": SamplingParams(), "judge": SamplingParams()})
+    rollouts, result = yield_of(both, item, models)
+    assert not result.failures
+    for rollout in rollouts:
+        found = {each.policy_id: each for each in rollout.trajectories}
+        assert found.keys() == {"solver", "judge"}
+        assert len({each.trajectory_id for each in rollout.trajectories}) == 2
+        for policy_id, places in (("solver", [0, 1, 4]), ("judge", [2, 3])):
+            assert (
+                np.flatnonzero(found[policy_id].sampled_mask).tolist() == sampled[places].tolist()
+            )
+    _, result = yield_of(both, item, {2: ("solver", VERSIONS)})
+    assert "no policy of the workflow" in result.failures[0].failure.message
 
 
 def task():

@@ -1,6 +1,6 @@
 """Calls to a RaaS that speaks HTTP, and what it returns for a prompt, as rollouts of the task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Self, cast
 
 import numpy as np
@@ -122,6 +122,10 @@ class RaasCalls:
 TaskYield = tuple[tuple[Rollout, ...], TaskResult]
 """What came of a task: every sample is a rollout, or a failure in its result."""
 
+Models = Mapping[int, tuple[PolicyId, Mapping[int, int]]]
+"""By the number in `model_ids`: a policy, and the version of every number that its tokens may have.
+The first one sampled what has no `model_ids`."""
+
 
 def failed(task: RolloutTask, failure: Failure) -> TaskYield:
     """Return a yield of nothing."""
@@ -129,16 +133,13 @@ def failed(task: RolloutTask, failure: Failure) -> TaskYield:
     return (), TaskResult(task_id=task.task_id, rollout_count=0, failures=tuple(failures))
 
 
-def yield_of(
-    task: RolloutTask, item: Mapping[str, Any], versions: Mapping[PolicyId, Mapping[int, int]]
-) -> TaskYield:
+def yield_of(task: RolloutTask, item: Mapping[str, Any], models: Models) -> TaskYield:
     """Read an item of /pull.
 
     Args:
         task: That it answers.
         item: {task_id, result}; the result of one that failed is {ok: False, error}.
-        versions: The version of every number that tokens may have, for the policies of the
-            workflow; `model_ids` of sequences count in their order.
+        models: Of the task's workflow.
     """
     result = item.get("result")
     if not isinstance(result, Mapping):
@@ -147,7 +148,7 @@ def yield_of(
     try:
         if not fields.get("ok", True):
             return _environment_failed(task, str(fields.get("error"))[:300])
-        return _read(task, fields, versions)
+        return _read(task, fields, models)
     except _NO_RESULT as error:
         why = f"the RaaS returned what is no result: {error!r}"
         return failed(task, Failure(reason=Reason.ROLLOUT_INVALID, message=why))
@@ -157,11 +158,7 @@ def _environment_failed(task: RolloutTask, why: str) -> TaskYield:
     return failed(task, Failure(reason=Reason.ENVIRONMENT_FAILED, message=f"the RaaS: {why}"))
 
 
-def _read(
-    task: RolloutTask,
-    given: Mapping[str, Any],
-    versions: Mapping[PolicyId, Mapping[int, int]],
-) -> TaskYield:
+def _read(task: RolloutTask, given: Mapping[str, Any], models: Models) -> TaskYield:
     rewards = np.asarray(given["rewards"], np.float64).reshape(-1)
     metrics = _numbers(given.get("agent_metrics"))
     rollouts: list[Rollout] = []
@@ -183,8 +180,11 @@ def _read(
                 outcome=Outcome.SCORED,
                 reward=float(rewards[place]),
                 trajectories=tuple(
-                    _trajectory(task, f"{rollout_id}-{number}", number, sequence, versions)
+                    part
                     for number, sequence in enumerate(trajectory["sequences"])
+                    for part in _trajectories(
+                        task, f"{rollout_id}-{number}", number, sequence, models
+                    )
                 ),
                 metrics=metrics | _numbers(trajectory.get("stats")),
                 traceparent=task.traceparent,
@@ -194,14 +194,13 @@ def _read(
     return tuple(rollouts), result
 
 
-def _trajectory(
-    task: RolloutTask,
-    name: str,
-    number: int,
-    sequence: Mapping[str, Any],
-    versions: Mapping[PolicyId, Mapping[int, int]],
-) -> Trajectory:
-    """Read a sequence: tensors [1, L]; what attention_mask hides is padding."""
+def _trajectories(
+    task: RolloutTask, name: str, number: int, sequence: Mapping[str, Any], models: Models
+) -> Iterator[Trajectory]:
+    """Read a sequence: tensors [1, L]; what attention_mask hides is padding.
+
+    Where several policies sampled it, it is a trajectory of each, with what that policy sampled.
+    """
     tokens = _row(sequence["input_ids"], np.int32)
 
     def column(name: str, dtype: Any) -> np.ndarray:
@@ -213,40 +212,39 @@ def _trajectory(
 
     has_padding = "attention_mask" in sequence
     there = column("attention_mask", np.bool_) if has_padding else np.ones(len(tokens), np.bool_)
-    sampled = column("loss_mask", np.bool_) & there
-    logprobs = np.where(sampled, column("logprobs", np.float32), np.float32(0))
-    policy_id = _policy(sequence.get("model_ids"), tuple(versions))
-    numbers = column("versions", np.int64)[sampled]
-    known = versions[policy_id]
-    if unknown := set(numbers.tolist()) - known.keys():
-        raise ValueError(f"tokens of {policy_id} of version {min(unknown)}, which it never pulled")
+    loss_mask = column("loss_mask", np.bool_) & there
+    logprobs, numbers = column("logprobs", np.float32), column("versions", np.int64)
+    owners = np.full(len(tokens), next(iter(models)))
+    if sequence.get("model_ids") is not None and loss_mask.any():
+        owners = column("model_ids", np.int64)
     rewards = sequence.get("rewards")
-    return Trajectory(
-        trajectory_id=TrajectoryId(name),
-        policy_id=policy_id,
-        tokens=tokens[there],
-        sampled_mask=sampled[there],
-        logprobs=np.minimum(logprobs[there], np.float32(0)),
-        version_spans=spans_of(np.array([known[each] for each in numbers.tolist()], np.int64)),
-        sampling=task.sampling[policy_id],
-        finish_reason=FinishReason.STOP,
-        segment_index=number,
-        reward=None if rewards is None else float(np.asarray(rewards).reshape(-1)[0]),
-        engine="http",
-    )
+    named: list[int] = np.unique(owners[loss_mask]).tolist()
+    for owner in named or [next(iter(models))]:
+        if owner not in models:
+            raise ValueError(f"model_ids has {owner}, which is no policy of the workflow")
+        policy_id, versions = models[owner]
+        sampled = loss_mask & (owners == owner)
+        told: list[int] = numbers[sampled].tolist()
+        if unknown := set(told) - versions.keys():
+            why = f"tokens of {policy_id} of version {min(unknown)}, which it never pulled"
+            raise ValueError(why)
+        yield Trajectory(
+            trajectory_id=TrajectoryId(name if len(named) < 2 else f"{name}-{policy_id}"),
+            policy_id=policy_id,
+            tokens=tokens[there],
+            sampled_mask=sampled[there],
+            logprobs=np.where(sampled, np.minimum(logprobs, 0), np.float32(0))[there],
+            version_spans=spans_of(np.array([versions[each] for each in told], np.int64)),
+            sampling=task.sampling[policy_id],
+            finish_reason=FinishReason.STOP,
+            segment_index=number,
+            reward=None if rewards is None else float(np.asarray(rewards).reshape(-1)[0]),
+            engine="http",
+        )
 
 
 def _row(values: Any, dtype: Any) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(values).reshape(-1).astype(dtype))
-
-
-def _policy(model_ids: Any, policy_ids: Sequence[PolicyId]) -> PolicyId:
-    """Return the policy of the first sampled token; without ids, the workflow's first."""
-    if model_ids is None:
-        return policy_ids[0]
-    named = _row(model_ids, np.int64)
-    named = named[named >= 0]
-    return policy_ids[int(named[0])] if len(named) else policy_ids[0]
 
 
 def _numbers(values: Any) -> dict[str, float]:

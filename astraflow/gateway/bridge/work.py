@@ -23,6 +23,7 @@ from astraflow.core.tasks import (
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
 from astraflow.gateway.bridge.calls import RaasCalls, TaskYield, failed, yield_of
 from astraflow.gateway.sending import FlatVersions, Sender, SenderOffer
+from astraflow.gateway.settings import model_index
 from astraflow.rpc.concurrency import beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -355,9 +356,15 @@ class BridgeWork:
         task = held.take(item)
         if task is None:
             return
-        policies = self._workflows[task.workflow_id].policy_ids
-        versions = {policy_id: self._syncs[policy_id].versions for policy_id in policies}
-        self._close(yield_of(task, item, versions), held)
+        policy_ids = self._workflows[task.workflow_id].policy_ids
+        models = {
+            model_index(each, tuple(self._syncs)): (each, self._syncs[each].versions)
+            for each in policy_ids
+        }
+        if len(self._syncs) == 1:
+            # Whatever its name: a RaaS of one model counts it from 0.
+            models.setdefault(0, *models.values())
+        self._close(yield_of(task, item, models), held)
 
     def _close(self, came: TaskYield, held: HeldTasks) -> None:
         rollouts, result = came

@@ -1,7 +1,6 @@
 """Orders: what a Dataflow submitted, until each has ended and was pulled as an item of /pull."""
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from astraflow.core.tasks import (
     TaskPurpose,
     VersionRange,
 )
+from astraflow.gateway.settings import model_index
 from astraflow.raas.runner import EpisodeRunner
 
 _NOTHING: Final = Failure(reason=Reason.ENVIRONMENT_FAILED, message="no sample came to a reward")
@@ -255,12 +255,6 @@ def _sequence(
     if trajectory.reward is not None:
         rows["rewards"] = np.array([trajectory.reward], np.float32)
     return rows
-
-
-def model_index(policy_id: PolicyId, policy_ids: Sequence[PolicyId]) -> int:
-    """Return the number in `model<digits>`, which existing services go by, or else its place."""
-    named = re.fullmatch(r"model(\d+)", policy_id)
-    return int(named[1]) if named else list(policy_ids).index(policy_id)
 
 
 def _labelled(versions: np.ndarray, labels: Mapping[int, int]) -> np.ndarray:

@@ -5,7 +5,8 @@ import pytest
 
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
-from astraflow.gateway.raas.orders import Order, item_of, model_index
+from astraflow.gateway.raas.orders import Order, item_of
+from astraflow.gateway.settings import model_index
 
 LABELS = {"model0": {7: 3, 8: 5}, "model1": {7: 0}}
 POLICIES = ("model0", "model1")
