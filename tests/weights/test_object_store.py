@@ -10,10 +10,11 @@ import pytest
 
 from astraflow.core.errors import Reason
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.core.versions import SourceInfo, SourceKind, SourceState
+from astraflow.core.versions import CodecProfile, SourceInfo, SourceKind, SourceState
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.patches.layouts import Shard
+from astraflow.weights.patches.patch import PatchName, make_patch
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined
@@ -294,8 +295,8 @@ class Ranks:
         self.infos[info.version] = replace(known, sources=info.sources)
         self.told.append(info.version)
 
-    def publish(self):
-        version = self.training.publish().version
+    def publish(self, **moved):
+        version = self.training.publish(**moved).version
         parts = [each.publish(version, self.training.tensors) for each in self.publishers]
         self.infos[version] = combined(parts)
         for writer in self.writers:
@@ -336,6 +337,27 @@ async def test_shards_of_several_ranks_make_a_version(ranks, tmp_path, tools):
     assert pulled.update.base_version == 6
     assert ranks.training.is_live(tools.live(pulled.update, tensors))
     await again.close()
+
+
+async def test_a_version_that_one_rank_has_coded_compactly_too_is_had_from_all(
+    ranks, puller, tools
+):
+    tensors = None
+    for version in range(2):
+        ranks.publish(share=0.5)
+        if version:
+            # As one does where its readers' links are slow.
+            store, history = ranks.publishers[0].store, ranks.publishers[0].history
+            compact = make_patch(history, 0, 1, profile=CodecProfile.COMPACT, is_kept=True)
+            fast = store.find(PatchName(version=1, base_version=0, shard=store.frame.shard))
+            assert compact.info.payload_nbytes < fast.info.payload_nbytes
+            store.offer([compact])
+        for writer in (*ranks.writers[1:], ranks.writers[0]):
+            assert writer.sync()
+        pulled = await ranks.pull(puller)
+        tensors = tools.live(pulled.update, tensors)
+    assert pulled.update.base_version == 0
+    assert ranks.training.is_live(tensors)
 
 
 async def test_a_version_is_told_once_the_last_rank_has_written_it(ranks, puller, tools):

@@ -19,7 +19,14 @@ from typing import Final
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, SourceState, VersionInfo
+from astraflow.core.versions import (
+    CodecProfile,
+    PatchInfo,
+    SourceInfo,
+    SourceKind,
+    SourceState,
+    VersionInfo,
+)
 from astraflow.storage.buckets import Bucket
 from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import Patch
@@ -254,12 +261,16 @@ class ObjectWriter(BackgroundWorker):
 
 
 def _offered(patches: Sequence[Patch], newest: int) -> dict[int, list[Patch]]:
-    """Return by version what is worth its room: of each base the smallest patch."""
+    """Return by version what is worth its room: of each base the smallest patch.
+
+    Of shards that is the fast one, which all ranks have: they belong together as they are coded.
+    """
     smallest: dict[tuple[int, int | None], Patch] = {}
     for patch in patches:
         info = patch.info
         span = 1 if info.base_version is None else info.version - info.base_version
-        if info.version > newest or span not in _SPANS:
+        is_own = info.shard_count > 1 and info.profile is not CodecProfile.FAST
+        if info.version > newest or span not in _SPANS or is_own:
             continue
         place = (info.version, info.base_version)
         known = smallest.get(place)
