@@ -16,6 +16,8 @@ from astraflow.core.code import add_code_folder
 from astraflow.core.errors import AstraflowError, Reason
 
 _Place = tuple[int | str, ...]
+_FORM = re.compile(r"\[key\]|constrained-\w+|[\w-]+\[.*\]")
+"""What pydantic adds to a place: which form of several was tried."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -87,17 +89,25 @@ def invalid_fields(error: ValidationError, model: type[BaseModel], *, where: str
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Sequence[tuple[str, str]]:
     """Return the dotted place of every problem and what is said of it."""
     problems = [(tuple(problem["loc"]), problem) for problem in error.errors()]
-    found: list[tuple[str, str]] = []
+    found: dict[str, str] = {}
     for place, problem in problems:
         # Of a list that is at fault only because an item is, pydantic leaves the item out.
         below = [each for each, _ in problems if each != place and each[: len(place)] == place]
         if problem["type"] == "too_short" and below:
             continue
-        said = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            said = _unknown_key(model, place)
-        found.append((".".join(map(str, place)), said))
-    return found
+        match problem["type"]:
+            case "extra_forbidden":
+                said = _unknown_key(model, place)
+            case "tuple_type":
+                said = "Input should be a list, such as [a, b]"
+            case "model_type":
+                known = ", ".join(sorted(_keys_at(model, place)))
+                said = f"Input should be a mapping; its keys are {known}"
+            case _:
+                said = problem["msg"].removeprefix("Value error, ")
+        shown = ".".join(str(part) for part in place if not _FORM.fullmatch(str(part)))
+        found[shown] = f"{found[shown]}, or: {said}" if shown in found else said
+    return [*found.items()]
 
 
 class _Yaml(yaml.SafeLoader):
@@ -205,7 +215,7 @@ def _key_in(node: Any, part: str, *, place: str) -> str | int:
 def _unknown_key(model: type[BaseModel], place: _Place) -> str:
     known, key = sorted(_keys_at(model, place[:-1])), str(place[-1])
     # A word of a key says more than letters in common: of stop, stop_strings and not top_p.
-    near = [each for each in known if set(key.split("_")) <= set(each.split("_"))]
+    near = [each for each in known if _has_words(each, key)]
     elsewhere = sorted(_places_of(key, model)) if not near else []
     if elsewhere:
         return f"unknown key here; there is {' and '.join(elsewhere)}"
@@ -213,6 +223,15 @@ def _unknown_key(model: type[BaseModel], place: _Place) -> str:
     if near:
         return f"unknown key; did you mean {' or '.join(map(repr, near))}?"
     return f"unknown key; known are {', '.join(known) or 'none'}"
+
+
+def _has_words(known: str, key: str) -> bool:
+    """Whether a key has the words of another, which may be cut short or of several: temp, steps."""
+    parts = known.split("_")
+    return all(
+        any(part == word or (len(word) > 2 and part.startswith(word)) for part in parts)
+        for word in (each.removesuffix("s") for each in key.split("_"))
+    )
 
 
 def _places_of(key: str, annotation: Any, place: str = "") -> Iterator[str]:
@@ -271,7 +290,12 @@ def _items_of(annotation: Any) -> Any:
 def _resolved(value: Any, folder: Path) -> Any:
     """Return the value with every path in its models made absolute; `~` is the home."""
     if isinstance(value, Path):
-        return folder / value.expanduser()
+        try:
+            return folder / value.expanduser()
+        except RuntimeError as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"{value}: there is no such home; give the whole path"
+            ) from error
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return value.model_copy(

@@ -93,6 +93,15 @@ def test_off_is_a_word_and_true_a_truth_value(small):
         ("seed", "not of the form a.b=value"),
         ("name.x=1", "name: has no keys"),
         ("seed={", "not YAML"),
+        ("policies.solver.trainer.steps=9", "'max_failed_steps' or 'step_count'"),
+        ("policies.solver.sampling.temp=1", "did you mean 'temperature'?"),
+        ("track=wandb", "track: Input should be a list, such as [a, b]"),
+        ("policies.solver.trainer.loss.kl=0.1", "its keys are coefficient, estimator"),
+        (
+            "policies.solver.trainer.optimizer.kind=adam",
+            "optimizer.kind: Input should be 'adamw' or 'muon', or: String should match",
+        ),
+        ("data.train.path=~nobody-of-that-name/x", "no such home"),
     ],
 )
 def test_what_is_wrong_is_named(small, override, said):
