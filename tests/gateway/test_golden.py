@@ -251,7 +251,7 @@ async def test_one_value_does_not_stand_for_all_tokens(name):
 def test_numbers_that_are_too_large_cost_their_task_and_not_the_raas(changes):
     [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
     item["result"] |= changes
-    rollouts, result = yield_of(task(), item, {0: ("solver", VERSIONS)})
+    rollouts, result = yield_of(task(), item, MODELS)
     assert not rollouts
     assert {each.failure.reason for each in result.failures} == {Reason.ROLLOUT_INVALID}
 

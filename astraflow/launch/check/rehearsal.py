@@ -31,7 +31,8 @@ from astraflow.launch.check.guard import (
 from astraflow.launch.check.subject import RowKind, SeenData, SeenModel, Subject
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
-from astraflow.workflows.protocol import Score, Scorer, Workflow
+from astraflow.workflows.protocol import PolicyFault, Score, Scorer, Workflow
+from astraflow.workflows.scoring import checked_score
 
 _ROWS = 8
 _WRONG = ("", "I do not know.")
@@ -75,27 +76,18 @@ class _Scored:
     wrong: float
 
 
-async def _worth(scorer: Scorer, prompt: Prompt, text: str) -> float:
-    score = scorer(prompt, text)
-    if inspect.isawaitable(score):
-        score = await score
-    return _reward(score)
+async def _worth(scorer: Scorer, prompt: Prompt, text: str, *, fault_reward: float) -> float:
+    try:
+        score = scorer(prompt, text)
+        if inspect.isawaitable(score):
+            score = await score
+    except PolicyFault as fault:
+        score = _score_of(fault, fault_reward)
+    return checked_score(score, what="it", made_by=scorer).reward
 
 
-def _reward(score: object) -> float:
-    """Return a reward.
-
-    Raises:
-        TypeError: It is neither a number nor a Score.
-        ValueError: It is not finite.
-    """
-    reward = score.reward if isinstance(score, Score) else score
-    if isinstance(reward, str) or not hasattr(reward, "__float__"):
-        raise TypeError(f"it returned {type(score).__name__}, where a number or a Score is wanted")
-    number = float(cast("float", reward))
-    if not math.isfinite(number):
-        raise ValueError(f"it returned a reward of {number}")
-    return number
+def _score_of(fault: PolicyFault, reward: float) -> Score:
+    return Score(reward=reward if fault.reward is None else fault.reward, parts=fault.parts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,6 +195,11 @@ class _Rehearsal:
         return self.subject.workflows[self.workflow][1]
 
     @property
+    def fault_reward(self) -> float:
+        """What a fault of the policy is worth that does not say it itself."""
+        return self.subject.recipe.rollouts.policy_fault_reward
+
+    @property
     def data(self) -> SeenData:
         return self.subject.data[self.data_set]
 
@@ -231,16 +228,19 @@ class _Rehearsal:
         at: list[RowKind] = []
         scored: list[_Scored] = []
 
+        async def worth_of(kind: RowKind, text: str) -> float:
+            return await _worth(scorer, kind.prompt, text, fault_reward=self.fault_reward)
+
         async def score() -> None:
             for kind in rows:
                 at.append(kind)
                 gold, is_told = gold_of(scorer, kind.prompt)
                 worth = -math.inf
                 for form in _FORMS[: 1 if is_told else None] if gold is not None else ():
-                    worth = max(worth, await _worth(scorer, kind.prompt, form.format(gold)))
+                    worth = max(worth, await worth_of(kind, form.format(gold)))
                     if worth >= self.right:
                         break
-                wrong = max([await _worth(scorer, kind.prompt, text) for text in _WRONG])
+                wrong = max([await worth_of(kind, text) for text in _WRONG])
                 if gold is not None:
                     scored.append(
                         _Scored(kind=kind, gold=gold, is_told=is_told, worth=worth, wrong=wrong)
@@ -331,7 +331,7 @@ class _Rehearsal:
             what, _, cure = raised.message.partition("; ")
             if raised.reason in _OF_INFRASTRUCTURE:
                 return subject.warning(where, f"{what}, on {row}", cure, detail=lines)
-            return subject.error(where, f"{what}, on {row}", cure, detail=lines)
+            return subject.error(where, f"{what}, on {row}", cure, detail=lines or raised.cause)
         if isinstance(raised, OSError):
             return subject.warning(where, f"raised {message_of(raised)} on {row}", detail=lines)
         cure = "mend it: in a run this fails a rollout each time"
@@ -343,7 +343,7 @@ class _Rehearsal:
         """Run one episode in which every policy answers a text.
 
         Raises:
-            Exception: What the workflow raised, or what it returned is no reward.
+            Exception: What the workflow raised, or what it returned is no score.
         """
         told = _Exchange(text=text)
         recipe, models = self.subject.recipe, self.subject.models
@@ -378,7 +378,13 @@ class _Rehearsal:
             for name, each in sampling.items()
         }
         episode = Episode(task=task, sample_index=0, policies=ports)
-        _reward(await self.code.run(episode))
+        try:
+            score = await self.code.run(episode)
+        except PolicyFault as fault:
+            if not episode.has_sampled:
+                raise
+            score = _score_of(fault, self.fault_reward)
+        checked_score(score, what="it", made_by=self.code.run)
         if not episode.trajectories():
             raise RuntimeError("it ended without sampling a token")
         return told

@@ -38,7 +38,7 @@ import time
 from dataclasses import dataclass
 
 from astraflow.config.recipe import Strict
-from astraflow.workflows.protocol import Score
+from astraflow.workflows.protocol import PolicyFault, Score
 
 
 class Plain:
@@ -50,6 +50,25 @@ class Plain:
         talk.observe(episode.prompt.fields["prompt"])
         reply = await talk.sample()
         return await self.scorer(episode.prompt, reply.text)
+
+
+class FaultOnWrong(Plain):
+    async def run(self, episode):
+        score = await super().run(episode)
+        if score.reward < 1:
+            raise PolicyFault("it is no answer", reward=-0.5)
+        return score
+
+
+class FaultBeforeSampling(Plain):
+    async def run(self, episode):
+        raise PolicyFault("it is no prompt")
+
+
+class PartsOfText(Plain):
+    async def run(self, episode):
+        await super().run(episode)
+        return Score(reward=1.0, parts={"kind": "good"})
 
 
 class NotAsync(Plain):
@@ -169,6 +188,20 @@ def raises_on_wrong(prompt, text):
 
 def never_right(prompt, text):
     return 0.0
+
+
+def faults_on_wrong(prompt, text):
+    if text != prompt.fields["answer"]:
+        raise PolicyFault("it is no answer")
+    return 1.0
+
+
+def faults_without_a_number(prompt, text):
+    raise PolicyFault("it is no answer", reward=float("nan"))
+
+
+def gives_parts_of_text(prompt, text):
+    return Score(reward=1.0, parts={"kind": "good"})
 
 
 def boxed(prompt, text):

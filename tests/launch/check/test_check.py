@@ -175,7 +175,33 @@ WRONG = [
         ("a prompt and a text",),
     ),
     Wrong("scorer returns text", (scored("returns_text"),), f"{ANSWER}.scorer", ("returned str",)),
-    Wrong("scorer returns nan", (scored("returns_nan"),), f"{ANSWER}.scorer", ("reward of nan",)),
+    Wrong(
+        "scorer returns nan", (scored("returns_nan"),), f"{ANSWER}.scorer", ("reward of float nan",)
+    ),
+    Wrong(
+        "scorer gives a part that is no number",
+        (scored("gives_parts_of_text"),),
+        f"{ANSWER}.scorer",
+        ("parts with str 'kind'", "user_code.py:"),
+    ),
+    Wrong(
+        "workflow gives a part that is no number",
+        (own("PartsOfText"),),
+        ANSWER,
+        ("parts with str 'kind'", "user_code.py:"),
+    ),
+    Wrong(
+        "a fault of the policy that is worth no number",
+        (scored("faults_without_a_number"),),
+        f"{ANSWER}.scorer",
+        ("reward of float nan",),
+    ),
+    Wrong(
+        "a fault of the policy before it sampled",
+        (own("FaultBeforeSampling"),),
+        ANSWER,
+        ("PolicyFault: it is no prompt",),
+    ),
     Wrong(
         "scorer raises",
         (scored("raises"),),
@@ -706,6 +732,11 @@ def test_a_penalty_is_no_fault_in_training_but_nothing_counts_as_correct(folder)
 
 def test_half_of_a_surrogate_pair_in_a_row_is_no_fault(folder):
     assert checked(folder, data("half")).errors == []
+
+
+@pytest.mark.parametrize("code", [scored("faults_on_wrong"), own("FaultOnWrong")])
+def test_a_fault_of_the_policy_is_an_answer_like_any_other(folder, code):
+    assert list(checked(folder, code).findings) == []
 
 
 def test_one_row_whose_answer_does_not_count_is_a_warning(folder):
