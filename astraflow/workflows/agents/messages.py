@@ -12,6 +12,8 @@ from astraflow.core.errors import AstraflowError, Reason
 Message = Mapping[str, Any]
 
 _ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+# An assistant may call tools and say nothing.
+_TELL = ("developer", "system", "user")
 # Of parts, which field has their text. One without a type is taken for a text.
 _TEXTS = {
     None: "text",
@@ -26,7 +28,7 @@ def normal_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages as chat templates read them: contents are texts, arguments are objects.
 
     Raises:
-        AstraflowError: INVALID_FIELD for an unknown role, or content that is not text.
+        AstraflowError: INVALID_FIELD for an unknown role, or content that is not text or missing.
     """
     if not messages:
         raise _invalid("messages", "is empty; a chat begins with at least one message")
@@ -86,6 +88,8 @@ def _normal(message: Any, where: str) -> dict[str, Any]:
         raise _invalid(f"{where}.role", f"is {role!r:.40}, none of {', '.join(_ROLES)}")
     if given.get("audio"):
         raise _invalid(f"{where}.audio", "is not served; only text is, leave it out")
+    if "content" not in given and role in _TELL:
+        raise _invalid(f"{where}.content", f"is missing; the keys are {', '.join(map(str, given))}")
     made: dict[str, Any] = {"role": "system" if role == "developer" else role}
     made["content"] = text_of(given.get("content"), f"{where}.content")
     for key in ("name", "tool_call_id"):

@@ -2,6 +2,7 @@ import pytest
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.agents.messages import normal_messages
 from astraflow.workflows.agents.template import PLAIN, ChatTemplate
 from tests.workflows.agents.conftest import ENDS, raw_tokenizer, template_of, tokenizer_for
 
@@ -143,3 +144,11 @@ def test_system_messages_where_a_template_takes_none_are_shown_as_the_users():
 def test_system_messages_stay_where_a_template_takes_them(name):
     text = template_of(name).render([SYSTEM, USER, SAID, LATE])
     assert "system" in text.partition("done")[2]
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+def test_a_message_that_says_nothing_is_refused_with_the_keys_it_has(role):
+    with pytest.raises(AstraflowError, match=r"messages\[1\].content is missing") as caught:
+        normal_messages([{"role": "user", "content": None}, {"role": role, "text": "hello"}])
+    assert "role, text" in caught.value.message
+    assert normal_messages([{"role": "assistant", "tool_calls": []}])[0]["content"] == ""
