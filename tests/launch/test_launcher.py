@@ -1,5 +1,7 @@
 """The launcher of a run whose cluster does not answer for a while."""
 
+import asyncio
+import os
 from io import StringIO
 
 import pytest
@@ -52,6 +54,21 @@ async def test_a_process_that_died_is_started_again_once_its_cluster_answers(
     commands()
     with pytest.raises(AstraflowError, match="it is away"):
         await launcher._start_again(node(tmp_path))
+    await launcher.executor.close()
+
+
+async def test_a_job_that_is_being_submitted_is_there_for_the_sweep(tmp_path, commands):
+    launcher, begun, go, done = on_slurm(tmp_path), *(tmp_path / name for name in "abc")
+    os.mkfifo(go)
+    commands(sbatch=f"touch {begun}; read line <{go}; touch {done}; echo 7")
+    starting = asyncio.create_task(launcher.executor.start(node(tmp_path)))
+    while not begun.exists():
+        await asyncio.wait([starting], timeout=0.01)
+    starting.cancel()
+    writing = asyncio.create_task(asyncio.to_thread(go.write_text, "go\n"))
+    await asyncio.wait([starting])
+    assert done.exists()
+    await writing
     await launcher.executor.close()
 
 

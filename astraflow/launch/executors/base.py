@@ -14,6 +14,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,9 @@ _SIGNALLED: Final = 128
 
 # What a cluster takes at most to end a process; a machine that is lost never answers.
 _KILL_S: Final = 60.0
+
+# Nobody waits longer for a command whose answer is of no use any more.
+_UNDER_WAY_S: Final = 10.0
 
 # What a process finds its way by, and what trackers and model hubs want to know.
 _INHERITED: Final = ("ASTRAFLOW_", "HF_", "MLFLOW_", "OTEL_", "PYTHONPATH", "WANDB_", "XDG_CACHE_")
@@ -403,6 +407,12 @@ async def attempt(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
         raise AstraflowError(
             Reason.NOT_READY, f"`{shlex.join(argv)}` cannot be started: {error}"
         ) from error
-    said, errors = await process.communicate(None if stdin is None else stdin.encode())
+    try:
+        said, errors = await process.communicate(None if stdin is None else stdin.encode())
+    except asyncio.CancelledError:
+        # A job that is being made has to be there for who sweeps next.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _UNDER_WAY_S)
+        raise
     code = process.returncode or 0
     return code, said.decode(errors="replace"), errors.decode(errors="replace")
