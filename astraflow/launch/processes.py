@@ -333,22 +333,22 @@ class Roles:
         Args:
             index: In its name.
             hub: host:port.
-            place: Of all that run at once, from 0: it computes where that one was planned to; None:
-                as its index.
+            place: Of all that run at once, from 0: it computes where that one was planned to, and
+                has its port for metrics; None: as its index.
         """
-        planned = f"raas-{index if place is None else place}"
-        share = None if self.gpus is None else self.gpus.share(planned)
-        return self.node(f"raas-{index}", hub, index=index, share=share)
+        seat = index if place is None else place
+        share = None if self.gpus is None else self.gpus.share(f"raas-{seat}")
+        return self.node(f"raas-{index}", hub, place=seat, share=share)
 
     def node(
-        self, name: str, hub: str, *, index: int | None = None, share: GpuShare | None = None
+        self, name: str, hub: str, *, place: int | None = None, share: GpuShare | None = None
     ) -> RoleCommand:
         """Return a rollout node.
 
         Args:
             name: Unique in the pool.
             hub: host:port.
-            index: Of its port for metrics; None: a free one.
+            place: Of its port for metrics; None: a free one.
             share: Of the GPUs; None: it computes on none, and sees what the launcher sees.
         """
         is_embedded = self.recipe.raas.engine.kind == "embedded"
@@ -358,7 +358,7 @@ class Roles:
             name,
             *("raas", "join", str(self.run_dir.recipe), *self._dials(hub), "--name", name),
             *self._all_models(),
-            *self._metrics(None if index is None else 1 + len(self.recipe.policies) + index),
+            *self._metrics(None if place is None else 1 + len(self.recipe.policies) + place),
             *(() if memory is None else ("--set", f"raas.engine.memory={memory}")),
             threads=self.recipe.raas.engine.thread_count,
             secrets={JOIN_TOKEN: self.tokens.of_role(TokenRole.NODE)},

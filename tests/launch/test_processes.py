@@ -9,7 +9,10 @@ import textwrap
 import psutil
 import pytest
 
-from astraflow.launch.processes import LIFELINE, LocalExecutor, RoleCommand, RoleProcess
+from astraflow.config.run_dir import RunDir
+from astraflow.launch.processes import LIFELINE, LocalExecutor, RoleCommand, RoleProcess, Roles
+from astraflow.rpc.access import HubTokens
+from astraflow.testing import small_recipe
 
 
 @pytest.fixture
@@ -43,6 +46,15 @@ async def test_a_line_of_any_length_is_heard_and_logged(tmp_path):
     assert await RoleProcess(command, child, heard.append).wait() == 0
     assert heard == ["x" * 200_000, "done", "", "end"]
     assert command.log.read_text() == "x" * 200_000 + "\ndone\n\nend"
+
+
+def test_a_node_that_follows_another_has_its_port_for_metrics(tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"metrics.listen": "0.0.0.0:9400"})
+    run_dir, tokens = RunDir(tmp_path), HubTokens.generate()
+    roles = Roles(recipe=recipe, run_dir=run_dir, tokens=tokens, models={})
+    first, third = roles.raas(1, "h:1"), roles.raas(3, "h:1", place=1)
+    assert "metrics.listen=0.0.0.0:9403" in first.arguments
+    assert "metrics.listen=0.0.0.0:9403" in third.arguments
 
 
 LAUNCHER = """
