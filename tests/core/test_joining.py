@@ -1,5 +1,6 @@
 import pytest
 
+from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Capability, Contract, ModelIdentity, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
@@ -111,6 +112,20 @@ def test_node_that_comes_back_hears_again_of_what_was_withdrawn_meanwhile(world)
     # Nobody has the other one: it takes no more of the credit, which two new samples get.
     (task,) = world.tasks[node]
     assert (task.attempt, len(task.sample_indexes)) == (1, 2)
+
+
+def test_what_was_withdrawn_before_a_node_knew_of_it_takes_none_of_its_credit(make_world, suite):
+    world = make_world(groups_per_batch=1, suites=(suite(at_start=False, at_end=False),))
+    _, node = world.started(credit=4)
+    world.work(node)
+    created = ev.EvalCreated(request_id="q", suite="main", pool_share=1.0)
+    cancelled = ev.EvalCancelled(eval_run_id=world.apply(created).eval_run_id)
+    assert world.tasks[node]
+    world.apply(cancelled)
+    world.join("node", credit=4, resumes=node)
+    [member] = world.run.status(world.clock.now()).members[1:]
+    assert not world.tasks.get(node)
+    assert member.outstanding_count == 0
 
 
 def test_restarted_node_starts_with_nothing(world):
