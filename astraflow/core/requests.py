@@ -57,6 +57,10 @@ def _tick(run: Components, _: ev.Ticked, now: datetime) -> None:
 def _restart(run: Components, event: ev.HubRestarted, now: datetime) -> None:
     if event.step_counts:
         run.ending.reopen(event.step_counts)
+        # Whoever has it go on has mended what failed: that is judged anew.
+        run.faults.first = None
+        run.failures.begin_again()
+        run.training.begin_again()
     for member in run.sessions:
         # Nobody could say anything meanwhile.
         member.keep_alive(now)

@@ -6,6 +6,7 @@ from astraflow.core import events as ev
 from astraflow.core.batches import EndCause
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import DirectiveKind
+from astraflow.core.settings import PlugInSpec
 from astraflow.core.status import RunState, StopMode
 
 
@@ -233,3 +234,40 @@ def test_a_run_that_failed_goes_on(world):
     reopen(world, 0)
     assert world.state is RunState.RUNNING
     assert world.run.status(world.clock.now()).failure is None
+
+
+def fail_all(world, node, count):
+    failure = Failure(reason=Reason.ENVIRONMENT_FAILED, message="no sandbox")
+    for _ in range(count):
+        task = world.pop_task(node)
+        world.finish(node, task, failures=((0, failure),))
+
+
+def drop_all(world, node, count):
+    world.work(node, count)
+
+
+def break_algorithm(world, _node, count):
+    if count > 1:
+        world.run._components.faults.note("filter mine", "KeyError")
+    world.tick()
+
+
+@pytest.mark.parametrize(
+    ("fail", "count", "settings"),
+    [
+        (fail_all, 32, {}),
+        (fail_all, 32, {"max_failed_share": 1.0, "max_attempts": 1}),
+        (drop_all, 2, {"filters": (PlugInSpec(name="zero_advantage"),), "max_filtered_groups": 2}),
+        (break_algorithm, 2, {}),
+    ],
+)
+def test_what_failed_a_run_is_judged_anew_when_it_goes_on(make_world, fail, count, settings):
+    world = make_world(group_size=1, **settings)
+    _, node = world.started()
+    fail(world, node, count)
+    assert world.state is RunState.FAILED
+    world.tasks.clear()
+    reopen(world, 0)
+    fail(world, node, 1)
+    assert world.state is RunState.RUNNING

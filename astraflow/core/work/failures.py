@@ -90,6 +90,10 @@ class FailureLog:
         self._finished_count += 1
         self._failed_count += is_failed
 
+    def begin_again(self) -> None:
+        """Take shares of what finishes from now on."""
+        self._recent.clear()
+
     def report(self) -> FailureReport:
         """Return the counts, and the causes, most frequent first."""
         found = sorted(self._causes.values(), key=lambda cause: -cause.count)

@@ -56,6 +56,12 @@ class Training:
         """Whether a group could be issued if a RaaS had room for it."""
         return bool((self._again or self.prompts.has_prompt) and self.pacing.target_policies)
 
+    def begin_again(self) -> None:
+        """Count groups that fail, or that filters leave nothing of, from now on."""
+        self._failed_in_a_row = 0
+        for policy in self.policies.values():
+            policy.samples.completion.filtered_in_a_row = 0
+
     def advance(self, now: datetime) -> bool:
         """Issue what there is room for: first what was out before, then new groups.
 
