@@ -1,5 +1,7 @@
 """A trainer that blocks serves weights from a thread; only members of the run are let in."""
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 
@@ -17,7 +19,8 @@ from astraflow.rpc.errors import raised_from
 from astraflow.transport.lanes import RECEIVED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.weights.serve.server import RelayServer, WeightServer
+from astraflow.weights.serve.server import RelayServer, TransferServer, WeightServer
+from astraflow.wire.transfers import TransferSpec
 from astraflow.wire.weights import decode_layout
 from astraflow_proto.weights.v1 import patch_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as transfers
@@ -119,6 +122,28 @@ async def test_a_profile_that_is_named_again_and_again_is_one(training, stub):
 
     fast = [patch_pb2.CODEC_PROFILE_FAST] * (1 << 20)
     assert indexes(await pulled(stub, training, profiles=fast)) == [0, 1, 2, 3, 4]
+
+
+async def test_a_reader_that_stands_still_keeps_no_patch_in_memory(tools):
+    training = tools.training(keep_patches=2, spare_nbytes=0)
+    training.publish()
+    training.publish(share=0.3, is_noise=True)
+    server = TransferServer({training.policy_id: training.store})
+    spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0)
+    (patch,) = map(weakref.ref, training.store.plan(spec))
+    reading = server.open_transfer(spec)
+    items = reading.items()
+    await anext(items)
+
+    for _ in range(8):
+        training.publish(share=0.3, is_noise=True)
+    gc.collect()
+
+    assert patch() is None
+    with pytest.raises(AstraflowError) as caught:
+        await anext(items)
+    assert caught.value.reason is Reason.VERSION_EVICTED
+    reading.close()
 
 
 async def test_layouts_are_known_by_their_digests(training, stub):

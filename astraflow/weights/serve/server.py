@@ -150,14 +150,18 @@ class WeightTransfer:
     async def _kept(
         self, store: PatchStore, *, with_plan: bool = True
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        infos = [patch.info for patch in self._patches]
+        is_kept = all(patch.is_kept for patch in self._patches)
+        # What has become too old goes, however slowly it is read.
+        self._patches = ()
         if with_plan:
             yield self.plan
 
         def take(place: tuple[int, int]) -> SentChunk:
-            chunk = store.chunk(self._patches[place[0]].info, place[1])
+            chunk = store.chunk(infos[place[0]], place[1])
             return SentChunk(patch_index=place[0], chunk=chunk)
 
-        if all(patch.is_kept for patch in self._patches):
+        if is_kept:
             for place in self._left:
                 yield take(place)
             return
