@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +29,10 @@ from astraflow.workflows.protocol import Scorer, Workflow
 from astraflow.workflows.registry import Kind, code_digest, find, see_working_directory
 from astraflow.workflows.scoring import GuardedScorer
 
-_LOOKED_FOR = "modules are looked for in the working directory, on PYTHONPATH, and installed"
+_LOOKED_FOR = (
+    "modules are looked for among those that are installed, on PYTHONPATH, in the working "
+    "directory and beside the recipe"
+)
 
 
 def check_workflows(subject: Subject) -> None:
@@ -343,13 +348,26 @@ def _of_raised(subject: Subject, where: str, raised: BaseException) -> None:
         return subject.error(where, f"there is no module '{cause.name}'", cure)
     if isinstance(cause, AttributeError) and not lines:
         known = [name for name in dir(cause.obj) if not name.startswith("_")]
-        return subject.error(where, str(cause), _nearest(str(cause.name), known) if known else "")
+        cure = _hidden(cause.obj, subject.recipe.code)
+        cure = cure or (_nearest(str(cause.name), known) if known else "")
+        return subject.error(where, str(cause), cure)
     if isinstance(cause, ModuleNotFoundError):
         cure = f"install {cause.name} here, or put it on PYTHONPATH"
         return subject.error(
             where, f"its module cannot be imported: {message_of(raised)}", cure, detail=lines
         )
     return subject.error(where, f"raised {message_of(raised)}", detail=lines)
+
+
+def _hidden(found: object, folder: Path) -> str:
+    """Return what to do where another module has the name of a file of the user's; empty: none."""
+    if not isinstance(found, ModuleType):
+        return ""
+    # A part of the interpreter has no file.
+    own, place = folder / f"{found.__name__.replace('.', '/')}.py", vars(found).get("__file__")
+    if not own.is_file() or (place is not None and own.samefile(place)):
+        return ""
+    return f"that is {place or 'a part of Python'}, which goes first: give {own} another name"
 
 
 def _nearest(name: str, known: "Mapping[str, Any] | list[str]") -> str:

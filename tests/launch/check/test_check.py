@@ -84,6 +84,12 @@ WRONG = [
         f"{ANSWER}.name",
         ("nowhere_to_be", "PYTHONPATH"),
     ),
+    Wrong(
+        "file that a module of Python hides",
+        (f"{ANSWER}.name=textwrap:Mine",),
+        f"{ANSWER}.name",
+        ("textwrap.py, which goes first", "another name"),
+    ),
     Wrong("no such class", (own("Plian"),), f"{ANSWER}.name", ("Plian", "did you mean Plain")),
     Wrong("no class at all", (own("THING"),), f"{ANSWER}.name", ("cannot be called",)),
     Wrong(
