@@ -1,4 +1,4 @@
-"""The launcher of a run whose cluster does not answer for a while."""
+"""The launcher of a run whose cluster or hosts do not answer for a while."""
 
 import asyncio
 import os
@@ -10,6 +10,8 @@ from rich.console import Console
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.launch import launcher as module
+from astraflow.launch.executors.base import RunPlace
+from astraflow.launch.executors.ssh import SshExecutor, SshOptions
 from astraflow.launch.launcher import Launcher
 from astraflow.launch.processes import RoleCommand
 from astraflow.testing import small_recipe
@@ -65,10 +67,10 @@ async def test_a_job_that_is_being_submitted_is_there_for_the_sweep(tmp_path, co
     while not begun.exists():
         await asyncio.wait([starting], timeout=0.01)
     starting.cancel()
-    writing = asyncio.create_task(asyncio.to_thread(go.write_text, "go\n"))
-    await asyncio.wait([starting])
+    with go.open("r+b", buffering=0) as line:
+        line.write(b"go\n")
+        await asyncio.wait([starting])
     assert done.exists()
-    await writing
     await launcher.executor.close()
 
 
@@ -86,3 +88,19 @@ async def test_what_may_be_left_on_a_cluster_that_does_not_answer_is_told(
     assert "may be left on the cluster: `scancel 7` cannot be started" in told
     assert "may be left on the cluster: `squeue --me" in told
     await launcher.executor.close()
+
+
+async def test_checkpoints_that_do_not_come_back_from_a_host_are_told(tmp_path, monkeypatch):
+    (tmp_path / "rsync").write_text("#!/bin/sh\necho connection refused >&2\nexit 255\n")
+    (tmp_path / "rsync").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    told = []
+    place = RunPlace(run_dir=RunDir(tmp_path), name="run", code=tmp_path, note=told.append)
+    executor = SshExecutor(place, SshOptions(hosts=("gpu-1",)))
+    executor._shares["gpu-1"] = False
+    await executor.fetch(["gpu-1"])
+    assert told == []
+    await executor.fetch(["gpu-1"], trainer="trainer-solver")
+    assert len(told) == 1
+    assert "trainer-solver: its checkpoints stay on gpu-1" in told[0]
+    assert "connection refused" in told[0]

@@ -14,7 +14,6 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -391,9 +390,20 @@ async def call(*argv: str, stdin: str | None = None) -> str:
 async def attempt(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
     """Return the exit code of a command, what it said, and what it said of errors.
 
+    Who is cancelled waits for its end: a job that it makes is there for the next sweep.
+
     Raises:
         AstraflowError: NOT_READY when it cannot be started.
     """
+    answering = asyncio.create_task(_attempt(*argv, stdin=stdin))
+    try:
+        return await asyncio.shield(answering)
+    except asyncio.CancelledError:
+        await asyncio.wait([answering], timeout=_UNDER_WAY_S)
+        raise
+
+
+async def _attempt(*argv: str, stdin: str | None) -> tuple[int, str, str]:
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -407,12 +417,6 @@ async def attempt(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
         raise AstraflowError(
             Reason.NOT_READY, f"`{shlex.join(argv)}` cannot be started: {error}"
         ) from error
-    try:
-        said, errors = await process.communicate(None if stdin is None else stdin.encode())
-    except asyncio.CancelledError:
-        # A job that is being made has to be there for who sweeps next.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _UNDER_WAY_S)
-        raise
+    said, errors = await process.communicate(None if stdin is None else stdin.encode())
     code = process.returncode or 0
     return code, said.decode(errors="replace"), errors.decode(errors="replace")

@@ -75,7 +75,8 @@ class SshProcess(WatchedProcess):
             if said and not code:
                 code = LOST if said in (_BROKEN, -signal.SIGTERM) else code_of_shell(said)
                 self._hang_up()
-        await self._executor.fetch({host for host, _ in self._connections})
+        name, hosts = self.command.name, {host for host, _ in self._connections}
+        await self._executor.fetch(hosts, trainer=name if name.startswith("trainer-") else "")
         self.has_ended(code)
 
     def send(self, number: signal.Signals) -> None:
@@ -252,14 +253,22 @@ class SshExecutor(RemoteExecutor[SshOptions]):
     def _checkpoints(self) -> Path:
         return self.place.run_dir.root.absolute() / "checkpoints"
 
-    async def fetch(self, hosts: Collection[str]) -> None:
-        """Bring checkpoints back that trainers on hosts have written."""
+    async def fetch(self, hosts: Collection[str], *, trainer: str = "") -> None:
+        """Bring checkpoints back that trainers on hosts have written.
+
+        Args:
+            hosts: Which; one without trainers has no checkpoints.
+            trainer: One that has ended there, whose last checkpoint people miss; empty: none.
+        """
         # More may be named meanwhile.
         for host in tuple(hosts):
             if not self._shares[host]:
-                # One without trainers has none.
-                with suppress(AstraflowError):
+                try:
                     await self._rsync(f"{host}:{self._checkpoints}", "/")
+                except AstraflowError as error:
+                    if trainer:
+                        what = f"{trainer}: its checkpoints stay on {host}"
+                        self.place.note(f"{what}, in {self._checkpoints}: {error.message}")
 
     async def _fetch_often(self) -> None:
         while True:
