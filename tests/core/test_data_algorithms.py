@@ -1,5 +1,6 @@
 """Data algorithms in a whole run: what is asked, kept, refused, replayed, and in the books."""
 
+import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -470,6 +471,11 @@ class TestServing:
             {"serving": {"replay": ReplaySettings(ratio=0.5, order=spec(f"{HERE}:Nonsense"))}},
             "replay order",
         ),
+        (
+            {"serving": {"replay": ReplaySettings(ratio=0.5, order=spec(f"{HERE}:Floats"))}},
+            "replay order",
+        ),
+        ({"filters": (spec(f"{HERE}:Exits"),)}, "SystemExit"),
     ],
 )
 def test_whatever_algorithms_do_wrong_the_books_are_exact(make_world, settings, said):
@@ -515,6 +521,18 @@ class NoGuard(BatchGuard):
 class Nonsense(ReplayOrder):
     def pick(self, groups, count, dice):
         return ["x"]
+
+
+@dataclass
+class Floats(ReplayOrder):
+    def pick(self, groups, count, dice):
+        return [0.0]
+
+
+@dataclass
+class Exits(RolloutFilter):
+    def keeps(self, group):
+        sys.exit("no model here")
 
 
 @dataclass

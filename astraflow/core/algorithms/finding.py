@@ -235,7 +235,7 @@ class Faults:
         """Return what an algorithm says, or a default when it raises."""
         try:
             return function(*args, **more)
-        except Exception as error:  # noqa: BLE001 - whatever the code of others may raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever others may raise
             self.note(where, f"{type(error).__name__}: {error}")
             return default
 

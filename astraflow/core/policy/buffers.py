@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from math import isfinite
+from operator import index
 
 from astraflow.core.algorithms.finding import Faults, make
 from astraflow.core.algorithms.points import Dice, ReplayOrder, UsedGroup
@@ -208,9 +209,9 @@ class ReplayBuffer:
             for kept in found
         ]
         picked = self._faults.call("replay order", {}, self._pick, groups, count)
-        for index, weight in picked.items():
-            found[index].loss_weight = weight
-        taken = [found[index] for index in picked]
+        for place, weight in picked.items():
+            found[place].loss_weight = weight
+        taken = [found[place] for place in picked]
         self._lease(taken, is_leased=True)
         return tuple(kept.group for kept in taken)
 
@@ -283,8 +284,8 @@ class ReplayBuffer:
 
     def _pick(self, groups: Sequence[UsedGroup], count: int) -> dict[int, float]:
         """Return the weights of what is picked, by position."""
-        found = dict.fromkeys(self._order.pick(groups, count, self._dice))
-        picked = sorted([index for index in found if 0 <= index < len(groups)][:count])
+        found = dict.fromkeys(map(index, self._order.pick(groups, count, self._dice)))
+        picked = sorted([place for place in found if 0 <= place < len(groups)][:count])
         weights = [float(weight) for weight in self._order.loss_weights(groups, picked)]
         if not all(isfinite(weight) and weight >= 0 for weight in weights):
             raise ValueError(f"loss weights {weights}")
