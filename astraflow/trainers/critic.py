@@ -187,13 +187,13 @@ class CriticLearner:
 
 
 def _fit(values: np.ndarray, returns: np.ndarray) -> Mapping[str, float]:
-    """Return how well values foretold returns."""
+    """Return how well values foretold returns: the share of their variance that is no error's."""
     if not len(values):
         return {}
-    spread, errors = float(returns.var()), float(np.square(returns - values).mean())
+    spread, left = float(returns.var()), float((returns - values).var())
     return {
         "critic/value_mean": float(values.mean()),
-        "critic/explained_variance": 1 - errors / spread if spread else 0.0,
+        "critic/explained_variance": 1 - left / spread if spread else 0.0,
     }
 
 

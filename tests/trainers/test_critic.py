@@ -34,6 +34,18 @@ def test_a_new_critic_knows_nothing(make_critic, rows):
     assert advantages == pytest.approx(rows.rewards[rows.loss.rows])
 
 
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_values_that_are_off_by_a_constant_explain_all_the_variance(make_critic, rows, offset):
+    critic = make_critic()
+    _, _, returns = critic.estimate(rows)
+    for share in (0.0, 0.5, 1.0):
+        values = (share * returns + offset).astype(np.float32)
+        with critic.stepping(rows, values, returns, 1) as metrics:
+            pass
+        wanted = 1 - (1 - share) ** 2
+        assert metrics["critic/explained_variance"] == pytest.approx(wanted, abs=1e-6)
+
+
 @pytest.mark.slow
 def test_it_learns_what_states_are_worth(make_critic, rows):
     critic = make_critic()
