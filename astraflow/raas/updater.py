@@ -72,6 +72,9 @@ class Attempts:
         return self._unsound[version] >= _UNSOUND_COUNT
 
 
+# How often is looked whether an engine that was without weights has them again.
+_LOOK_S: Final = 1.0
+
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
 
@@ -173,11 +176,23 @@ class WeightUpdater:
                     self._published.clear()
                     target = self._target()
                     if target is None:
-                        await self._published.wait()
+                        await self._rest()
                     else:
                         await self._update(target)
         finally:
             await self._puller.close()
+
+    async def _rest(self) -> None:
+        """Wait until the run announces something.
+
+        Meanwhile a server may be lost, and be given its weights again, of which nobody is told:
+        who came in between waits for its version.
+        """
+        while not self._published.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._published.wait(), _LOOK_S)
+            if self._gate.waiting_count:
+                await self._gate.admit_waiting()
 
     async def _watch(self) -> None:
         async for info in self._versions.watch(self._policy_id):

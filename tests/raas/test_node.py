@@ -8,6 +8,7 @@ from astraflow.core.members import Capability, Directive, DirectiveKind
 from astraflow.core.rollouts import Outcome
 from astraflow.core.tasks import CancelReason, TaskCancellation, TaskPurpose
 from astraflow.core.versions import VersionState
+from astraflow.raas import updater
 from astraflow.raas.node import NodeDeparture
 
 
@@ -223,6 +224,22 @@ async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
         await fake_hub.until(lambda: fake_hub.nacks)
     assert engine.version == 5
     assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 5 here")
+
+
+async def test_what_waits_for_an_engine_that_lost_its_weights_begins_once_it_has_them_again(
+    fake_hub, running, engine, node, make_task, monkeypatch
+):
+    monkeypatch.setattr(updater, "_LOOK_S", 0.01)
+    await engine.until(lambda: engine.version == 0)
+    # As engines over servers have it while one is started again.
+    engine.version = None
+    fake_hub.issue(make_task(1))
+    while not node._policies.gates["solver"].waiting_count:  # noqa: ASYNC110 - the stream makes it
+        await asyncio.sleep(0.001)
+    engine.version = 0
+    async with asyncio.timeout(10):
+        await fake_hub.until(lambda: fake_hub.results)
+    assert len(fake_hub.rollouts) == 2
 
 
 async def test_a_drained_node_finishes_gives_back_the_rest_and_leaves(
