@@ -192,6 +192,22 @@ async def test_a_prompt_of_which_every_sample_fails_is_an_error(driven):
 
 
 @pytest.mark.slow
+async def test_a_prompt_that_came_while_a_server_was_lost_is_rolled_out_once_it_is_back(driven):
+    def drive():
+        raas = client_of(serving)
+        # As engines over servers have it while one is started again.
+        engine.version = None
+        submit(raas, 1)
+        until(lambda: serving._policies.gates["solver"].waiting_count)
+        engine.version = 0
+        [item] = pull_all(raas, 1)
+        return item["result"]["n_trajs"]
+
+    async with driven() as (serving, engine):
+        assert await asyncio.to_thread(drive) == 2
+
+
+@pytest.mark.slow
 async def test_a_reset_wipes_training_and_nothing_else(driven):
     def drive():
         raas = client_of(serving)

@@ -26,6 +26,7 @@ from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import NodeFailureLog
 from astraflow.raas.policies import ServedModel, ServedPolicies
 from astraflow.raas.runner import EpisodeRunner
+from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import DialRules
 from astraflow.workflows.building import build_workflows, close_workflows
 
@@ -98,6 +99,8 @@ class DataflowNode:
             loaded = build_workflows(self.book.specs)
             exits.push_async_callback(self._agents.close)
             exits.push_async_callback(close_workflows, loaded.values())
+            following = (weights.follow() for weights in self._weights.values())
+            await exits.enter_async_context(beside(*following))
             await exits.enter_async_context(self._group)
             self.runner.start(
                 self._group, loaded, results=self.orders, give_back=self.orders.give_back

@@ -18,6 +18,9 @@ from astraflow.raas.policies import VersionGate
 from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights
 
+# How often is looked whether an engine that was without weights has them again.
+_LOOK_S = 1.0
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -74,6 +77,14 @@ class SenderWeights:
         self._whole = self._update(0, tensors)
         await self._engine.swap(self._whole)
         await self._gate.admit_waiting()
+
+    async def follow(self) -> None:
+        """Let those pass who came while the engine was without its weights, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            async with self._one_at_a_time:
+                if self._gate.waiting_count:
+                    await self._gate.admit_waiting()
 
     async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
         """Sample with what a sender calls `label`, or the newer one that it has by now.
