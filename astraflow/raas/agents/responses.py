@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.agents.chats import chat_completion, logprobs_of
 from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.formats import (
@@ -40,13 +40,16 @@ def chat_of(body: Body) -> Body:
     """Return a request as a chat.
 
     Raises:
-        AstraflowError: INVALID_FIELD for what needs a memory of earlier responses, and for
-            contents that are no text.
+        AstraflowError: INVALID_FIELD for what needs a memory of earlier responses, for contents
+            that are no text, and where nothing was said.
     """
     for field in ("previous_response_id", "conversation", "background", "prompt"):
         if body.get(field):
             raise unserved(field, "send the whole input")
-    given = body.get("input", "")
+    given = body.get("input")
+    if given is None:
+        why = "input: is missing; send a text, or items"
+        raise AstraflowError(Reason.INVALID_FIELD, why, metadata={"field": "input"})
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     messages = list(_messages(items))
     if body.get("instructions"):

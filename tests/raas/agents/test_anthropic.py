@@ -87,5 +87,8 @@ async def test_errors_are_of_that_kind(stage):
         assert "tools[1] is not served here" in refused.json()["error"]["message"]
         for body in ("[]", '{"messages": ["hi"]}', '{"messages": [], "tools": [3]}'):
             assert (await client.post("v1/messages", content=body)).status_code == 400
+        for body in ("{}", '{"input": null}'):
+            refused = await client.post("v1/responses", content=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
         for body in ("[]", '{"input": [3]}', '{"input": {"a": 1}}', '{"input": "a", "tools": [3]}'):
             assert (await client.post("v1/responses", content=body)).status_code == 400
