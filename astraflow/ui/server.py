@@ -96,7 +96,7 @@ async def _index(runs: dict[str, ShownRun]) -> None:
     while True:
         for key in tuple(readable):
             try:
-                if await asyncio.to_thread(lambda run: run.is_replaced, runs[key]):
+                if await asyncio.to_thread(runs[key].is_replaced):
                     runs[key] = ShownRun(key, runs[key].run_dir)
                 await asyncio.to_thread(runs[key].index)
                 await runs[key].cut()

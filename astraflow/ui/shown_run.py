@@ -61,9 +61,8 @@ class ShownRun:
         self._reading, self._indexing = Lock(), Lock()
         self._summary: tuple[object, Json] = (None, {})
 
-    @property
     def is_replaced(self) -> bool:
-        """Whether its folder is that of another run by now, which was started under its name."""
+        """Say whether its folder is that of another run by now, which was started under its name."""
         lines = (self._step_lines, self._version_lines, self._batch_lines, self.rollouts)
         return any(each.has_shrunk for each in lines)
 
