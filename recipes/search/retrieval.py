@@ -31,11 +31,13 @@ class Bm25:
         """Index a file.
 
         Args:
-            path: JSONL, a document a line; `url` names it, or else its line.
+            path: JSONL, a document a line; `url` names it, or else its line. Relative to where the
+                node runs, or to this file.
             text: The field that is searched.
         """
         bm25s: Any = import_module("bm25s")
-        with Path(path).open(encoding="utf-8") as file:
+        place = Path(path) if Path(path).exists() else Path(__file__).parent / path
+        with place.open(encoding="utf-8") as file:
             rows: list[Any] = [json.loads(line) for line in file if not line.isspace()]
         lacking = [number for number, row in enumerate(rows, start=1) if text not in row]
         if lacking or not rows:
@@ -129,7 +131,8 @@ class Search:
         """Find what finds.
 
         Args:
-            corpus: JSONL of documents, searched here; relative to where the node runs.
+            corpus: JSONL of documents, searched here; relative to where the node runs, or to this
+                file.
             url: Of a retrieval server, in place of a corpus.
             top_k: Passages for a search.
             passage_chars: Of each passage that are shown.

@@ -14,9 +14,9 @@ FOLDER = ROOT / "recipes" / "search"
 
 
 @pytest.fixture
-def options(monkeypatch):
-    """Options of the environment, from where the recipe is started."""
-    monkeypatch.chdir(ROOT)
+def options(monkeypatch, tmp_path):
+    """Options of the environment, wherever the recipe is started."""
+    monkeypatch.chdir(tmp_path)
     return load_recipe(FOLDER / "cpu.yaml").workflows["ask"].options
 
 
