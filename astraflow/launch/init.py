@@ -86,4 +86,11 @@ def init_recipe(name: str, folder: Path, *, machine: str = "cpu") -> Path:
             shutil.copytree(each, folder / each.name, ignore=left_out)
         else:
             shutil.copyfile(each, folder / each.name)
-    return Path(shutil.copyfile(source, folder / "recipe.yaml"))
+    if is_folder:
+        # Code that several recipes have lies above their folders.
+        for each in (path for path in root.glob("*.py") if f"{path.stem}:" in text):
+            shutil.copyfile(each, folder / each.name)
+            text = text.replace("\ncode: ..", "\ncode: .")
+    made = folder / "recipe.yaml"
+    made.write_text(text)
+    return made

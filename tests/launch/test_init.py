@@ -24,6 +24,15 @@ def test_every_recipe_has_what_it_needs_in_its_folder(name, tmp_path):
         assert each.exists()
 
 
+@pytest.mark.parametrize("name", ["sort", "preferences"])
+def test_its_code_is_found_there_too(name, tmp_path):
+    path = init_recipe(name, tmp_path / "mine")
+    # Here the recipes' folder is on the path, there it is not.
+    command = [sys.executable, "-m", "astraflow", "check", path.name, "--runs", str(tmp_path)]
+    done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_settings_for_gpus_are_another_file_of_the_same_task(tmp_path):
     path = init_recipe("math", tmp_path / "mine", machine="gpu-8")
     assert path.read_text() != (init_recipe("math", tmp_path / "cpu")).read_text()
