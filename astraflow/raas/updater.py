@@ -333,6 +333,15 @@ class WeightUpdater:
         )
         with suppress(TimeoutError):
             await asyncio.wait_for(self._published.wait(), pause_s)
+        if self._engine.version == target.version:
+            # Its server was lost, and is back with all that is held: nothing is left to try.
+            self._attempts.succeeded()
+            await self._gate.admit_waiting()
+            await self._report(
+                VersionReport(
+                    policy_id=self._policy_id, version=target.version, state=VersionState.LIVE
+                )
+            )
 
     async def _report(self, report: VersionReport) -> None:
         try:

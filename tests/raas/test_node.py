@@ -324,6 +324,22 @@ async def test_a_swap_that_fails_is_repeated_with_all_tensors(
     assert fake_hub.reports[1].state is VersionState.LIVE
 
 
+async def test_a_version_that_a_lost_server_came_back_with_is_reported(
+    fake_hub, running, engine, make_version, monkeypatch
+):
+    async def lost(update):
+        engine.version = update.version
+        raise AstraflowError(Reason.ENGINE_FAILED, "the server was lost")
+
+    await fake_hub.until(lambda: len(fake_hub.reports) == 1)
+    monkeypatch.setattr(engine, "swap", lost)
+    fake_hub.publish(make_version(1))
+    async with asyncio.timeout(10):
+        await fake_hub.until(lambda: len(fake_hub.reports) == 3)
+    states = [(report.version, report.state) for report in fake_hub.reports[1:]]
+    assert states == [(1, VersionState.FAILED), (1, VersionState.LIVE)]
+
+
 async def test_updates_skip_to_the_newest_unless_a_task_must_have_one(
     fake_hub, running, puller, engine, make_task, make_version
 ):
