@@ -94,6 +94,11 @@ export function colour(n) {
   return css(`--series-${n % 8}`);
 }
 
+/** The least and the largest of numbers, of which there may be more than a call takes arguments. */
+export function extent(values) {
+  return values.reduce(([low, high], each) => [Math.min(low, each), Math.max(high, each)], [Infinity, -Infinity]);
+}
+
 /** A title over a part of a view, with what explains it. */
 export function part(title, hint, ...children) {
   return h("section.part", {}, h("header.part-head", {}, h("h2", {}, title), hint ? h("p.hint", {}, hint) : null), ...children);

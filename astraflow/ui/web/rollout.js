@@ -1,7 +1,7 @@
 // One rollout as text: every token with its version, mask, log-probability and advantage.
 
 import { get } from "./api.js";
-import { choice, colour, css, empty, facts, h, link, num, part, seconds, short, signed, table } from "./dom.js";
+import { choice, colour, css, empty, extent, facts, h, link, num, part, seconds, short, signed, table } from "./dom.js";
 import { spans } from "./step.js";
 
 const MODES = [["mask", "Sampled"], ["version", "Version"], ["logprob", "Log-probability"], ["advantage", "Advantage"]];
@@ -130,7 +130,7 @@ function legend(mode, tokens) {
   }
   if (mode === "logprob") {
     const known = sampled.map((token) => token.logprob).filter((each) => each !== null);
-    return h("span.legend", {}, h("i.ramp"), known.length ? `likely to unlikely; the lowest is ${signed(Math.min(...known))} nats` : "not recorded");
+    return h("span.legend", {}, h("i.ramp"), known.length ? `likely to unlikely; the lowest is ${signed(extent(known)[0])} nats` : "not recorded");
   }
   if (mode === "advantage") {
     const told = [...new Set(sampled.map((token) => token.advantage).filter((each) => each !== null).map(signed))];

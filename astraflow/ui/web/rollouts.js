@@ -73,7 +73,11 @@ export async function rollouts({ place, run, query }) {
     turn += 1;
     pages.clear();
     drawHeads();
-    total = await page(0);
+    const mine = turn;
+    const first = await page(0);
+    // Of two that were asked for, the earlier may come later.
+    if (mine !== turn) return;
+    total = first;
     if (!filters.firstChild || total.left_nbytes) drawFilters(total.words);
     const left = total.left_nbytes && !exported() ? `; ${bytes(total.left_nbytes)} are still being read` : "";
     const all = exported() && total.total > total.rows.length ? ` of ${num(total.total)}, the newest` : "";

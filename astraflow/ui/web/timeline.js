@@ -1,7 +1,7 @@
 // Members on a timeline, versions spreading over the nodes, and who waits for whom.
 
 import { get } from "./api.js";
-import { bytes, colour, css, empty, h, num, part, percent, s, seconds, short, table } from "./dom.js";
+import { bytes, colour, css, empty, extent, h, num, part, percent, s, seconds, short, table } from "./dom.js";
 import { plot } from "./plot.js";
 
 const LANE_PX = 30;
@@ -15,7 +15,7 @@ export async function timeline({ place, run }) {
     return;
   }
   const times = lanes.flatMap((lane) => [lane.from, lane.to, ...lane.ticks.map((tick) => tick.time)]).filter(Number.isFinite);
-  const [start, end] = [Math.min(...times), Math.max(...times)];
+  const [start, end] = extent(times);
   const drawing = h("div.lanes");
   const spreading = h("figure.plot", { "aria-label": "Version on each node over time" });
   place.append(
@@ -62,8 +62,9 @@ function lanesOf({ trainers, versions }, status) {
   }
   for (const lane of lanes.values()) {
     const seen = [...lane.ticks.map((tick) => tick.time), ...lane.busy.flatMap((each) => [each.end - each.train - each.wait, each.end])];
-    if (Number.isNaN(lane.from)) lane.from = Math.min(...seen);
-    if (Number.isNaN(lane.to)) lane.to = Math.max(...seen, lane.from);
+    const [first, last] = extent(seen);
+    if (Number.isNaN(lane.from)) lane.from = first;
+    if (Number.isNaN(lane.to)) lane.to = Math.max(last, lane.from);
   }
   return [...lanes.values()].sort((a, b) => a.role.localeCompare(b.role) * -1 || a.name.localeCompare(b.name, "en", { numeric: true }));
 }
