@@ -123,7 +123,7 @@ class Recipe(Strict):
 
     name: Name
     """Of the run, and of its folder."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Every draw follows from it: order of the data, sampling, first weights."""
     code: Path = Path()
     """Folder of your own code, named as module:Class, beside the working directory and what is

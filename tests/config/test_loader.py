@@ -90,6 +90,8 @@ def test_off_is_a_word_and_true_a_truth_value(small):
         ("http={port: 0, trainers: [judge]}", "'judge' is none of solver"),
         ("http.trainers=[solver]", "give http.port"),
         ("seed=many", "seed: Input should be a valid integer"),
+        ("seed=-1", "seed: Input should be greater than or equal to 0"),
+        ("seed=9223372036854775808", "seed: Input should be less than 9223372036854775808"),
         ("seed", "not of the form a.b=value"),
         ("name.x=1", "name: has no keys"),
         ("seed={", "not YAML"),
