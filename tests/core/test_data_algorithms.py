@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,6 +341,15 @@ class TestFilters:
         assert "0 answers for 2 samples" in world.run.status(world.clock.now()).failure.message
         assert world.account().is_balanced
 
+    def test_what_a_filter_raises_is_told_with_its_line(self, make_world):
+        world = make_world(filters=(spec(f"{HERE}:Raises"),))
+        _, node = world.started()
+        answer(world, node, (1, 0))
+        failure = world.run.status(world.clock.now()).failure
+        assert "KeyError: 'oh'" in failure.message
+        line = Raises.keeps.__code__.co_firstlineno + 1
+        assert failure.traceback.endswith(f'{Path(__file__).name}", line {line}, in keeps')
+
 
 # --- serving
 
@@ -551,6 +561,12 @@ class Broken(PromptSelector):
 class First(RolloutFilter):
     def keeps(self, group):
         return [index == 0 for index in range(len(group.samples))]
+
+
+@dataclass
+class Raises(RolloutFilter):
+    def keeps(self, group):
+        raise KeyError("oh")
 
 
 @dataclass

@@ -9,6 +9,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
+from traceback import StackSummary, walk_tb
 from types import UnionType
 from typing import (
     Any,
@@ -34,6 +36,8 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.settings import PlugInSpec
 
 T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[2])
+_MAX_LINES = 8
 
 
 def with_options(kind: type[T], options: Mapping[str, Any], *, where: str) -> T:
@@ -236,7 +240,7 @@ class Faults:
         try:
             return function(*args, **more)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever others may raise
-            self.note(where, f"{type(error).__name__}: {error}")
+            self.note(where, f"{type(error).__name__}: {error}", traceback=_lines_of_others(error))
             return default
 
     def metrics(self, prefix: str, algorithm: PlugIn) -> dict[str, float]:
@@ -246,8 +250,18 @@ class Faults:
 
         return self.call(prefix, dict[str, float](), read)
 
-    def note(self, where: str, what: str) -> None:
+    def note(self, where: str, what: str, *, traceback: str = "") -> None:
         self.first = self.first or Failure(
             reason=Reason.INTERNAL,
             message=f"{where} failed ({what}); mend its code, or take it out of the recipe",
+            traceback=traceback,
         )
+
+
+def _lines_of_others(error: Exception) -> str:
+    """Return where an error came through code that is not of this package, without its source."""
+    # Sources are files, which the state machine does not read.
+    passed = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
+    others = [each for each in passed if not each.filename.startswith(_PACKAGE)][:_MAX_LINES]
+    told = [f'  File "{each.filename}", line {each.lineno}, in {each.name}' for each in others]
+    return "\n".join(["Traceback (most recent call last):", *told]) if told else ""
