@@ -118,7 +118,8 @@ def place(draft: Path, target: Path) -> None:
     try:
         draft.rename(target)
     except OSError:
-        old = draft.with_suffix(".old")
+        # One who is killed from here on leaves what `drop_drafts` lets go of.
+        old = draft.with_suffix(".old.draft")
         target.rename(old)
         draft.rename(target)
         shutil.rmtree(old)

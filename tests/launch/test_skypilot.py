@@ -11,7 +11,7 @@ import yaml
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
-from astraflow.launch.executors.base import RunPlace
+from astraflow.launch.executors.base import LOST, RunPlace
 from astraflow.launch.executors.finding import Placement
 from astraflow.launch.executors.skypilot import SkyPilotExecutor, SkyPilotOptions, SkyPilotProcess
 from astraflow.launch.processes import RoleCommand
@@ -62,6 +62,13 @@ async def test_a_task_that_came_to_no_process_ends_though_its_log_cannot_be_read
     process = SkyPilotProcess(command, executor, "af-raas-0")
     await process._end("FAILED_SETUP")
     assert await process.wait() == CONFIGURATION_EXIT
+    # A code that is being written to files that are shared.
+    written = executor.path(command, "code.0")
+    written.parent.mkdir()
+    written.write_text("")
+    late = SkyPilotProcess(command, executor, "af-raas-0")
+    await late._end("FAILED")
+    assert await late.wait() == LOST
     await executor.close()
 
 

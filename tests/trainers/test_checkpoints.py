@@ -12,7 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from astraflow.config.recipe import TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.checkpoints import OPTIMIZER_FILE, Checkpoints, start_points
+from astraflow.trainers.checkpoints import (
+    OPTIMIZER_FILE,
+    Checkpoints,
+    drafted,
+    drop_drafts,
+    place,
+    start_points,
+)
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
 
@@ -236,3 +243,22 @@ def test_a_kill_in_the_middle_leaves_the_checkpoint_before(tmp_path):
     assert [point.step for point in start_points(run_dir, "solver")] == [1, 0]
     Checkpoints(Slow(), run_dir=run_dir, policy_id="solver")
     assert [path.name for path in run_dir.checkpoints("solver").iterdir()] == ["step_000001"]
+
+
+def test_what_a_killed_one_left_of_a_directory_that_gave_way_is_dropped(tmp_path, monkeypatch):
+    target = tmp_path / "step_000001"
+    target.mkdir()
+    (target / "weights").write_text("old")
+
+    def killed(_path):
+        raise KeyboardInterrupt
+
+    draft = drafted(target)
+    (draft / "weights").write_text("new")
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        place(draft, target)
+    monkeypatch.undo()
+    drop_drafts(tmp_path)
+    assert [*tmp_path.iterdir()] == [target]
+    assert (target / "weights").read_text() == "new"

@@ -118,7 +118,8 @@ class SkyPilotProcess(WatchedProcess):
             return
         path = self._executor.path(self.command, "code")
         written = sorted(path.parent.glob(f"{path.name}.*"), key=lambda each: each.stat().st_mtime)
-        codes = [code for each in written if (code := int(each.read_text()))]
+        # On files that are shared what was written may not be there yet.
+        codes = [code for each in written if (code := int(each.read_text() or LOST))]
         if not codes:
             # It came to no process: why is in the log of the job.
             with self.command.log.open("a") as log:
