@@ -258,7 +258,7 @@ class Faults:
         )
 
 
-def _lines_of_others(error: Exception) -> str:
+def _lines_of_others(error: BaseException) -> str:
     """Return where an error came through code that is not of this package, without its source."""
     # Sources are files, which the state machine does not read.
     passed = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
