@@ -28,9 +28,10 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agent_episode import episode_of
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
@@ -358,16 +359,6 @@ def _asked(dice: random.Random) -> tuple[str, bytes]:
 
 def _episode(engine: EmbeddedEngine, folder: Path, dice: random.Random) -> Episode:
     sampling = SamplingParams(max_new_tokens=3, seed=dice.randrange(2**31))
-    task = RolloutTask(
-        task_id=TaskId("t"),
-        group_id=GroupId("g"),
-        purpose=TaskPurpose.TRAIN,
-        workflow_id=WorkflowId("w"),
-        prompt=Prompt(prompt_id=PromptId("p"), data_set="train", fields={}),
-        sample_indexes=(0,),
-        versions={},
-        sampling={POLICY: sampling},
-    )
     port = PolicyPort(
         policy_id=POLICY,
         engine=engine,
@@ -376,7 +367,7 @@ def _episode(engine: EmbeddedEngine, folder: Path, dice: random.Random) -> Episo
         template=ChatTemplate(TEMPLATE),
         is_trained=bool(dice.randrange(2)),
     )
-    return Episode(task=task, sample_index=0, policies={POLICY: port})
+    return episode_of(port)
 
 
 def main() -> None:

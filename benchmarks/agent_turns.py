@@ -28,10 +28,11 @@ import httpx
 import tokenizers
 
 from agent_dialects import DIALECTS, Line, Said, chat_body, chat_said
+from agent_episode import episode_of
 from agent_speaker import END, TEMPLATE, Call, Speaker, Tape, differences
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import FastTokenizer, load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
@@ -441,16 +442,6 @@ def _stage(
     tape, tokenizer = Tape(engine), load_tokenizer(folder)
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     sampling = SamplingParams(max_new_tokens=24, seed=seed)
-    task = RolloutTask(
-        task_id=TaskId("t"),
-        group_id=GroupId("g"),
-        purpose=TaskPurpose.TRAIN,
-        workflow_id=WorkflowId("w"),
-        prompt=Prompt(prompt_id=PromptId("p"), data_set="train", fields={}),
-        sample_indexes=(0,),
-        versions={},
-        sampling={POLICY: sampling},
-    )
     port = PolicyPort(
         policy_id=POLICY,
         engine=tape,
@@ -459,7 +450,7 @@ def _stage(
         template=ChatTemplate(TEMPLATE, variables=speaker.variables),
         is_trained=bool(seed % 4),
     )
-    episode = Episode(task=task, sample_index=0, policies={POLICY: port})
+    episode = episode_of(port)
     return Stage(tape=tape, episode=episode, tokenizer=tokenizer, raw_tokenizer=raw, found=found)
 
 

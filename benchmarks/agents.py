@@ -23,9 +23,10 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agent_episode import episode_of
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
@@ -75,17 +76,7 @@ class Bench:
         port = PolicyPort(
             policy_id=POLICY, engine=self.engine, tokenizer=self.tokenizer, sampling=sampling
         )
-        task = RolloutTask(
-            task_id=TaskId(f"t{index}"),
-            group_id=GroupId("g"),
-            purpose=TaskPurpose.TRAIN,
-            workflow_id=WorkflowId("w"),
-            prompt=Prompt(prompt_id=PromptId("p"), data_set="d", fields={}),
-            sample_indexes=(0,),
-            versions={},
-            sampling={},
-        )
-        return Episode(task=task, sample_index=0, policies={POLICY: port}, agent_server=door)
+        return episode_of(port, door)
 
     async def native(self) -> dict[str, float]:
         """Run one round as a workflow does."""
