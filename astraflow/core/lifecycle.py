@@ -35,6 +35,11 @@ class RunLifecycle:
         """Whether nothing new is begun: it is stopped, or over."""
         return self.is_final or self.stop is not None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no training is issued: it is paused. One that is stopped finishes what is out."""
+        return self.is_paused and self.stop is None
+
     def pause(self, *, is_paused: bool) -> None:
         """Issue no training until it is resumed."""
         self.is_paused = is_paused

@@ -93,7 +93,7 @@ def _too_few(run: Components, policy: PolicyState, now: datetime) -> Iterator[Wa
             f"filters dropped the last {dropped} groups, the last one {by}; {bound} end the run"
         )
         yield _link(WaitCause.ALL_DROPPED, waiter, message)
-    if run.lifecycle.is_paused:
+    if run.lifecycle.is_held:
         yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")
         return
     if group is not None:

@@ -133,6 +133,16 @@ def test_drain_before_anybody_came_ends_the_run(world):
     assert world.is_over
 
 
+def test_a_paused_run_that_drains_issues_what_failed_again(world):
+    trainer, node = world.started()
+    world.apply(ev.RunPaused())
+    failure = Failure(reason=Reason.ENGINE_FAILED)
+    world.finish(node, world.pop_task(node), failures=((0, failure), (1, failure)))
+    stop(world, StopMode.DRAIN)
+    see_through(world, trainer, node)
+    assert world.account().trained_count == 8
+
+
 def test_broken_run_fails_and_says_why(world):
     _trainer, node = world.started()
     world.apply(ev.RunBroken(failure=Failure(reason=Reason.INTERNAL, message="no such file")))

@@ -68,7 +68,7 @@ class Training:
         Returns:
             Whether the last prompts went by: what is whole may be the last batch.
         """
-        if self.lifecycle.is_paused or self.lifecycle.is_final:
+        if self.lifecycle.is_held or self.lifecycle.is_final:
             return False
         if self._again and not self._issue_all_again(now):
             return False
