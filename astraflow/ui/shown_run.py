@@ -62,7 +62,7 @@ class ShownRun:
         self._summary: tuple[object, Json] = (None, {})
 
     def is_replaced(self) -> bool:
-        """Say whether its folder is another run's by now, which was started under its name."""
+        """Return whether its folder is that of another run by now, of the same name."""
         lines = (self._step_lines, self._version_lines, self._batch_lines, self.rollouts)
         return any(each.has_shrunk for each in lines)
 
