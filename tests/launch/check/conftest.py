@@ -299,7 +299,8 @@ def folder(tmp_path_factory):
     _write_models(made)
     (made / "recipe.yaml").write_text(RECIPE.format(folder=made))
     (made / "user_code.py").write_text(CODE)
-    (made / "textwrap.py").write_text("class Mine: ...")
+    # Of those that are frozen into the interpreter, which are found before any folder.
+    (made / "stat.py").write_text("class Mine: ...")
     (made / "user_syntax.py").write_text("class Plain:\n    def run(self:\n        pass\n")
     (made / "user_import.py").write_text("import json\nimport no_such_package\n")
     (made / "user_name.py").write_text("import json\n\nLIMIT = undefined_limit\n")

@@ -86,9 +86,9 @@ WRONG = [
     ),
     Wrong(
         "file that a module of Python hides",
-        (f"{ANSWER}.name=textwrap:Mine",),
+        (f"{ANSWER}.name=stat:Mine",),
         f"{ANSWER}.name",
-        ("textwrap.py, which goes first", "another name"),
+        ("stat.py, which goes first", "another name"),
     ),
     Wrong("no such class", (own("Plian"),), f"{ANSWER}.name", ("Plian", "did you mean Plain")),
     Wrong("no class at all", (own("THING"),), f"{ANSWER}.name", ("cannot be called",)),
