@@ -227,16 +227,19 @@ async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
 
 
 async def test_what_waits_for_an_engine_that_lost_its_weights_begins_once_it_has_them_again(
-    fake_hub, running, engine, node, make_task, monkeypatch
+    fake_hub, running, engine, node, puller, make_task, monkeypatch
 ):
     monkeypatch.setattr(updater, "_LOOK_S", 0.01)
     await engine.until(lambda: engine.version == 0)
-    # As engines over servers have it while one is started again.
+    # As engines over servers have it while one is started again; who made it live may not have
+    # noticed yet that it is, and does not make it live once more meanwhile.
+    puller.open.clear()
     engine.version = None
     fake_hub.issue(make_task(1))
     while not node._policies.gates["solver"].waiting_count:  # noqa: ASYNC110 - the stream makes it
         await asyncio.sleep(0.001)
     engine.version = 0
+    puller.open.set()
     async with asyncio.timeout(10):
         await fake_hub.until(lambda: fake_hub.results)
     assert len(fake_hub.rollouts) == 2
