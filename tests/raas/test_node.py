@@ -230,19 +230,20 @@ async def test_what_waits_for_an_engine_that_lost_its_weights_begins_once_it_has
     fake_hub, running, engine, node, puller, make_task, monkeypatch
 ):
     monkeypatch.setattr(updater, "_LOOK_S", 0.01)
-    await engine.until(lambda: engine.version == 0)
-    # As engines over servers have it while one is started again; who made it live may not have
-    # noticed yet that it is, and does not make it live once more meanwhile.
+    fake_hub.issue(make_task(1))
+    await fake_hub.until(lambda: fake_hub.results)
+    # As engines over servers have it while one is started again. Were the version not taken for
+    # live yet, it would be pulled once more, and nothing wait.
     puller.open.clear()
     engine.version = None
-    fake_hub.issue(make_task(1))
+    fake_hub.issue(make_task(2))
     while not node._policies.gates["solver"].waiting_count:  # noqa: ASYNC110 - the stream makes it
         await asyncio.sleep(0.001)
     engine.version = 0
     puller.open.set()
     async with asyncio.timeout(10):
-        await fake_hub.until(lambda: fake_hub.results)
-    assert len(fake_hub.rollouts) == 2
+        await fake_hub.until(lambda: len(fake_hub.results) == 2)
+    assert len(fake_hub.rollouts) == 4
 
 
 async def test_a_drained_node_finishes_gives_back_the_rest_and_leaves(
