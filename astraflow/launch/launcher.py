@@ -52,6 +52,7 @@ from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summ
 from astraflow.launch.tracking.follower import followed
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import split_addresses
+from astraflow.rpc.concurrency import Backoff, Retry
 
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
@@ -66,7 +67,7 @@ _STOP_S = 3.0
 # Controllers of clusters are restarted, and refuse what comes meanwhile.
 _CLUSTER_AWAY_S = 300.0
 
-_CLUSTER_POLL_S = 5.0
+_CLUSTER_BACKOFF = Backoff(first_s=1.0, limit_s=5.0)
 
 _MEANINGS = {
     CONFIGURATION_EXIT: ", it cannot work as it is set up",
@@ -433,18 +434,17 @@ class Launcher:
         Raises:
             AstraflowError: It was away for too long, or will not start it.
         """
-        deadline_s, is_away = time.monotonic() + _CLUSTER_AWAY_S, False
+        retry, is_away = Retry(_CLUSTER_AWAY_S, backoff=_CLUSTER_BACKOFF), False
         while True:
             try:
                 return await self._start(command)
             except AstraflowError as error:
-                is_late = time.monotonic() > deadline_s
-                if error.reason is not Reason.NOT_READY or is_late:
+                if error.reason is not Reason.NOT_READY:
                     raise
                 if not is_away:
                     self._note(f"{command.name} is not started yet: {error.message}")
                 is_away = True
-            await asyncio.sleep(_CLUSTER_POLL_S)
+                await retry.pause(error)
 
     def _anew(self, command: RoleCommand) -> RoleCommand:
         """Return what takes the place of a process that ended."""

@@ -14,6 +14,7 @@ from astraflow.launch.executors.base import RunPlace
 from astraflow.launch.executors.ssh import SshExecutor, SshOptions
 from astraflow.launch.launcher import Launcher
 from astraflow.launch.processes import RoleCommand
+from astraflow.rpc.concurrency import Backoff
 from astraflow.testing import small_recipe
 
 
@@ -45,7 +46,7 @@ def node(tmp_path):
 async def test_a_process_that_died_is_started_again_once_its_cluster_answers(
     tmp_path, commands, monkeypatch
 ):
-    monkeypatch.setattr(module, "_CLUSTER_POLL_S", 0.0)
+    monkeypatch.setattr(module, "_CLUSTER_BACKOFF", Backoff(limit_s=0.0))
     launcher, mark = on_slurm(tmp_path), tmp_path / "asked"
     commands(sbatch=f"[ -e {mark} ] && echo 7 && exit; touch {mark}; echo it is away >&2; exit 1")
     process = await launcher._start_again(node(tmp_path))

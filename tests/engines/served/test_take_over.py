@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from astraflow.engines.sglang.dialect import SglangDialect
 from astraflow.engines.vllm.dialect import VllmDialect
 from astraflow.rpc.concurrency import beside
 from tests.engines.adapter_updates import POLICIES, adapters, update
+from tests.engines.pages import JsonPage, served
 
 POLICY = PolicyId("sort")
 SOLVER = PolicyId("solver")
@@ -33,12 +35,12 @@ Peer = Callable[[str, Path, int], str]
 Sent = list[tuple[str, dict[str, Any]]]
 
 
-class Page(BaseHTTPRequestHandler):
+class Page(JsonPage, BaseHTTPRequestHandler):
     """Says what the server is told to serve, and takes whatever it is sent; has no model."""
 
     def do_GET(self) -> None:
         self.server.sent.append((self.path, {}))  # type: ignore[attr-defined]
-        self._answer(self.server.said)  # type: ignore[attr-defined]
+        self.answer(self.server.said)  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -56,17 +58,7 @@ class Page(BaseHTTPRequestHandler):
             "results": [{"is_staged": True, "error": ""}],
             "reports": [{"apply_s": 0.0}],
         }
-        self._answer(self.server.wrong.get(self.path, said))  # type: ignore[attr-defined]
-
-    def _answer(self, said: dict[str, Any]) -> None:
-        body = json.dumps(said).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer(self.server.wrong.get(self.path, said))  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -92,23 +84,15 @@ def unloads() -> Event:
 @pytest.fixture
 def peer(sent: Sent, wrong: dict[str, Any], unloads: Event) -> Iterator[Peer]:
     """Starts servers that say what they serve, as vLLM does."""
-    servers: list[ThreadingHTTPServer] = []
+    with ExitStack() as servers:
 
-    def start(name: str, directory: Path, max_context: int) -> str:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-        servers.append(server)
-        said = {"id": name, "root": str(directory), "max_model_len": max_context}
-        server.said = {"data": [said]}  # type: ignore[attr-defined]
-        server.sent, server.wrong = sent, wrong  # type: ignore[attr-defined]
-        server.unloads = unloads  # type: ignore[attr-defined]
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        return f"http://127.0.0.1:{server.server_port}"
+        def start(name: str, directory: Path, max_context: int) -> str:
+            said = {"data": [{"id": name, "root": str(directory), "max_model_len": max_context}]}
+            page = served(Page, said=said, sent=sent, wrong=wrong, unloads=unloads)
+            return f"http://127.0.0.1:{servers.enter_context(page).server_port}"
 
-    yield start
-    unloads.set()
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
+        unloads.set()
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -15,16 +14,17 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.sglang.dialect import SglangDialect
+from tests.engines.pages import JsonPage, served
 
 ROUTES = ("/begin_weight_update", "/pause_generation", "/v1/loads")
 LOADED, ANNOUNCED = "/update_weights_from_tensor", "/update_weight_version"
 
 
-class Page(BaseHTTPRequestHandler):
+class Page(JsonPage, BaseHTTPRequestHandler):
     """Takes whatever it is sent, and has its ranks write what they are told to."""
 
     def do_GET(self) -> None:
-        self._answer({"tp_size": 2, "paths": dict.fromkeys(ROUTES)})
+        self.answer({"tp_size": 2, "paths": dict.fromkeys(ROUTES)})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -32,27 +32,13 @@ class Page(BaseHTTPRequestHandler):
         if self.path in (LOADED, ANNOUNCED):
             for path, said in self.server.written.items():  # type: ignore[attr-defined]
                 path.write_text(json.dumps(said))
-        self._answer({"success": True})
-
-    def _answer(self, said: dict[str, Any]) -> None:
-        body = json.dumps(said).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer({"success": True})
 
 
 @pytest.fixture
 def page() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    server.sent, server.written = [], {}
-    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(Page, sent=[], written={}) as server:
+        yield server
 
 
 @pytest.fixture
