@@ -231,8 +231,10 @@ class PolicyPacing:
         wanted = policy.samples.min_version(is_open=is_open)
         if policy.policy_id in self._barrier.given_up:
             return max(0, min(wanted, self.newest_available(policy)))
-        standing = self._standing(policy)
-        return max(0, min(wanted, self._barrier.coming_version(standing, self._standings())))
+        coming = policy.progress.coming_version
+        if not self._is_free:
+            coming = self._barrier.coming_version(self._standing(policy), self._standings())
+        return max(0, min(wanted, coming))
 
     def waits_in_vain(self, policy: PolicyState, assignment: Assignment, available: int) -> bool:
         """Whether a training task asks for a version that its holder cannot have."""
