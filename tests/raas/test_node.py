@@ -209,15 +209,20 @@ async def test_a_version_that_nobody_announced_holds_no_other_back(
     assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 3 here")
 
 
-async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
-    fake_hub, running, engine, puller, make_task, make_version
-):
+async def five_versions_come(fake_hub, puller, make_task, make_version):
+    """Announce versions while none can be pulled yet, of which an evaluation must have 3."""
     puller.open.clear()
     fake_hub.publish(make_version(1))
     fake_hub.issue(make_task(1, version=3, purpose=TaskPurpose.EVAL))
     await fake_hub.until(lambda: fake_hub.calls["StreamTasks open"])
     for version in (2, 3, 4, 5):
         fake_hub.publish(make_version(version))
+
+
+async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
+    fake_hub, running, engine, puller, make_task, make_version
+):
+    await five_versions_come(fake_hub, puller, make_task, make_version)
     puller.gone = {3}
     puller.open.set()
     async with asyncio.timeout(10):
@@ -347,12 +352,7 @@ async def test_a_version_that_a_lost_server_came_back_with_is_reported(
 async def test_updates_skip_to_the_newest_unless_a_task_must_have_one(
     fake_hub, running, puller, engine, make_task, make_version
 ):
-    puller.open.clear()
-    fake_hub.publish(make_version(1))
-    fake_hub.issue(make_task(1, version=3, purpose=TaskPurpose.EVAL))
-    await fake_hub.until(lambda: fake_hub.calls["StreamTasks open"])
-    for version in (2, 3, 4, 5):
-        fake_hub.publish(make_version(version))
+    await five_versions_come(fake_hub, puller, make_task, make_version)
     puller.open.set()
     await fake_hub.until(lambda: fake_hub.reports[-1].version == 5 and fake_hub.results)
     assert fake_hub.rollouts[0].policy_versions == {"solver": 3}
