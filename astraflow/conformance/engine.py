@@ -24,7 +24,6 @@ from astraflow.conformance.engine_bench import (
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.engine import TellsLikelihoods, TrainEngine
-from astraflow.workflows.registry import see_working_directory
 
 # How far a log-probability may be above 0.
 _TOLERANCE: Final = 1e-5
@@ -272,7 +271,6 @@ def check_train_engine(factory: str, *, vocabulary_size: int, as_json: bool) -> 
     Raises:
         AstraflowError: CODE_UNKNOWN when the factory is not there.
     """
-    see_working_directory()
     make = load(factory, what=f"the engine {factory}")
     with TemporaryDirectory() as folder:
         checks = check_engine(

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ def add_code_folder(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
+@cache
+def see_working_directory() -> None:
+    """Let `module:attribute` name a file beside the user; `load` does."""
+    if "" not in sys.path:
+        add_code_folder(Path.cwd())
+
+
 def load(target: str, *, what: str) -> Any:
     """Return what `module:attribute` stands for; imports the module.
 
@@ -24,6 +32,7 @@ def load(target: str, *, what: str) -> Any:
     Raises:
         AstraflowError: CODE_UNKNOWN.
     """
+    see_working_directory()
     module_name, _, attribute = target.partition(":")
     try:
         thing: Any = importlib.import_module(module_name)

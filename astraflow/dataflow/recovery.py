@@ -16,6 +16,7 @@ from astraflow import __version__
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock
+from astraflow.core.code import see_working_directory
 from astraflow.core.effects import Decision, EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, HubRestarted
@@ -30,7 +31,6 @@ from astraflow.storage.journal import Journal, JournalRecords
 from astraflow.storage.snapshot import Snapshot
 from astraflow.wire.journal import RunOpened, read_record, record_bytes
 from astraflow.wire.snapshot import dump_state, load_state
-from astraflow.workflows.registry import see_working_directory
 
 # Whose objects a snapshot holds.
 _MODULES = (

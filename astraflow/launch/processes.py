@@ -36,6 +36,10 @@ from astraflow.launch.gpus import (
 from astraflow.rpc.access import HubTokens, TokenRole
 from astraflow.rpc.address import join_address, outside_ip
 
+AS_MODULE: Final = ("-P", "-m", "astraflow")
+"""Arguments of Python. Else a file of the working directory, such as random.py, would be found
+before Python's own module of that name; `see_working_directory` lets it be found after all."""
+
 LIFELINE = "ASTRAFLOW_LIFELINE_FD"
 
 ORPHAN_RANK = "ASTRAFLOW_RANK_OF_PID"
@@ -166,8 +170,7 @@ class LocalExecutor:
         with command.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "astraflow",
+                *AS_MODULE,
                 *command.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if on_line is None else asyncio.subprocess.PIPE,
@@ -471,7 +474,7 @@ def run_ranks(arguments: Sequence[str], *, count: int) -> int:
                 # Else a folder of its own is left behind.
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
             )
-            elastic_launch(config, sys.executable)("-m", "astraflow", *arguments)
+            elastic_launch(config, sys.executable)(*AS_MODULE, *arguments)
             return 0
     except SignalException:
         return 0

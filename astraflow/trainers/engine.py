@@ -12,7 +12,6 @@ from astraflow.client.trainer import TrainerBatch
 from astraflow.config.recipe import OwnEngine, TrainerConfig
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.workflows.registry import see_working_directory
 
 
 class TrainEngine(Protocol):
@@ -134,7 +133,6 @@ def make_engine(own: OwnEngine, settings: TrainerConfig, *, model_dir: Path) -> 
     Raises:
         AstraflowError: CODE_UNKNOWN when there is no such factory, INVALID_FIELD when it raises.
     """
-    see_working_directory()
     what = f"the engine {own.name}"
     factory = guarded(lambda: load(own.name, what=what), f"{what}, when it was imported,")
     offered = {"settings": settings, "model_dir": model_dir}

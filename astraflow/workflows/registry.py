@@ -6,7 +6,6 @@ package, or `module:attribute` of anything that can be imported.
 
 import difflib
 import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from astraflow.core.code import add_code_folder, load
+from astraflow.core.code import load, see_working_directory
 from astraflow.core.errors import AstraflowError, Reason
 
 T = TypeVar("T")
@@ -173,13 +172,6 @@ def names(kind: Kind) -> tuple[str, ...]:
 @cache
 def _entry_points(kind: Kind) -> Mapping[str, str]:
     return {point.name: point.value for point in entry_points(group=f"astraflow.{kind}")}
-
-
-@cache
-def see_working_directory() -> None:
-    """Let `module:Class` name a file beside the user, as `python -m` does."""
-    if "" not in sys.path:
-        add_code_folder(Path.cwd())
 
 
 @cache

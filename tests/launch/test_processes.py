@@ -36,6 +36,24 @@ async def test_an_unknown_command_ends_with_its_usage_in_the_log(tmp_path, execu
     assert "no-such-command" in process.last_words()
 
 
+async def test_a_file_with_the_name_of_a_module_of_python_hides_nothing_from_a_role(
+    tmp_path, executor, monkeypatch
+):
+    (tmp_path / "random.py").write_text("raise SystemExit('not the random of Python')")
+    monkeypatch.chdir(tmp_path)
+    command = RoleCommand(name="version", arguments=("--version",), log=tmp_path / "v.log")
+    process = await executor.start(command)
+    assert await process.wait() == 0, process.last_words()
+
+
+def test_code_of_the_working_directory_is_found_by_a_role(tmp_path):
+    (tmp_path / "mine.py").write_text("number = 17")
+    code = "from astraflow.core.code import load; print(load('mine:number', what='code'))"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "17\n", done.stderr
+
+
 async def test_a_line_of_any_length_is_heard_and_logged(tmp_path):
     command = RoleCommand(name="loud", arguments=(), log=tmp_path / "l.log")
     code = "print('x' * 200_000); print('done\\n\\nend', end='')"

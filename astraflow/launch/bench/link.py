@@ -23,7 +23,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import LaneKind
-from astraflow.launch.processes import LIFELINE, hold_lifeline
+from astraflow.launch.processes import AS_MODULE, LIFELINE, hold_lifeline
 from astraflow.launch.weights import print_json
 from astraflow.telemetry.logging import configure_logging
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
@@ -234,7 +234,7 @@ def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_
     lifeline, held = os.pipe()
     arguments = ("bench", "link", "--listen", "127.0.0.1:0", "--mb", str(nbytes // 1_000_000))
     with subprocess.Popen(  # noqa: S603 - this very program
-        [sys.executable, "-m", "astraflow", *arguments, "--json"],
+        [sys.executable, *AS_MODULE, *arguments, "--json"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, LIFELINE: str(lifeline)},

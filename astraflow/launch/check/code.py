@@ -26,7 +26,7 @@ from astraflow.launch.check.subject import Subject
 from astraflow.launch.tracking.trackers import PACKAGES
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.protocol import Scorer, Workflow
-from astraflow.workflows.registry import Kind, code_digest, find, see_working_directory
+from astraflow.workflows.registry import Kind, code_digest, find
 from astraflow.workflows.scoring import GuardedScorer
 
 _LOOKED_FOR = (
@@ -103,7 +103,6 @@ def check_engines(subject: Subject) -> None:
         own = policy.trainer.engine
         if own is None:
             continue
-        see_working_directory()
         where = f"policies.{name}.trainer.engine"
         factory = _made(subject, f"{where}.name", load, own.name, what="the engine")
         if factory is None:
@@ -127,7 +126,6 @@ def check_training_code(subject: Subject) -> None:
     """Call a loss, an estimator and an optimizer of the user's on a few numbers."""
     for name, policy in subject.recipe.policies.items():
         where, trainer = f"policies.{name}.trainer", policy.trainer
-        see_working_directory()
         agents = {f"agents.{each}.": own for each, own in trainer.advantages.agents.items()}
         for place, each in {"": trainer.advantages, **agents}.items():
             if each.estimator is None:
@@ -158,7 +156,6 @@ def check_trackers(subject: Subject) -> None:
     for index, name in enumerate(subject.recipe.track):
         where = f"track.{index}"
         if ":" in name:
-            see_working_directory()
             _made(subject, where, load, name, what=f"the tracker {name}")
         elif name not in PACKAGES:
             subject.error(where, f"'{name}' is no tracker", _nearest(name, PACKAGES))
@@ -273,7 +270,6 @@ def _own_faults(subject: Subject, where: str, made: object) -> None:
 def _algorithms(
     subject: Subject, where: str, point: finding.Point, algorithms: tuple[Algorithm, ...]
 ) -> None:
-    see_working_directory()
     for index, algorithm in enumerate(algorithms):
         spec = PlugInSpec(name=algorithm.name, options=algorithm.options)
         at = where if point is finding.Point.ORDER else f"{where}.{index}"

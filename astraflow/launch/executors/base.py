@@ -25,7 +25,7 @@ import yaml
 from astraflow.config.run_dir import RunDir
 from astraflow.config.strict import Strict
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
-from astraflow.launch.processes import RoleCommand, last_lines
+from astraflow.launch.processes import AS_MODULE, RoleCommand, last_lines
 
 LOST: Final = -int(signal.SIGKILL)
 """Exit code of a process that is gone, nobody knows how; as one that was killed it may be started
@@ -185,7 +185,7 @@ class RemoteExecutor(ABC, Generic[OptionsT]):
         return "exec " + self.words(command)
 
     def words(self, command: RoleCommand) -> str:
-        return shlex.join((self.options.python, "-m", "astraflow", *command.arguments))
+        return shlex.join((self.options.python, *AS_MODULE, *command.arguments))
 
     def write_script(self, command: RoleCommand) -> Path:
         """Write the script of a process and its secrets, for this user alone; return its path."""

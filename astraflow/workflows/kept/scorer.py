@@ -104,7 +104,7 @@ class KeptScorer:
     async def _start(self) -> LineWorker:
         options = self._options
         worker = await LineWorker.start(
-            (sys.executable, "-m", "astraflow.workflows.kept.scorer"),
+            (sys.executable, "-P", "-m", "astraflow.workflows.kept.scorer"),
             (json.dumps([self._name, self._scorer_options]),),
             limits=ProgramLimits(
                 time_s=None, memory_mb=options.memory_mb, processes=options.processes
