@@ -279,7 +279,7 @@ class Restarts(Strict):
     """Of all nodes together; where one is given up the others go on, and without any the run
     fails."""
     trainer: int = Field(default=16, ge=0)
-    """Of each trainer that a signal killed; else the run fails."""
+    """Of each trainer that a signal ended; else the run fails."""
     hub: int = Field(default=16, ge=0)
     """Of a hub that a signal killed; else the run fails."""
     window_s: float = Field(default=600.0, gt=0)

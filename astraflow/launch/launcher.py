@@ -26,8 +26,9 @@ from astraflow.core.errors import (
     AstraflowError,
     Reason,
 )
+from astraflow.core.ids import PolicyId
 from astraflow.core.members import MemberRole
-from astraflow.core.status import RunState, RunStatus, StopMode
+from astraflow.core.status import RunState, RunStatus, StopMode, WaitCause
 from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.recorder import write_whole
 from astraflow.launch.executors.finding import Executor, Placement, StartedProcess, reachable
@@ -388,20 +389,25 @@ class Launcher:
 
         A node is started anew unless it cannot work as it is set up or the run ends; the run goes
         on without one while there are others. A hub that was killed or lost its database goes on
-        where its journal ends, a trainer that was killed from its last checkpoint. What fails
+        where its journal ends, a trainer that was killed from its last checkpoint; so does one that
+        left at a signal, as of a preemption, while its policy has steps to make. What fails
         otherwise fails the run, but while that ends: then only the last node matters, without
         which it is cancelled.
         """
-        while (code := await process.wait()) and not self.killed.is_set():
-            key: RestartKey | None = None
-            name, news, refused = process.command.name, "", ""
+        while True:
+            code, name = await process.wait(), process.command.name
             role, _, policy = name.partition("-")
+            if self.killed.is_set() or (not code and not await self._is_missed(name)):
+                return
+            key: RestartKey | None = None
+            news, refused = "", ""
             is_stoppage = code < 0 or code == TEMPORARY_EXIT
             if role == "hub" and is_stoppage and is_begun(self.recipe, self.run_dir):
                 why = "was killed" if code < 0 else "lost its database"
                 key, news = "hub", f"the hub {why} ({code}); it goes on where it was"
-            elif role == "trainer" and code < 0 and not self._is_over():
-                key, news = "trainer", f"the trainer of {policy} was killed ({code})"
+            elif role == "trainer" and code <= 0 and not self._is_over():
+                why = f"was killed ({code})" if code else "has left"
+                key, news = "trainer", f"the trainer of {policy} {why}"
                 news += "; it goes on from its last checkpoint"
             elif self._is_ending():
                 if role == "raas" and not self._has_nodes() and not self._is_over():
@@ -427,6 +433,22 @@ class Launcher:
             self.failure = f"{name} ended with exit code {code}{why}:\n{process.last_words()}"
             await self._cancel()
             return
+
+    async def _is_missed(self, name: str) -> bool:
+        """Whether the run waits for a trainer that has left; of a node that has, say so."""
+        role, _, policy = name.partition("-")
+        # A hub that has ended misses nobody.
+        with suppress(AstraflowError):
+            state = (await self.control.get_run()).state
+            if state.is_final or state is RunState.STOPPING:
+                return False
+            if role == "raas":
+                rest = "the others go on" if self._has_nodes() else "the run waits for another one"
+                self.say(f"[yellow]{name} has left; {rest}[/]")
+            elif role == "trainer":
+                waits = await self.control.ledger.explain_wait(PolicyId(policy))
+                return any(each.cause is WaitCause.NO_TRAINER for each in waits)
+        return False
 
     async def _start_again(self, command: RoleCommand) -> StartedProcess:
         """Start what takes the place of a process that ended; a cluster may be away meanwhile.

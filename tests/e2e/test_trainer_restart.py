@@ -14,9 +14,9 @@ from .conftest import astraflow, started
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-def kill_trainer(run):
+def kill_trainer(run, number=signal.SIGKILL):
     (trainer,) = [p for p in run.children("trainer") if "--policy" in p.cmdline()]
-    trainer.send_signal(signal.SIGKILL)
+    trainer.send_signal(number)
     psutil.wait_procs([trainer], timeout=100)
 
 
@@ -45,6 +45,20 @@ def test_a_trainer_killed_twice_reaches_the_last_step(tmp_path, cache):
     state = json.loads((run.run_dir.checkpoint("solver", 12) / "trainer_state.json").read_text())
     # Two publications more than steps: the restored ones. Lost steps had versions, too.
     assert state["version"] >= 14
+
+
+def test_members_that_are_asked_to_leave_are_followed_by_a_trainer_and_told(tmp_path, cache):
+    sets = ("policies.solver.trainer.step_count=9", "hub.session_ttl_s=1", "evals={}")
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        kill_trainer(run, signal.SIGTERM)
+        (node,) = [p for p in run.children("raas") if "raas-0" in p.cmdline()]
+        node.send_signal(signal.SIGTERM)
+        assert run.wait() == 0, run.output
+    assert run.output.count("the trainer of solver has left; it goes on from its last") == 1
+    assert run.output.count("has left; the others go on") == 1
+    assert max(row["step"] for row in read_json_lines(run.run_dir.metrics)) == 9
+    assert all(each["balanced"] for each in run.books)
 
 
 def test_a_last_checkpoint_takes_as_long_as_it_takes(tmp_path, cache, monkeypatch):
