@@ -191,17 +191,23 @@ def is_live(run_dir: RunDir) -> bool:
         return False
     except psutil.AccessDenied:
         return True
-    # Of a clock that was set since, both times are told otherwise.
     is_same = abs(start_time_s - endpoint.start_time_s) < _CLOCK_SLACK_S
-    return is_same or not endpoint.start_time_s
+    # A clock that was set since moves what the system says of the start, as after a suspension.
+    journal_lock = run_dir.journal.with_name(f"{run_dir.journal.name}.lock")
+    return is_same or not endpoint.start_time_s or _is_held(journal_lock)
 
 
 def is_starting(run_dir: RunDir) -> bool:
     """Whether a launcher is at work in it and no hub of it has had an address yet."""
-    if not run_dir.lock.exists() or endpoint_before(run_dir) is not None:
+    return endpoint_before(run_dir) is None and _is_held(run_dir.lock)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process has a lock."""
+    if not lock.exists():
         return False
     try:
-        with _locked(run_dir.lock, waits=False):
+        with _locked(lock, waits=False):
             return False
     except BlockingIOError:
         return True
