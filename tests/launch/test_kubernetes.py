@@ -1,6 +1,7 @@
 """Manifests of Kubernetes, and what its pods tell."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def manifests(tmp_path, *overrides):
     """Return the Secret and the Job of each process."""
     texts = placed(tmp_path, IMAGE, *overrides).preview(RunDir(tmp_path / "runs" / "run"))
     return {name: list(yaml.safe_load_all(text)) for name, text in texts.items()}
+
+
+def test_a_copy_of_a_run_has_an_id_of_its_own_and_one_that_was_moved_keeps_it(tmp_path):
+    def executor(name):
+        recipe = load_recipe(RECIPE, ("executor={name: kubernetes}", IMAGE, CLAIM))
+        made = Placement.of(recipe, RunDir(tmp_path / name), note=lambda _: None).executor
+        assert made is not None
+        return made
+
+    first = executor("first")
+    first.keep_run_id()
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    copy = executor("copy")
+    assert not copy.has_run_id
+    copy.keep_run_id()
+    assert executor("copy").run_id == copy.run_id != first.run_id
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert executor("moved").run_id == first.run_id
 
 
 def test_each_process_is_a_job_that_is_not_started_again_by_kubernetes(tmp_path):

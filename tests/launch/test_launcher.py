@@ -1,6 +1,7 @@
 """The launcher of a run whose cluster or hosts do not answer for a while."""
 
 import asyncio
+import json
 import os
 from io import StringIO
 
@@ -88,6 +89,21 @@ async def test_what_may_be_left_on_a_cluster_that_does_not_answer_is_told(
     told = launcher.console.file.getvalue()
     assert "may be left on the cluster: `scancel 7` cannot be started" in told
     assert "may be left on the cluster: `squeue --me" in told
+    await launcher.executor.close()
+
+
+async def test_jobs_that_slurm_does_not_cancel_are_told(tmp_path, commands):
+    launcher = on_slurm(tmp_path)
+    job = {"job_id": 7, "job_state": "RUNNING", "exit_code": 0}
+    said = json.dumps({"jobs": [{**job, "comment": f"astraflow:{tmp_path / 'run'}"}]})
+    commands(squeue=f"echo '{said}'", scancel="echo no right to it >&2; exit 1")
+    with pytest.raises(AstraflowError, match=r"`scancel 7` ended with exit code 1: no right to it"):
+        await launcher.executor.sweep()
+    over = said.replace("RUNNING", "COMPLETED")
+    mark = tmp_path / "cancelled"
+    squeue = f"[ -e {mark} ] && echo '{over}' || echo '{said}'"
+    commands(squeue=squeue, scancel=f"touch {mark}; exit 1")
+    await launcher.executor.sweep()
     await launcher.executor.close()
 
 

@@ -138,18 +138,29 @@ class RemoteExecutor(ABC, Generic[OptionsT]):
 
     @property
     def has_run_id(self) -> bool:
-        """Whether a process of this run was started under its id."""
-        return self._id_path.exists()
+        """Whether a process of this run was started under its id, and not one of its original.
+
+        The id is kept with where it lies: in a copy of a folder that is there still it is that of
+        the other's processes.
+        """
+        if not self._id_path.exists():
+            return False
+        kept = self._id_path.read_text()
+        original = Path(kept.partition("\n")[2] or self._id_path)
+        is_copy = original.exists() and not original.samefile(self._id_path)
+        return not (is_copy and original.read_text() == kept)
 
     @cached_property
     def run_id(self) -> str:
         """What tells the processes of this run from all others in a cluster."""
-        return self._id_path.read_text() if self.has_run_id else uuid4().hex[:12]
+        if self.has_run_id:
+            return self._id_path.read_text().partition("\n")[0]
+        return uuid4().hex[:12]
 
     def keep_run_id(self) -> None:
         """Write the id into the folder of the run: who goes on with it finds what was left."""
         self._id_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._id_path.write_text(self.run_id)
+        self._id_path.write_text(f"{self.run_id}\n{self._id_path}")
 
     def secrets_path(self, command: RoleCommand) -> Path | None:
         """Return where a process reads its secrets; None: its environment has them."""

@@ -410,7 +410,10 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
 
     async def delete(self, *words: str) -> None:
         """Delete what is there of it; pods have their time to end."""
-        await attempt(*self._kubectl("delete", *words, "--wait=false", "--ignore-not-found"))
+        await attempt(*self._deletion(*words))
+
+    def _deletion(self, *words: str) -> Sequence[str]:
+        return self._kubectl("delete", *words, "--wait=false", "--ignore-not-found")
 
     async def sweep(self) -> None:
         if not self.has_run_id:
@@ -420,7 +423,7 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         left = sorted(jobs.keys() - self.live.keys() - over)
         if left:
             self.place.note(f"Jobs that were left of this run are deleted: {', '.join(left)}")
-        await self.delete("jobs,secrets", "-l", self._mark)
+        await call(*self._deletion("jobs,secrets", "-l", self._mark))
 
     async def close(self) -> None:
         await super().close()

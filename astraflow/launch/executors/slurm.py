@@ -228,6 +228,12 @@ class SlurmExecutor(PollingExecutor[SlurmOptions, SlurmProcess]):
         left = [job for job in await self._jobs() if job.exit_code is None]
         numbers = [str(job.job_id) for job in left]
         if numbers:
-            await attempt("scancel", *numbers)
+            code, _, errors = await attempt("scancel", *numbers)
+            # One that ended meanwhile cannot be cancelled.
+            if code and any(job.exit_code is None for job in await self._jobs()):
+                raise AstraflowError(
+                    Reason.NOT_READY,
+                    f"`scancel {' '.join(numbers)}` ended with exit code {code}: {errors.strip()}",
+                )
         if set(numbers) - self.live.keys():
             self.place.note(f"jobs that were left of this run are cancelled: {', '.join(numbers)}")
