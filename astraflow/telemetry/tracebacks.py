@@ -62,7 +62,8 @@ def place_of(error: BaseException, *, _after: Sequence[BaseException] = ()) -> C
         if inner.is_users:
             return inner
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, asyncio.CancelledError):
+    is_late = any(isinstance(each, TimeoutError) for each in _after)
+    if is_late and isinstance(error, asyncio.CancelledError):
         return _place(frames, "Timeout", "it waited here when its time was over")
     name = error.reason if isinstance(error, AstraflowError) else type(error).__name__
     said = bounded("".join(traceback.format_exception_only(error)).rstrip(), _MAX_MESSAGE)

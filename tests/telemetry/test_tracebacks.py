@@ -95,6 +95,19 @@ async def test_a_time_out_is_told_where_it_interrupted():
     assert place_of(caught.value).cause == f"Timeout at {FILE}:{line_of('waits')}"
 
 
+async def test_who_awaits_what_was_cancelled_is_told_that_and_of_no_time():
+    async def waits_for_another():
+        other = asyncio.ensure_future(asyncio.Event().wait())
+        other.cancel()
+        await other  # in vain
+
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await waits_for_another()
+    place = place_of(caught.value)
+    assert place.cause == f"CancelledError at {FILE}:{line_of('in vain')}"
+    assert "time" not in place.traceback.splitlines()[-1]
+
+
 def test_an_error_that_says_its_place_is_believed():
     error = AstraflowError(Reason.SCORER_FAILED, "of another process", cause="c", traceback="t")
     place = place_of(error)
