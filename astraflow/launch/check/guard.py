@@ -1,9 +1,10 @@
-"""Code of a user, run in a check: it starts no process, and it ends in time."""
+"""Code of a user, run in a check: it starts and ends no process, and it ends in time."""
 
 import asyncio
 import contextvars
 import ctypes
 import linecache
+import os
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from traceback import FrameSummary, extract_stack, extract_tb
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from astraflow.telemetry.tracebacks import is_users
 
@@ -53,7 +54,7 @@ class OvertimeError(Exception):
 
 @contextmanager
 def no_processes() -> Generator[None]:
-    """Refuse to start processes, and keep standard output for the command's own."""
+    """Refuse to start processes and to end this one; keep standard output for the command's own."""
     _install()
     token = _IS_GUARDED.set(True)
     try:
@@ -65,13 +66,45 @@ def no_processes() -> Generator[None]:
 
 @cache
 def _install() -> None:
-    """Add the audit hook; Python has no way to take one out, so it looks whom it is for."""
+    """Add the audit hook; Python has no way to take one out, so it looks whom it is for.
+
+    No such hook hears of `os._exit`, at which a check would end without a word.
+    """
+    leave = os._exit
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _STARTS and _IS_GUARDED.get():
             raise ProcessRefusedError(f"a check starts no process ({event} {arguments[:1]})")
 
+    def stay(status: int) -> NoReturn:
+        if _IS_GUARDED.get():
+            raise SystemExit(status)
+        leave(status)
+
     sys.addaudithook(refuse)
+    os._exit = stay
+
+
+@contextmanager
+def telling_what_holds_up(after_s: float = 10.0) -> Generator[None]:
+    """Say where code of a user is that this thread runs for long, as an import that never ends."""
+    caller, over = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        told = ""
+        while not over.wait(after_s):
+            lines = _lines_of(caller)
+            if lines and lines != told:
+                print(f"code of yours takes long, and is waited for:\n{lines}", file=sys.stderr)  # noqa: T201 - whoever waits reads it
+                told = lines
+
+    watching = threading.Thread(target=watch, name="check-watch", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
 
 
 class UserLoop:
@@ -118,6 +151,9 @@ class UserLoop:
                     raise
                 # It would end the loop, and nobody would be told.
                 raise RuntimeError("it ended the process") from ended
+            except asyncio.CancelledError as cancelled:
+                # Who waits for the outcome of this would not be told where.
+                raise RuntimeError("it was cancelled by itself") from cancelled
 
         started = time.monotonic()
         try:
@@ -151,9 +187,7 @@ class UserLoop:
         """Interrupt what hangs; return where it was. What waits in C is left behind."""
         thread, self._loop, self._thread = self._thread, None, None
         ident = 0 if thread is None else thread.ident or 0
-        frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 - as faulthandler does  # pyright: ignore[reportPrivateUsage]
-        frame = frames.get(ident)
-        lines = "" if frame is None else _shown(list(extract_stack(frame)))
+        lines = _lines_of(ident)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(ident), ctypes.py_object(_LeftBehind)
         )
@@ -198,6 +232,13 @@ def user_lines(error: BaseException) -> str:
             return f"{each.filename}, line {each.lineno}: {line}"
         found = _shown(extract_tb(each.__traceback__)) or found
     return found
+
+
+def _lines_of(thread: int) -> str:
+    """Return the lines of the user's files at which a thread is, the last ones last."""
+    frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 - as faulthandler does  # pyright: ignore[reportPrivateUsage]
+    frame = frames.get(thread)
+    return "" if frame is None else _shown(list(extract_stack(frame)))
 
 
 def _shown(frames: list[FrameSummary]) -> str:

@@ -11,7 +11,12 @@ from astraflow.config.loader import load_recipe, problems_of
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.check import code, data, machine, models, rehearsal, settings
-from astraflow.launch.check.guard import UserLoop, message_of, no_processes
+from astraflow.launch.check.guard import (
+    UserLoop,
+    message_of,
+    no_processes,
+    telling_what_holds_up,
+)
 from astraflow.launch.check.subject import CheckReport, Finding, Findings, Subject
 from astraflow.launch.executors.finding import LOCAL, reachable
 
@@ -78,7 +83,7 @@ def check_recipe(
     else:
         loop = UserLoop(limit_s)
         found = subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=loop)
-        with no_processes():
+        with no_processes(), telling_what_holds_up():
             for check in _CHECKS:
                 try:
                     check(subject)

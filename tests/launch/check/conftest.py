@@ -33,6 +33,7 @@ track: []
 """
 CODE = '''
 import asyncio
+import os
 import subprocess
 import time
 from dataclasses import dataclass
@@ -160,6 +161,16 @@ def spins(prompt, text):
 
 def exits(prompt, text):
     raise SystemExit("no key of a judge is set")
+
+
+def exits_at_once(prompt, text):
+    os._exit(0)
+
+
+async def awaits_what_was_cancelled(prompt, text):
+    other = asyncio.ensure_future(asyncio.Event().wait())
+    other.cancel()
+    await other
 
 
 def right(prompt, text):

@@ -825,6 +825,15 @@ def test_what_never_ends_is_named_with_its_line_and_holds_nothing_up(folder):
     assert any("in spins" in each.detail for each in findings(report, WARNING))
 
 
+@pytest.mark.parametrize(
+    ("scorer", "line"),
+    [("exits_at_once", "os._exit(0)"), ("awaits_what_was_cancelled", "await other")],
+)
+def test_code_that_ends_the_process_or_its_task_is_named_with_its_line(folder, scorer, line):
+    report = checked(folder, scored(scorer))
+    assert any(line in each.detail for each in report.errors)
+
+
 def test_a_port_that_is_taken_is_told(folder):
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -1,6 +1,8 @@
 """Code of users under guard: no processes, limited time, and the lines that raised."""
 
 import asyncio
+import importlib
+import io
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from astraflow.launch.check.guard import (
     is_process_refused,
     message_of,
     no_processes,
+    telling_what_holds_up,
     user_lines,
 )
 
@@ -63,6 +66,25 @@ def test_what_is_printed_meanwhile_is_not_the_commands(capsys):
     with no_processes():
         print("hello")  # noqa: T201
     assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_code_that_takes_long_is_told_with_its_line(tmp_path, monkeypatch):
+    told = threading.Event()
+
+    class Console(io.StringIO):
+        def write(self, text):
+            written = super().write(text)
+            told.set()
+            return written
+
+    module = tmp_path / "imported_for_long.py"
+    module.write_text("from builtins import told_for_a_test\ntold_for_a_test.wait(60)\n")
+    monkeypatch.setattr("builtins.told_for_a_test", told, raising=False)
+    monkeypatch.setattr(sys, "stderr", Console())
+    monkeypatch.syspath_prepend(tmp_path)
+    with telling_what_holds_up(after_s=0.01):
+        importlib.import_module("imported_for_long")
+    assert "imported_for_long.py, line 2" in sys.stderr.getvalue()
 
 
 def test_one_loop_serves_all_calls(loop):
