@@ -1,8 +1,11 @@
 """The command line: what each command is called, and what an error looks like."""
 
+import faulthandler
+import os
 import sys
-from inspect import cleandoc
+from inspect import cleandoc, currentframe
 from io import TextIOWrapper
+from typing import NoReturn
 
 import typer
 
@@ -90,6 +93,27 @@ def _unwrap_help(group: typer.Typer) -> None:
 _unwrap_help(app)
 
 
+def _tell_sudden_ends() -> None:
+    """Have a crash, and `os._exit` in code of a user, say where: nothing else tells what ran."""
+    if sys.stderr is sys.__stderr__ is not None:
+        faulthandler.enable(all_threads=False)
+    leave, process = os._exit, os.getpid()
+
+    def tell_and_leave(status: int) -> NoReturn:
+        frame = currentframe()
+        # A child that was forked ends so.
+        if os.getpid() == process and frame is not None:
+            from astraflow.telemetry.tracebacks import place_of_stack  # noqa: PLC0415 - for this alone
+
+            said = f"os._exit({status}) ends the process here"
+            place = place_of_stack(frame, name="os._exit", said=said)
+            if place.is_users:
+                print(place.traceback, file=sys.stderr, flush=True)  # noqa: T201 - as a traceback
+        leave(status)
+
+    os._exit = tell_and_leave
+
+
 def main() -> None:
     """Run the command line; an error that has a name is one line and exit code 1.
 
@@ -97,6 +121,7 @@ def main() -> None:
     the command that installs it.
     """
     keep_files_private()
+    _tell_sudden_ends()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A sign that a terminal cannot show is a question mark, not the end of a run.

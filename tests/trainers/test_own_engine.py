@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -146,18 +147,37 @@ async def test_it_trains_a_run_from_a_process_of_its_own(tmp_path, told_by):
     assert np.array_equal(node.engine.tensors["table"].view(np.float32), restored.table)
 
 
-@pytest.mark.slow
-async def test_a_command_that_names_no_engine_says_so(tmp_path):
+async def started_with(engine, tmp_path):
+    """Return the exit code of a trainer, and what it said."""
     recipe = vowel_recipe(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     trainer = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "astraflow", "trainer", "run", str(tmp_path / "recipe.yaml")),
         *("--policy", "solver", "--hub", "127.0.0.1:1", "--token", "join"),
-        *("--engine", "nowhere_at_all:Engine"),
+        *("--engine", engine),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await trainer.communicate()
-    assert trainer.returncode == CONFIGURATION_EXIT
-    assert b"No module named 'nowhere_at_all'" in said
+    return trainer.returncode, said.decode()
+
+
+@pytest.mark.slow
+async def test_a_command_that_names_no_engine_says_so(tmp_path):
+    code, said = await started_with("nowhere_at_all:Engine", tmp_path)
+    assert code == CONFIGURATION_EXIT
+    assert "No module named 'nowhere_at_all'" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "code"), [("os._exit(3)", 3), ("ctypes.string_at(0)", -signal.SIGSEGV)]
+)
+async def test_code_that_ends_its_process_is_told_with_its_line(tmp_path, line, code):
+    engine = tmp_path / "ends.py"
+    engine.write_text(f"import ctypes, os\ndef make(settings):\n    {line}\n")
+    ended, said = await started_with("ends:make", tmp_path)
+    assert ended == code
+    assert f'File "{engine}", line 3' in said
+    assert "in make" in said
