@@ -1,5 +1,5 @@
-/* Reads a serialized Rollout of the usual kind, and finds the items of a StreamRolloutsRequest;
-rollout.py has the same through protobuf's classes.
+/* Reads a serialized Rollout of the usual kind, and measures a StreamRolloutsRequest and finds its
+items; rollout.py has the same in Python.
 
 What is unusual, malformed or unknown is left to those: scan() and split() return None for it. Fields
 have the numbers of rollout/v1/rollout.proto, trajectory.proto and dataflow/v1/raas_service.proto. */
@@ -325,7 +325,50 @@ static PyObject *split(PyObject *self, PyObject *data) {
     return Py_NewRef(Py_None);
 }
 
+enum { REQUEST, ITEM, ROLLOUT, TRAJECTORY, ENTRY, COLUMN, TENSOR, OTHER };
+
+/* What a field holds, as far as arrays are in it. */
+static int kind_of(int parent, uint32_t number) {
+    switch (parent) {
+    case REQUEST: return number == 1 ? ITEM : OTHER;
+    case ITEM: return number == 1 ? ROLLOUT : OTHER;
+    case ROLLOUT: return number == 10 ? TRAJECTORY : OTHER;
+    case TRAJECTORY: return number >= 4 && number <= 6 ? TENSOR : number == 14 ? ENTRY : OTHER;
+    case ENTRY: return number == 2 ? COLUMN : OTHER;
+    case COLUMN: return number == 2 ? TENSOR : OTHER;
+    default: return OTHER;
+    }
+}
+
+/* What a message leaves of so many bytes, elements of arrays not counted; below 0: it has more. */
+static int64_t spare(Span s, int kind, int64_t left) {
+    Field f = {0};
+    const uint8_t *from = s.at;
+    while (left >= 0 && next_field(&s, &f) > 0) {
+        left -= s.at - from;
+        from = s.at;
+        if (f.type != DELIMITED) continue;
+        int64_t nbytes = f.data.end - f.data.at;
+        int inner = kind_of(kind, f.number);
+        if (kind == TENSOR && f.number == 3) left += nbytes;
+        else if (inner != OTHER) left = spare(f.data, inner, left + nbytes);
+    }
+    /* What is malformed is no array. */
+    return left < 0 ? left : left - (s.end - from);
+}
+
+/* Whether a StreamRolloutsRequest has no more than so many bytes beside the elements of arrays. */
+static PyObject *fits(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *start;
+    Py_ssize_t length, most;
+    if (!PyArg_ParseTuple(args, "y#n", &start, &length, &most)) return NULL;
+    Span s = {(const uint8_t *)start, (const uint8_t *)start + length};
+    return PyBool_FromLong(spare(s, REQUEST, most) >= 0);
+}
+
 static PyMethodDef methods[] = {
+    {"fits", fits, METH_VARARGS, NULL},
     {"scan", scan, METH_O, NULL},
     {"split", split, METH_O, NULL},
     {NULL, NULL, 0, NULL},

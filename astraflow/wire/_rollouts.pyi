@@ -41,3 +41,6 @@ def scan(
 
 # Whether it is a Rollout, its start and its end.
 def split(data: bytes, /) -> list[tuple[bool, int, int]] | None: ...
+
+# Whether a StreamRolloutsRequest has no more than so many bytes beside the elements of arrays.
+def fits(data: bytes, most: int, /) -> bool: ...

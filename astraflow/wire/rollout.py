@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, RowSource
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.rollouts import (
     Column,
@@ -48,12 +49,12 @@ from astraflow_proto.rollout.v1 import (
 )
 
 if TYPE_CHECKING:
-    from astraflow.wire._rollouts import scan, split
+    from astraflow.wire._rollouts import fits, scan, split
 else:
     try:
-        from astraflow.wire._rollouts import scan, split
+        from astraflow.wire._rollouts import fits, scan, split
     except ImportError:
-        scan = split = None
+        fits = scan = split = None
 
 _I32, _BOOL, _F32 = np.dtype("<i4"), np.dtype(np.bool_), np.dtype("<f4")
 
@@ -230,12 +231,23 @@ def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
     return _decode_rollout(message)
 
 
+# Of a message, beside its arrays: what a node puts into one has some hundred bytes per trajectory.
+# In objects they take up to a hundred times as much.
+_MOST_NBYTES: Final = 4 << 20
+
+
 def read_items(data: bytes) -> list[tuple[bool, bytes]]:
     """Return the items of a serialized StreamRolloutsRequest: whether it is a rollout, its bytes.
 
     Raises:
-        AstraflowError: INVALID_FIELD for what is none.
+        AstraflowError: INVALID_FIELD for what is none, MESSAGE_TOO_LARGE.
     """
+    if len(data) > _MOST_NBYTES and not (fits or fits_in_python)(data, _MOST_NBYTES):
+        raise AstraflowError(
+            Reason.MESSAGE_TOO_LARGE,
+            f"a message of rollouts has at most {_MOST_NBYTES} bytes beside the elements of its "
+            "arrays; send fewer items in one, or rollouts of fewer trajectories",
+        )
     found = None if split is None else split(data)
     if found is not None:
         return [(is_rollout, data[start:end]) for is_rollout, start, end in found]
@@ -248,6 +260,68 @@ def read_items(data: bytes) -> list[tuple[bool, bytes]]:
         (is_rollout, (item.rollout if is_rollout else item.result).SerializeToString())
         for is_rollout, item in zip(rollouts, items, strict=True)
     ]
+
+
+# The fields that arrays are in, of StreamRolloutsRequest and what it is made of; 0: elements.
+_TENSOR: Final = {3: 0}
+_TRAJECTORY: Final = {4: _TENSOR, 5: _TENSOR, 6: _TENSOR, 14: {2: {2: _TENSOR}}}
+_REQUEST: Final = {1: {1: {10: _TRAJECTORY}}}
+
+
+def fits_in_python(data: bytes, most: int) -> bool:
+    """Say what `fits` says."""
+    return _spare(memoryview(data), _REQUEST, most) >= 0
+
+
+def _spare(data: memoryview, arrays: Mapping[int, Any], left: int) -> int:
+    """Return what a message leaves of so many bytes, elements of arrays not counted."""
+    at = 0
+    while left >= 0 and at < len(data):
+        try:
+            number, start, end = _field_at(data, at)
+        except (IndexError, ValueError):
+            # What is malformed is no array.
+            break
+        left -= end - at
+        at = end
+        inner = None if start is None else arrays.get(number)
+        if inner is not None:
+            left += end - start
+            left = _spare(data[start:end], inner, left) if inner else left
+    return left if left < 0 else left - (len(data) - at)
+
+
+def _field_at(data: memoryview, at: int) -> tuple[int, int | None, int]:
+    """Return a field's number, where its value begins if it has a length, and where it ends."""
+    tag, at = _varint_at(data, at, bits=32)
+    start, end = None, at + 8
+    match tag & 7:
+        case 0:
+            _, end = _varint_at(data, at)
+        case 1:
+            pass
+        case 2:
+            size, start = _varint_at(data, at, bits=32)
+            end = start + size
+        case kind:
+            raise ValueError(f"wire type {kind}")
+    if end > len(data):
+        raise IndexError(end)
+    return tag >> 3, start, end
+
+
+def _varint_at(data: memoryview, at: int, *, bits: int = 64) -> tuple[int, int]:
+    """Return a number of so many bits, and where it ends."""
+    value = 0
+    for place, shift in enumerate(range(0, bits, 7), at):
+        value |= (data[place] & 0x7F) << shift
+        if data[place] < 0x80:
+            break
+    else:
+        raise ValueError("too long")
+    if value >> bits:
+        raise ValueError("too large")
+    return value, place + 1
 
 
 def read_rollout(data: bytes) -> tuple[Rollout, bytes]:

@@ -1,3 +1,4 @@
+from bisect import bisect_left
 from dataclasses import fields, is_dataclass, replace
 from random import Random
 
@@ -16,13 +17,14 @@ from astraflow.core.rollouts import (
     VersionSpan,
 )
 from astraflow.wire import rollout as rollout_module
-from astraflow.wire._rollouts import scan, split
-from astraflow.wire.fields import encode_tensor
+from astraflow.wire._rollouts import fits, scan, split
+from astraflow.wire.fields import encode_tensor, varint
 from astraflow.wire.rollout import (
     batch_part_pieces,
     decode_rollout,
     decode_trajectory,
     encode_rollout,
+    fits_in_python,
     read_items,
     read_rollout,
 )
@@ -311,6 +313,64 @@ class TestItems:
             assert found is None or known is None or found == [_item_said(*item) for item in known]
             assert known is not None or found is None or None in found
         assert both > 20
+
+
+class TestSizes:
+    """What takes a hundred times its bytes in objects is refused before any is made."""
+
+    @pytest.fixture(params=["C", "Python"])
+    def reader(self, request, monkeypatch):
+        if request.param == "Python":
+            monkeypatch.setattr(rollout_module, "fits", None)
+
+    @pytest.mark.usefixtures("reader")
+    @pytest.mark.parametrize("place", ["items", "trajectories", "version_spans", "columns"])
+    def test_millions_of_empty_parts_are_refused(self, place):
+        match place:
+            case "items":
+                data = b"\x0a\x02\x0a\x00" * (2 << 20)
+            case "trajectories":
+                data = _field(1, _field(1, b"\x52\x00" * (3 << 20)))
+            case "version_spans":
+                data = _field(1, _field(1, _field(10, b"\x3a\x00" * (3 << 20))))
+            case _:
+                data = _field(1, _field(1, _field(10, b"\x72\x02\x0a\x00" * (2 << 20))))
+
+        with refused(Reason.MESSAGE_TOO_LARGE, "4194304 bytes beside"):
+            read_items(data)
+
+    @pytest.mark.usefixtures("reader")
+    def test_arrays_may_be_as_large_as_messages(self, message):
+        (trajectory,) = message.trajectories
+        trajectory.tokens.CopyFrom(encode_tensor(np.zeros(1 << 20, np.int32)))
+        trajectory.columns["own"].tensor.CopyFrom(encode_tensor(np.zeros(1 << 20)))
+        request = raas_service_pb2.StreamRolloutsRequest()
+        request.items.add(rollout=message)
+
+        assert len(read_items(request.SerializeToString())) == 1
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_changed_bytes_are_measured_alike(self, message, seed):
+        column = message.trajectories[0].columns["own"]
+        column.tensor.CopyFrom(encode_tensor(np.zeros((3, 2))))
+        request = raas_service_pb2.StreamRolloutsRequest()
+        request.items.add(rollout=message)
+        request.items.add(result=rollout_pb2.TaskResult(task_id="task", rollout_count=1))
+        whole, dice = request.SerializeToString(), Random(seed)
+        # tokens i32, logprobs f32 and sampled_mask bool; f64 in the column.
+        assert _least(fits, whole) == len(whole) - 3 * 9 - 6 * 8
+        for _ in range(300):
+            data = _changed(whole, dice)
+            assert _least(fits, data) == _least(fits_in_python, data), data
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def _least(fits, data: bytes) -> int:
+    """Return how many bytes a message has beside its arrays."""
+    return bisect_left(range(len(data)), True, key=lambda most: fits(data, most))
 
 
 def _item_said(is_rollout: bool, data: bytes) -> bytes | None:
