@@ -91,6 +91,8 @@ DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
 # Of vectors: number on the wire, numpy's type, bytes per element; looked up at once.
 _ELEMENTS = {each: (DTYPES.encode(each), each.numpy, each.itemsize) for each in Dtype}
 _NUMBERS = {each.numpy: DTYPES.encode(each) for each in Dtype if Dtype.of(each.numpy) is each}
+# As numpy has.
+_MOST_AXES = 64
 _NO_BOOL = "a bool is neither 0 nor 1"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S = 86_400
@@ -218,6 +220,9 @@ def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarr
 
     bf16 and fp8 come as unsigned integers: their bits.
     """
+    if len(message.shape) > _MOST_AXES:
+        # Their product would have so many digits, each of which takes longer.
+        raise invalid(field, f"no array has {len(message.shape)} axes")
     shape, data, dtype = tuple(message.shape), message.data, DTYPES.decode(message.dtype)
     if len(data) != prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
         raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")

@@ -73,6 +73,13 @@ class TestTensor:
         assert caught.value.reason is Reason.INVALID_FIELD
         assert caught.value.metadata == {"field": "tokens"}
 
+    def test_a_shape_of_thousands_of_axes_is_not_multiplied(self):
+        """The product of a megabyte of them took hours."""
+        message = tensor_pb2.Tensor(dtype=DTYPES.encode(Dtype.I32), shape=[2**62] * 3000)
+
+        with pytest.raises(AstraflowError, match="no array has 3000 axes"):
+            decode_tensor(message)
+
     @pytest.mark.parametrize(("shape", "data"), [([0, 2**62, 2**62], b""), ([1] * 65, b"1234")])
     def test_shape_must_be_one_that_an_array_can_have(self, shape, data):
         message = tensor_pb2.Tensor(dtype=DTYPES.encode(Dtype.I32), shape=shape, data=data)
