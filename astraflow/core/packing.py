@@ -189,11 +189,11 @@ def laid_out(part: BatchPart, policy_ids: Sequence[PolicyId]) -> BatchPart:
 def runs_of(
     trajectories: Sequence[Trajectory], lengths: Sequence[int], max_tokens: int
 ) -> list[slice]:
-    """Cut rows into parts of at most so many tokens, and no more than travel; 0: that travel well.
+    """Cut rows, with their arrays, into parts of at most so many tokens, and no more than travel.
 
-    What is in the payload store counts as it is described.
+    0: that travel well.
     """
-    others = [each for each in trajectories if each.payload is not None or each.columns]
+    others = [each for each in trajectories if each.columns]
     travels = _MAX_PART_NBYTES // max(map(_token_nbytes, others), default=_TOKEN_NBYTES)
     bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
     return split(lengths, bound)
@@ -307,9 +307,6 @@ def _row_columns(
 
 def _token_nbytes(trajectory: Trajectory) -> int:
     """Return what a token of a row takes in a part."""
-    if trajectory.payload is not None:
-        described = (c for c in trajectory.payload.columns if c.axis is ColumnAxis.TOKEN)
-        return _TOKEN_NBYTES + sum(each.dtype.itemsize * prod(each.shape) for each in described)
     own = (c.values for c in trajectory.columns.values() if c.axis is ColumnAxis.TOKEN)
     return _TOKEN_NBYTES + sum(values.itemsize * prod(values.shape[1:]) for values in own)
 
