@@ -355,10 +355,11 @@ class SourceRecord:
                 self._witnesses.setdefault(report.address, set()).add(member_id)
             if report.failure is not None and report.failure.reason is Reason.SOURCE_TIMEOUT:
                 self._stalled.setdefault(report.address, set()).add(member_id)
-        kept: dict[Any, Any]
-        for kept in (self._goodputs, self._witnesses, self._stalled):
-            while len(kept) > _KEPT:
-                del kept[next(iter(kept))]
+            kept: dict[Any, Any]
+            # One at a time: to take many from the front of a dict takes the square of it.
+            for kept in (self._goodputs, self._witnesses, self._stalled):
+                if len(kept) > _KEPT:
+                    del kept[next(iter(kept))]
 
     def note_alive(self, address: str) -> None:
         """Take a sign of life of a source: it has stalled no longer."""

@@ -36,6 +36,10 @@ _Read = Callable[[Any, Context], Any]
 # Of a request that is read before its caller is known; joining takes a few hundred bytes.
 _STRANGERS_NBYTES: Final = 64 << 10
 
+# Of any other. The largest ones list what a member holds, or the patches of a version: some
+# thousands, of a hundred bytes each.
+_MOST_NBYTES: Final = 2 << 20
+
 # By (request is a stream, response is a stream).
 _KINDS: Final[dict[tuple[bool, bool], str]] = {
     (False, False): "unary_unary",
@@ -53,8 +57,8 @@ class ErrorInterceptor(
     AstraflowError: its code, text, ErrorInfo and, when retryable, RetryInfo. Any other
     exception: INTERNAL, logged with its trace. Cancellation and `context.abort` pass.
 
-    A request is made of its bytes here, and a large one only for who is known: made, it may take
-    forty times the memory, and seconds of the event loop.
+    A request is made of its bytes here, and a large one only for who is known: made, it may take a
+    hundred times the memory, and seconds of the event loop.
     """
 
     def __init__(self, knows: Callable[[Context], bool]) -> None:
@@ -78,9 +82,9 @@ class ErrorInterceptor(
         if getattr(behaviour, "takes_bytes", False):
             deserialize = None
         read: _Read = _as_it_came
-        if deserialize is not None and not handler.request_streaming and _is_async(behaviour):
-            # The messages of a stream are read by a method that has let its caller in.
-            read, deserialize = partial(self._read, deserialize), None
+        if deserialize is not None and _is_async(behaviour):
+            reading = self._read_each if handler.request_streaming else self._read
+            read, deserialize = partial(reading, deserialize), None
         self._wrapped[method] = getattr(grpc, f"{kind}_rpc_method_handler")(
             _guarded(behaviour, method, read),
             request_deserializer=deserialize,
@@ -94,12 +98,23 @@ class ErrorInterceptor(
                 Reason.TOKEN_INVALID,
                 f"a request of {len(request)} bytes needs a secret of the run that is served here",
             )
+        if len(request) > _MOST_NBYTES:
+            raise AstraflowError(
+                Reason.MESSAGE_TOO_LARGE,
+                f"a request of this call has at most {_MOST_NBYTES} bytes, not {len(request)}",
+            )
         try:
             return deserialize(request)
         except DecodeError as error:
             raise AstraflowError(
                 Reason.INVALID_FIELD, f"the request is no message of this call: {error}"
             ) from None
+
+    async def _read_each(
+        self, deserialize: Callable[[bytes], Any], requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[Any]:
+        async for request in requests:
+            yield self._read(deserialize, request, context)
 
 
 def _as_it_came(request: Any, _: Context) -> Any:

@@ -43,12 +43,14 @@ class FieldRule:
     Attributes:
         name: Of the message's field; empty: the same.
         check: Of what was read, unless that is None.
+        most: Items of a repeated field, which are counted before one is read; 0: any number.
         encode: Makes the message's field, None leaves it unset; None: by the type.
         decode: Reads the message's field; None: by the type.
     """
 
     name: str = ""
     check: Check | None = None
+    most: int = 0
     encode: Callable[[Any], Any] | None = None
     decode: Callable[[Any], Any] | None = None
 
@@ -77,6 +79,17 @@ def rate(value: float, field: str) -> float:
 
 
 _PASSES[rate] = "0 < {} < inf"
+
+
+def _at_most(count: int) -> Check:
+    """Return the check of a repeated field that must not have more items."""
+
+    def check(items: Collection[Any], field: str) -> Collection[Any]:
+        if len(items) > count:
+            raise invalid(field, f"{len(items)} are more than {count}")
+        return items
+
+    return check
 
 
 def sized(nbytes: int, *, or_none: bool = False) -> Check:
@@ -244,6 +257,9 @@ class _Pair:
             read, writes = self._by_hand(field, own, first, rule)
         elif first.is_repeated:
             read, writes = self._repeated(field, own, hint, first)
+            if rule.most:
+                bound = f"{self._name(_at_most(rule.most))}({field}, {first.name!r})"
+                read = read.replace(field, bound)
         else:
             read, writes = self._single(field, own, hint, first)
         if rule.check is not None:

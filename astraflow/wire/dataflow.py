@@ -81,21 +81,21 @@ converter(
     endpoint=required,
 )
 
+# Rows are shared out over all ranks at once, and each is listed as a source of weights.
+_MOST_RANKS: Final = 1 << 16
+
 encode_register_trainer, decode_register_trainer = converter(
     RegisterTrainer,
     trainer_service_pb2.RegisterTrainerRequest,
     policy_id=required,
     groups_per_batch=least(1),
     last_step=least(0),
+    weight_endpoints=FieldRule(most=_MOST_RANKS),
 )
 
 encode_trainer_registration, decode_trainer_registration = converter(
     TrainerRegistration, trainer_service_pb2.RegisterTrainerResponse
 )
-
-
-# Rows are shared out over all ranks at once.
-_MOST_RANKS: Final = 1 << 16
 
 
 def _must_be_of_world(stream: StreamBatches) -> None:

@@ -233,7 +233,7 @@ def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
 
 # Of a message, beside its arrays: what a node puts into one has some hundred bytes per trajectory.
 # In objects they take up to a hundred times as much.
-_MOST_NBYTES: Final = 4 << 20
+_MOST_NBYTES: Final = 2 << 20
 
 
 def read_items(data: bytes) -> list[tuple[bool, bytes]]:
@@ -424,7 +424,11 @@ def _payload(name: str, digest: bytes, nbytes: int, token_count: int) -> Payload
 
 
 encode_task_result, decode_task_result = converter(
-    TaskResult, rollout_pb2.TaskResult, task_id=required, rollout_count=least(0)
+    TaskResult,
+    rollout_pb2.TaskResult,
+    task_id=required,
+    rollout_count=least(0),
+    failures=FieldRule(most=1 << 16),
 )
 
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, VersionInfo, VersionReport
-from astraflow.wire.converters import converter, least, sized
+from astraflow.wire.converters import FieldRule, converter, least, sized
 from astraflow.wire.fields import invalid, required
 from astraflow.wire.weights import DIGEST_NBYTES, KEY_NBYTES, STATE_DIGEST_NBYTES, PatchIndex
 from astraflow_proto.weights.v1 import object_store_pb2 as pb
@@ -80,6 +80,8 @@ encode_version_report, decode_version_report = converter(
     policy_id=required,
     version=least(0),
     pulled_nbytes=least(0),
+    # Of all ranks of a trainer, and the relays and stores beside them.
+    reports=FieldRule(most=1 << 16),
 )
 
 

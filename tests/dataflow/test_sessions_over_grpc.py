@@ -166,6 +166,25 @@ async def test_a_nacked_task_goes_elsewhere(start_hub, recipe_of):
             pass
 
 
+async def test_messages_of_a_stream_that_take_gigabytes_are_not_read(
+    start_hub, recipe_of, reason_of
+):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+        nack = pb.TaskNack(task_id="task", failure={"reason": 48, "message": "m" * (3 << 20)})
+        await tasks.write(pb.StreamTasksRequest(nack=nack))
+        assert await reason_of(_all_of(tasks)) is Reason.MESSAGE_TOO_LARGE
+        await rollouts.write(pb.StreamRolloutsRequest(items=[pb.RolloutItem()] * (2 << 20)))
+        assert await reason_of(_all_of(rollouts)) is Reason.MESSAGE_TOO_LARGE
+
+
+async def _all_of(stream):
+    while await stream.read() is not aio.EOF:
+        pass
+
+
 async def test_an_item_that_is_not_sound_costs_only_itself(start_hub, recipe_of):
     async with start_hub(recipe_of()) as scene:
         raas = scene.raas()

@@ -86,6 +86,28 @@ async def test_a_large_request_is_read_for_who_is_known_alone():
     assert read == [1, 100_000]
 
 
+async def test_a_request_of_megabytes_is_read_for_nobody():
+    """Made of its bytes, it took gigabytes."""
+    read = []
+
+    class Saves:
+        async def SaveRun(self, request, context):  # noqa: N802
+            read.append(len(request.checkpoint_id))
+            return pb.SaveRunResponse()
+
+    async with (
+        await start_server([replace(CONTROL, methods=Saves())]) as server,
+        dial(server.address) as channel,
+    ):
+        stub = ControlServiceStub(channel)
+        await stub.SaveRun(pb.SaveRunRequest(checkpoint_id="c" * 2_000_000))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.SaveRun(pb.SaveRunRequest(checkpoint_id="c" * 3_000_000))
+
+    assert raised_from(caught.value).reason is Reason.MESSAGE_TOO_LARGE
+    assert read == [2_000_000]
+
+
 async def test_what_is_no_message_of_a_call_is_refused_by_name():
     class Gets:
         async def GetRun(self, request, context):  # noqa: N802

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import RegisteredCode
 from astraflow.wire.converters import FieldRule, converter, least, sized
 from astraflow_proto.common.v1 import model_pb2
 from astraflow_proto.control.v1 import run_pb2
@@ -167,3 +168,22 @@ def test_a_member_of_a_oneof_goes_by_the_name_of_its_class():
 
     with pytest.raises(TypeError, match="no member of the oneof is a Other"):
         converter(Load, session_service_pb2.KeepAliveRequest)
+
+
+def test_a_repeated_field_of_more_items_than_there_may_be_is_refused_before_one_is_read():
+    @dataclass(frozen=True, kw_only=True)
+    class Deltas:
+        codes: tuple[RegisteredCode, ...]
+
+    _, decode = converter(
+        Deltas,
+        raas_service_pb2.JoinPoolRequest,
+        codes=FieldRule(most=2),
+        without=set(raas_service_pb2.JoinPoolRequest.DESCRIPTOR.fields_by_name) - {"codes"},
+    )
+    request = raas_service_pb2.JoinPoolRequest(codes=[{"name": "one"}, {"name": "two"}])
+    assert [each.name for each in decode(request).codes] == ["one", "two"]
+    # Without a name, which is not looked at any more.
+    request.codes.add()
+    with pytest.raises(AstraflowError, match="codes: 3 are more than 2"):
+        decode(request)

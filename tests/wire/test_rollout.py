@@ -336,7 +336,7 @@ class TestSizes:
             case _:
                 data = _field(1, _field(1, _field(10, b"\x72\x02\x0a\x00" * (2 << 20))))
 
-        with refused(Reason.MESSAGE_TOO_LARGE, "4194304 bytes beside"):
+        with refused(Reason.MESSAGE_TOO_LARGE, "2097152 bytes beside"):
             read_items(data)
 
     @pytest.mark.usefixtures("reader")
