@@ -122,12 +122,16 @@ class Failure:
 
     def shortened(self) -> Self:
         """Return it with no more of each text than members that keep to the contract send."""
-        if max(len(self.message), len(self.cause), len(self.traceback)) <= _MAX_CHARS:
+        metadata = self.metadata
+        if sum(map(len, metadata)) + sum(map(len, metadata.values())) > _MAX_CHARS:
+            metadata = {}
+        elif max(len(self.message), len(self.cause), len(self.traceback)) <= _MAX_CHARS:
             return self
         # The end of a traceback matters most.
         return replace(
             self,
             message=self.message[:_MAX_CHARS],
+            metadata=metadata,
             cause=self.cause[:_MAX_CHARS],
             traceback=self.traceback[-_MAX_CHARS:],
         )

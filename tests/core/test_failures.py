@@ -120,6 +120,16 @@ def test_what_a_member_says_at_length_is_cut():
     assert cause.last.traceback.endswith("end")
 
 
+def test_no_more_of_metadata_is_kept_than_ids_take():
+    """16 causes of megabytes each were told with every status."""
+    log = FailureLog()
+    small, large = {"task_id": "t"}, {"a": "x" * 3000, "b": "x" * 3000}
+    log.note(replace(bug(), metadata=small), START)
+    assert log.report().causes[0].last.metadata == small
+    log.note(replace(bug(), metadata=large), START)
+    assert not log.report().causes[0].last.metadata
+
+
 def fail_all(world, node, failure, count):
     """Let so many samples fail, all of a task at once."""
     while count > 0 and not world.state.is_final:
