@@ -14,7 +14,17 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from math import inf
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Final,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -69,6 +79,19 @@ def least(bound: int) -> Check:
 
     _PASSES[check] = f"{{}} >= {bound}"
     return check
+
+
+_MOST_STEPS: Final = 1 << 53
+
+
+def step_count(value: int, field: str) -> int:
+    """Check a number of optimizer steps: others are added to it, and it is plotted as a float."""
+    if not 0 <= value <= _MOST_STEPS:
+        raise invalid(field, f"{value} is no number of steps")
+    return value
+
+
+_PASSES[step_count] = f"0 <= {{}} <= {_MOST_STEPS}"
 
 
 def rate(value: float, field: str) -> float:

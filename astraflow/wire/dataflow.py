@@ -16,7 +16,7 @@ from astraflow.core.members import (
 from astraflow.core.rollouts import ItemAck
 from astraflow.core.tasks import TaskCancellation, TaskCredit
 from astraflow.core.versions import WeightEndpoint
-from astraflow.wire.converters import FieldRule, converter, least
+from astraflow.wire.converters import FieldRule, converter, least, step_count
 from astraflow.wire.fields import (
     decode_span,
     encode_span,
@@ -89,7 +89,7 @@ encode_register_trainer, decode_register_trainer = converter(
     trainer_service_pb2.RegisterTrainerRequest,
     policy_id=required,
     groups_per_batch=least(1),
-    last_step=least(0),
+    last_step=step_count,
     weight_endpoints=FieldRule(most=_MOST_RANKS),
 )
 
@@ -129,7 +129,7 @@ encode_ack_batch, decode_ack_batch = converter(
     trainer_service_pb2.AckBatchRequest,
     without={"member_id"},
     batch_id=required,
-    step=least(0),
+    step=step_count,
     wait_s=FieldRule(name="wait_duration", encode=_encode_seconds, decode=_decode_seconds),
     train_s=FieldRule(name="train_duration", encode=_encode_seconds, decode=_decode_seconds),
 )

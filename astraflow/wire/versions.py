@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, VersionInfo, VersionReport
-from astraflow.wire.converters import FieldRule, converter, least, sized
+from astraflow.wire.converters import FieldRule, converter, least, sized, step_count
 from astraflow.wire.fields import invalid, required
 from astraflow.wire.weights import DIGEST_NBYTES, KEY_NBYTES, STATE_DIGEST_NBYTES, PatchIndex
 from astraflow_proto.weights.v1 import object_store_pb2 as pb
@@ -71,7 +71,7 @@ encode_version_info, decode_version_info = converter(
     content_digest=sized(STATE_DIGEST_NBYTES),
     scrub_digest=sized(DIGEST_NBYTES, or_none=True),
     signing_key=sized(KEY_NBYTES, or_none=True),
-    step=least(0),
+    step=step_count,
 )
 
 encode_version_report, decode_version_report = converter(

@@ -3,9 +3,14 @@ import pytest
 
 from astraflow.core.batches import StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.dataflow import decode_stream_batches, encode_stream_batches
+from astraflow.wire.dataflow import (
+    decode_ack_batch,
+    decode_stream_batches,
+    encode_stream_batches,
+)
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import decode_batch_part
+from astraflow_proto.dataflow.v1 import trainer_service_pb2
 from astraflow_proto.rollout.v1 import batch_pb2
 
 
@@ -26,3 +31,13 @@ def test_a_rank_is_one_of_as_many_as_there_can_be(world):
 
     with pytest.raises(AstraflowError, match=rf"{Reason.INVALID_FIELD}: (rank|world_size)"):
         decode_stream_batches(stream)
+
+
+@pytest.mark.parametrize("step", [-1, 2**63 - 1])
+def test_an_ack_of_steps_that_cannot_be_added_to_is_refused(step):
+    """The next step was none that a status can say."""
+    message = trainer_service_pb2.AckBatchRequest(
+        batch_id="b", outcome=trainer_service_pb2.BATCH_OUTCOME_CONSUMED, step=step
+    )
+    with pytest.raises(AstraflowError, match=f"step: {step} is no number of steps"):
+        decode_ack_batch(message)
