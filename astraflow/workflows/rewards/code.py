@@ -25,6 +25,8 @@ from astraflow.workflows.sandbox.protocol import Finished, Sandbox
 
 _EXACT_BELOW = 2**53
 
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputCase:
@@ -202,7 +204,8 @@ def same_output(got: str, expected: str, *, tolerance: float) -> bool:
     White space around the whole text does not count. Then there are as many lines, in the same
     order, and their words are equal; a word that should be a number with a point or an exponent may
     differ by `tolerance`, relative or absolute. Whole numbers are equal or not, and digits that
-    begin with a zero are no number: 11 is not the bits 0011.
+    begin with a zero are no number: 11 is not the bits 0011. What is none, as `inf` or `1_000`, or
+    is beyond all floats, is a word as others.
     """
     mine, theirs = ([line.split() for line in s.strip().splitlines()] for s in (got, expected))
     return [*map(len, mine)] == [*map(len, theirs)] and all(
@@ -212,15 +215,15 @@ def same_output(got: str, expected: str, *, tolerance: float) -> bool:
 
 
 def _same_number(got: str, expected: str, tolerance: float) -> bool:
-    try:
-        mine, theirs = float(got), float(expected)
-    except ValueError:
+    if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
         return False
+    mine, theirs = float(got), float(expected)
     digits = expected.lstrip("+-")
     if digits.isdecimal():
         is_number = digits == "0" or not digits.startswith("0")
         return is_number and mine == theirs and abs(theirs) < _EXACT_BELOW
-    return math.isclose(mine, theirs, rel_tol=tolerance, abs_tol=tolerance)
+    is_close = math.isclose(mine, theirs, rel_tol=tolerance, abs_tol=tolerance)
+    return is_close and math.isfinite(theirs)
 
 
 def same_value(got: Any, expected: Any, *, tolerance: float) -> bool:
