@@ -16,11 +16,16 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalised(text: str) -> str:
     """Return a text in lower case, without punctuation, articles and superfluous space.
 
+    Punctuation and articles stay where nothing else is there: the official script takes "A" and
+    "the" for equal to no answer at all.
+
     Example:
         >>> normalised("The  Eiffel-Tower!")
         'eiffeltower'
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    lower = text.lower()
+    bare = lower.translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split() or bare.split() or lower.split())
 
 
 def exact_match(answer: str, gold: str) -> float:
@@ -55,9 +60,7 @@ def gold_answers(value: object) -> list[str]:
     Raises:
         ValueError: There is none.
     """
-    golds = [str(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
-    if isinstance(value, str | int | float):
-        golds = [str(value)]
-    if not golds:
+    golds = cast("list[object]", value) if isinstance(value, list) else [value]
+    if not golds or not all(isinstance(gold, str | int | float) for gold in golds):
         raise ValueError(f"a row needs an answer, text or a list of texts, not {value!r}")
-    return golds
+    return [str(gold) for gold in golds]

@@ -24,8 +24,15 @@ def test_a_text_is_normalised_as_the_official_script_does():
         ("Lima", "Paris", 0.0, 0.0),
         # Words count as often as they stand there.
         ("new new new", "new york", 0.0, 0.4),
-        ("the", "a", 1.0, 1.0),
         ("", "Paris", 0.0, 0.0),
+        # What is an article or punctuation alone is not the empty answer.
+        ("", "A", 0.0, 0.0),
+        ("the", "a", 0.0, 0.0),
+        ("(A).", "A", 1.0, 1.0),
+        ("", "!", 0.0, 0.0),
+        ("?", "!", 0.0, 0.0),
+        ("!", "!", 1.0, 1.0),
+        ("", "", 1.0, 1.0),
     ],
 )
 def test_em_and_f1(answer, gold, em, f1):
@@ -50,5 +57,7 @@ def test_an_answer_may_stand_in_a_tag():
 def test_a_row_without_an_answer_is_told():
     with pytest.raises(AstraflowError, match="has no field 'answer'"):
         F1(F1.Options())(prompt(question="?"), "x")
-    with pytest.raises(ValueError, match="text or a list of texts"):
-        gold_answers([])
+    for unsound in ([], [None], [["x"]], {"a": 1}):
+        with pytest.raises(ValueError, match="text or a list of texts"):
+            gold_answers(unsound)
+    assert gold_answers([3, "3.0"]) == ["3", "3.0"]
