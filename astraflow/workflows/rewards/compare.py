@@ -5,7 +5,9 @@ Patterns and mathematics run in a process of their own, since some never end.
 
 import importlib
 import logging
+import math
 import re
+from decimal import Decimal
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -52,13 +54,18 @@ def answer_of(prompt: Prompt, field: str) -> object:
     """Return a field of the prompt.
 
     Raises:
-        AstraflowError: SCORER_FAILED when the prompt has no such field.
+        AstraflowError: SCORER_FAILED when the prompt has no such field, or null there.
     """
     if field not in prompt.fields:
         raise AstraflowError(
             Reason.SCORER_FAILED,
             f"prompt {prompt.prompt_id} has no field '{field}', only {', '.join(prompt.fields)}; "
             "name the right one in scorer_options",
+        )
+    if prompt.fields[field] is None:
+        raise AstraflowError(
+            Reason.SCORER_FAILED,
+            f"prompt {prompt.prompt_id} has null in its field '{field}'; leave its row out",
         )
     return prompt.fields[field]
 
@@ -84,10 +91,11 @@ class Numeric:
     def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare."""
         right = last_number(self.gold(prompt))
-        if right is None:
+        if right is None or math.isinf(right):
+            why = "no number" if right is None else "a number beyond all floats"
             raise AstraflowError(
                 Reason.SCORER_FAILED,
-                f"prompt {prompt.prompt_id}: '{self._options.field}' has no number in it",
+                f"prompt {prompt.prompt_id}: '{self._options.field}' has {why} in it",
             )
         said = last_number(text)
         slack = self._options.tolerance * max(1.0, abs(right))
@@ -244,7 +252,9 @@ class Equal:
 
         Without one the parser takes what it knows of it: 10 of 10\sqrt{2}, 2 of 2\pi.
         """
-        text = str(answer_of(prompt, self._field)).strip()
+        answer = answer_of(prompt, self._field)
+        # In LaTeX the e of 1e-05 is Euler's number.
+        text = f"{Decimal(repr(answer)):f}" if isinstance(answer, float) else str(answer).strip()
         is_text = _MARK.search(text) or _WORD.search(_LATEX.sub("", text))
         return text if is_text or _PLAIN_NUMBER.fullmatch(text) else f"\\boxed{{{text}}}"
 

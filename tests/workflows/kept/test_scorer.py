@@ -135,6 +135,8 @@ async def test_expressions_are_equal_however_they_are_written(make):
         (r"\boxed{7}", "7", "8"),
         (r"So it is $\frac{1}{2}$.", "$0.5$", "$2$"),
         ("They sold 48/2 = 24 clips, 72 in all.\n#### 72", "72", "24"),
+        (1e-05, r"\boxed{0.00001}", r"\boxed{1}"),
+        (1.5e22, r"$1.5 \cdot 10^{22}$", "$22$"),
     ],
 )
 def test_a_right_answer_is_read_whole(answer, right, wrong):

@@ -28,6 +28,13 @@ def test_a_prompt_without_an_answer_is_the_scorers_failure():
     assert caught.value.reason is Reason.SCORER_FAILED
 
 
+def test_null_is_no_answer():
+    prompt = Prompt(prompt_id=PromptId("p"), data_set="train", fields={"answer": None})
+    with pytest.raises(AstraflowError, match="null in its field 'answer'") as caught:
+        Exact(Exact.Options())(prompt, "None")
+    assert caught.value.reason is Reason.SCORER_FAILED
+
+
 def test_the_answer_that_it_calls_right_is_right():
     scorer = Exact(Exact.Options(ignore_case=True))
     assert scorer(PROMPT, scorer.gold(PROMPT)).reward == 1.0

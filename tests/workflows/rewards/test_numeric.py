@@ -40,6 +40,12 @@ def test_an_answer_without_a_number_is_the_scorers_failure():
         Numeric(Numeric.Options())(prompt("many"), "3")
 
 
+@pytest.mark.parametrize("answer", ["1e400", 10**400], ids=["text", "integer"])
+def test_an_answer_beyond_all_floats_is_the_scorers_failure_and_not_equal_to_any(answer):
+    with pytest.raises(AstraflowError, match="beyond all floats"):
+        Numeric(Numeric.Options())(prompt(answer), "3")
+
+
 def test_the_answer_that_it_calls_right_is_right():
     scorer = Numeric(Numeric.Options())
     for answer in ("#### 12", 12, 1.5):
