@@ -373,7 +373,9 @@ def _failure(fate: ProgramExit, folder: Path, options: CommandOptions) -> Astraf
 
 
 def _read(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return file.read(_MAX_ANSWER_NBYTES).decode("utf-8", "replace")
+    # An agent may have locked its folder, or removed it.
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(_MAX_ANSWER_NBYTES).decode("utf-8", "replace")
+    return ""

@@ -1,6 +1,7 @@
 """Programs as agents: real processes that talk to a real endpoint."""
 
 import asyncio
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -177,6 +178,15 @@ async def test_an_agent_may_work_in_the_folder_of_its_episode(episode):
     await asyncio.gather(made.run(episode()), made.run(episode()))
     assert len(set(folders)) == 2
     assert not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is locked to root")
+async def test_an_agent_that_locks_its_folder_has_printed_nothing(episode):
+    words = ("bash", "-c", 'echo abc; chmod 000 "$(dirname "$ASTRAFLOW_TASK_FILE")"')
+    scorer = GuardedScorer(Exact(Exact.Options()), name="exact")
+    made = Command(Command.Options(command=words, answer="stdout"), scorer)
+    assert (await made.run(episode())).reward == 0.0
 
 
 def test_a_harness_that_is_unknown_is_named_with_the_nearest():
