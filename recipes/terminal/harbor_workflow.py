@@ -200,12 +200,19 @@ async def verify(sandbox: Sandbox, task: Task, build: Build) -> Score:
     """Bring the tests, run them, and read their reward.
 
     Raises:
-        PolicyFault: The tests come to no end in what the agent left, or the sandbox is gone.
+        PolicyFault: The tests cannot begin in what the agent left, or come to no end there, or the
+            sandbox is gone.
         AstraflowError: SCORER_FAILED when the tests write no reward.
     """
     # Nothing of the agent's runs beside the tests, and nothing that it wrote is taken for theirs.
-    await sandbox.exec(["sh", "-c", "kill -9 -1"])
-    await sandbox.exec(["sh", "-c", _EMPTIED])
+    # Nor does it keep these commands from their folder: its own and home may be locked.
+    await sandbox.exec(["sh", "-c", "kill -9 -1"], cwd="/")
+    emptied = await sandbox.exec(
+        ["sh", "-c", f"{_EMPTIED} && cd {shlex.quote(build.workdir)}"], cwd="/"
+    )
+    if not emptied.is_well:
+        said = emptied.stderr.decode("utf-8", "replace")[-300:]
+        raise PolicyFault(f"its tests cannot begin in what it left: {said}")
     for path, data in task.below("tests").items():
         await sandbox.write(f"/tests/{path}", data)
     done = await sandbox.exec(

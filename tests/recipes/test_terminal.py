@@ -127,6 +127,22 @@ async def test_what_an_agent_leaves_does_not_score(tasks, harbor, tmp_path, sand
     assert (await harbor.verify(sandbox, task, build)).reward == 0.25
 
 
+async def test_an_agent_that_locks_its_home_does_not_keep_running(tasks, harbor, tmp_path, sandbox):
+    task = tasks.read_task(written(tmp_path / "one"))
+    build = await harbor.build_task(sandbox, task, is_built=False)
+    cheat = "while :; do echo 9 > /logs/x; mv /logs/x /logs/verifier/reward.txt; done"
+    await sandbox.exec(["bash", "-c", f"mkdir -p /logs/verifier; {cheat} & chmod 000 /tmp"])
+    assert (await harbor.verify(sandbox, task, build)).reward == 0.25
+
+
+async def test_an_agent_that_locks_its_working_folder_is_at_fault(tasks, harbor, tmp_path, sandbox):
+    task = tasks.read_task(written(tmp_path / "one"))
+    build = await harbor.build_task(sandbox, task, is_built=False)
+    await sandbox.exec(["chmod", "000", "/app"])
+    with pytest.raises(PolicyFault, match="cannot begin in what it left"):
+        await harbor.verify(sandbox, task, build)
+
+
 async def test_tests_without_a_reward_are_no_zero(tasks, harbor, tmp_path, sandbox):
     changes = {"tests/test.sh": "echo broken >&2\n"}
     task = tasks.read_task(written(tmp_path / "one", **changes))
