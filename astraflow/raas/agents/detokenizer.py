@@ -16,7 +16,7 @@ CALL = "<tool_call>"
 CALL_END = "</tool_call>"
 """Ends it."""
 
-_CALLS = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_CALLS = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 # What a decoder shows of a character that is not whole yet.
 _BROKEN = "\ufffd"
 
@@ -79,7 +79,7 @@ def split_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Return what is said, and the tool calls in it; a call that is no JSON is left in the text."""
     calls: list[dict[str, Any]] = []
     for written in _CALLS.findall(text):
-        call = _call(written)
+        call = _call(written.strip())
         if call is None:
             return text, []
         calls.append(call)

@@ -178,8 +178,8 @@ def action_finder(how: str) -> FindAction:
         case "tag" if detail:
             name = re.escape(detail)
             # One that was opened in passing, and not closed, is none.
-            within = rf"<{name}>\s*((?:(?!<{name}>).)*?)\s*</{name}>"
-            return _last_match(re.compile(within, re.DOTALL))
+            find = _last_match(re.compile(rf"<{name}>((?:(?!<{name}>).)*?)</{name}>", re.DOTALL))
+            return lambda text: (find(text) or "").strip() or None
         case "regex" if detail:
             try:
                 return _last_match(re.compile(detail))

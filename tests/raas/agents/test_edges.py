@@ -9,6 +9,7 @@ import pytest
 
 from astraflow.config.pool import Agents
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.raas.agents.detokenizer import split_calls
 from astraflow.workflows.agents.session import AgentSession
 
 CHAT = "v1/chat/completions"
@@ -58,7 +59,12 @@ async def test_what_is_wrong_with_a_request_is_said(stage):
         assert len(at.episode.trajectories()) == 1
 
 
-@pytest.mark.slow
+def test_a_call_that_never_ends_is_looked_at_once():
+    """A minute for every few thousand letters more, were it looked at from each of them."""
+    text = '<tool_call>{"name": "f"' + " " * 1_000_000 + "x"
+    assert split_calls(text) == (text, [])
+
+
 async def test_who_is_not_known_gets_nothing(stage):
     async with stage(lambda text: "ok") as at, at.client() as client:
         root = str(client.base_url).partition("/sessions")[0]

@@ -155,6 +155,9 @@ async def test_an_environment_that_fails_is_no_reward_of_zero(play):
         ("last_line", "", None),
         ("tag:act", "<act>a</act> no: <act> go\neast </act>", "go\neast"),
         ("tag:act", "<act>a", None),
+        ("tag:act", "<act> \n </act>", None),
+        # An hour, were it more than a look at each letter.
+        pytest.param("tag:act", "<act>" + " " * 10_000, None, id="spaces without end"),
         ("tag:act", "In <act> I say what I do: <act>go</act>", "go"),
         ("regex:[0-9]+", "3 + 4 = 7", "7"),
         (r"regex:\[(\w+)\]", "[up] or [down]", "down"),
