@@ -53,9 +53,12 @@ class FastTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
         """Return the ids of a text; True adds what the tokenizer puts at its ends (bos).
 
+        Half of a surrogate pair, as of what was cut within an emoji, is the replacement character.
+
         Raises:
             AstraflowError: INVALID_FIELD for characters that it has no token for.
         """
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the Rust library raises nothing narrower

@@ -51,6 +51,15 @@ def test_a_character_without_a_token_is_named():
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
+def test_half_of_a_surrogate_pair_is_the_replacement_character():
+    ids = {"a": 0, "\ufffd": 1, "\U0001f600": 2}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    tokenizer = FastTokenizer(words, NOTHING_SPECIAL)
+    assert tokenizer.encode("a\ud83da\udc80") == [0, 1, 0, 1]
+    assert tokenizer.encode("a\ud83d" + "\ude00") == [0, 2]
+
+
 @pytest.mark.parametrize("stop", ["\u3002", "b\u3002", "\u3002c", "c"])
 def test_a_stop_text_is_found_at_its_last_token_where_tokens_are_single_bytes(stop: str):
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

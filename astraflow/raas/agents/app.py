@@ -1,6 +1,7 @@
 """The app: routes, whose request it is, and answers as JSON or as server-sent events."""
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
@@ -268,12 +269,31 @@ class _Routes:
             why = "the request has no body; send a JSON object"
             raise AstraflowError(Reason.INVALID_FIELD, why)
         try:
-            given = from_json(body, allow_inf_nan=False)
-        except ValueError as error:
+            given = _parsed(body)
+        except (ValueError, RecursionError) as error:
             raise AstraflowError(Reason.INVALID_FIELD, f"the body is no JSON: {error}") from error
         if not isinstance(given, dict):
             raise AstraflowError(Reason.INVALID_FIELD, "the body is no object")
         return cast("dict[str, Any]", given)
+
+
+def _parsed(body: bytearray) -> Any:
+    """Read JSON; half of a surrogate pair becomes the replacement character.
+
+    JavaScript writes such halves where it cut the output of a tool within an emoji.
+
+    Raises:
+        ValueError: It is no JSON.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        if b"\\u" not in body:
+            raise
+    text = json.dumps(json.loads(body), ensure_ascii=False)
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return from_json(whole, allow_inf_nan=False)
 
 
 def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:

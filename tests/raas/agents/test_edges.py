@@ -59,6 +59,21 @@ async def test_what_is_wrong_with_a_request_is_said(stage):
         assert len(at.episode.trajectories()) == 1
 
 
+@pytest.mark.slow
+async def test_what_was_cut_within_an_emoji_is_taken(stage):
+    """JavaScript writes such a text as JSON, half of a surrogate pair and all."""
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        for cut, whole in (("x\ud83d", "x\ufffd"), ("\udc80y", "\ufffdy"), ("\U0001f600",) * 2):
+            answered = await client.post(CHAT, content=json.dumps({**HI, "model": cut}))
+            assert (answered.status_code, answered.json()["model"]) == (200, whole)
+        for body in (
+            '{"model": "\\ud83"}',
+            "[" * 10_000 + '"\\ud83d',
+            '{"seed": NaN, "a": "\\ud83d"}',
+        ):
+            assert (await client.post(CHAT, content=body)).status_code == 400
+
+
 def test_a_call_that_never_ends_is_looked_at_once():
     """A minute for every few thousand letters more, were it looked at from each of them."""
     text = '<tool_call>{"name": "f"' + " " * 1_000_000 + "x"
