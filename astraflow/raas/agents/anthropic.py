@@ -63,6 +63,9 @@ def chat_of(body: Body) -> Body:
         messages += _messages(message, f"messages[{index}].content")
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.get("tools") or ())]
     made |= {"messages": messages, "tool_choice": _choice(choice)}
+    last = messages[-1] if messages else {}
+    is_begun = last.get("role") == "assistant" and "tool_calls" not in last
+    made |= {"continue_final_message": is_begun}
     made |= {"parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
     made |= {"response_format": response_format(shape)} if shape else {}
     return made | ({"tools": tools} if tools else {})

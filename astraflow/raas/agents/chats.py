@@ -13,7 +13,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.raas.agents.completion import AgentCompletion, Asked, Choice, TextPiece
 from astraflow.raas.agents.detokenizer import opened_call
 from astraflow.raas.agents.formats import ApiFormat, Body, body_of, compact, event
-from astraflow.raas.agents.request import ChatRequest, CompletionRequest
+from astraflow.raas.agents.request import ChatRequest, CompletionRequest, unserved
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.session import AgentSession, Capture
 
@@ -28,13 +28,14 @@ def chat_completion(session: AgentSession, body: Body) -> AgentCompletion[ChatRe
     """
     request = ChatRequest.model_validate(body)
     capture = session.capture_of(request.model)
-    messages, tools = normal_messages(request.messages), request.offered_tools
+    messages, begun = _begun(request)
 
     def keep(choice: Choice) -> None:
         (answer,) = normal_messages([message_of(choice)])
-        capture.chats.keep(messages, tools, answer, choice.turn)
+        whole = {**answer, "content": begun + answer["content"]}
+        capture.chats.keep(messages, request.offered_tools, whole, choice.turn)
 
-    prompt = _prompt(capture, messages, request)
+    prompt = _prompt(capture, messages, begun, request)
     return AgentCompletion(session, capture, request, prompt=prompt, keep=keep)
 
 
@@ -46,13 +47,30 @@ def prompt_count(session: AgentSession, body: Body) -> int:
     """
     request = ChatRequest.model_validate(body)
     capture = session.capture_of(request.model)
-    return len(_prompt(capture, normal_messages(request.messages), request))
+    return len(_prompt(capture, *_begun(request), request))
 
 
-def _prompt(capture: Capture, messages: Sequence[Message], request: ChatRequest) -> list[int]:
+def _begun(request: ChatRequest) -> tuple[Sequence[Message], str]:
+    """Return the messages that are to be answered, and how the agent begins the answer.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it goes on with what the assistant did not say.
+    """
+    if not request.continue_final_message:
+        return normal_messages(request.messages), ""
+    (last,) = normal_messages(request.messages[-1:])
+    if last["role"] != "assistant" or "tool_calls" in last:
+        raise unserved("continue_final_message", "the last message is no text of the assistant")
+    return normal_messages(request.messages[:-1]), last["content"]
+
+
+def _prompt(
+    capture: Capture, messages: Sequence[Message], begun: str, request: ChatRequest
+) -> list[int]:
     forced = request.forced_tool
-    begun = capture.port.tokenizer.encode(opened_call(forced)) if forced else ()
-    return [*capture.chats.prompt(messages, request.offered_tools), *begun]
+    begun += opened_call(forced) if forced else ""
+    begun_ids = capture.port.tokenizer.encode(begun) if begun else ()
+    return [*capture.chats.prompt(messages, request.offered_tools), *begun_ids]
 
 
 def message_of(choice: Choice) -> dict[str, Any]:

@@ -137,6 +137,7 @@ class ChatRequest(SamplingRequest):
     """A request for `/v1/chat/completions`."""
 
     messages: list[Any]
+    continue_final_message: bool = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None

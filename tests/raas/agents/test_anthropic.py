@@ -5,6 +5,7 @@ import json
 import pytest
 
 from astraflow.core.tasks import SamplingParams
+from astraflow.testing import CharTokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +75,28 @@ async def test_a_stop_sequence_is_named_where_one_ended_the_message(stage, given
     assert (whole["stop_reason"], whole["stop_sequence"]) == wanted
     assert tuple(ending["delta"][name] for name in ("stop_reason", "stop_sequence")) == wanted
     assert whole["content"][0]["text"] == ("yes " if ended else "yes END")
+
+
+async def test_an_answer_goes_on_from_what_the_agent_began(stage):
+    def answer(told):
+        return "1}" if told.endswith('[a]{"a": ') else "more"
+
+    async with stage(answer) as at, at.client() as client:
+        begun = {"role": "assistant", "content": [{"type": "text", "text": '{"a": '}]}
+        asked = {"model": "m", "max_tokens": 99}
+        asked["messages"] = [{"role": "user", "content": "x"}, begun]
+        first = (await client.post("v1/messages", json=asked)).json()
+        counted = (await client.post("v1/messages/count_tokens", json=asked)).json()
+        assert first["content"] == [{"type": "text", "text": "1}"}]
+        assert counted["input_tokens"] == first["usage"]["input_tokens"]
+        asked["messages"][1] = {"role": "assistant", "content": '{"a": 1}'}
+        asked["messages"].append({"role": "user", "content": "again"})
+        second = (await client.post("v1/messages", json=asked)).json()
+        assert second["content"] == [{"type": "text", "text": "more"}]
+        alone = await client.post("v1/messages", json={**asked, "messages": [begun]})
+        (trajectory,) = at.episode.trajectories()
+    assert alone.status_code == 400
+    assert CharTokenizer().decode(trajectory.tokens[trajectory.sampled_mask]) == "1}more"
 
 
 async def test_errors_are_of_that_kind(stage):
