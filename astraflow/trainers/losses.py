@@ -511,7 +511,7 @@ def loss_metrics(
 
     The KL estimate is k3 (http://joschu.net/blog/kl-approx.html) of the sampler's distribution
     from that of the policy before the batch: mean of w - 1 - log w over tokens that the sampler
-    drew.
+    drew. Of stored answers nobody knows how a sampler drew them: the mismatch is left out.
 
     Args:
         loss: The K tokens.
@@ -542,10 +542,13 @@ def loss_metrics(
         "train/clip_frac": float((is_high | is_low).mean()),
         "train/ratio_mean": float(ratio.mean()),
         "train/ratio_max": float(ratio.max()),
-        "mismatch/logp_abs_mean": float(np.abs(gap).mean()),
-        "mismatch/logp_abs_max": float(np.abs(gap).max()),
-        "mismatch/kl": float((weight - 1 - gap).mean()),
     }
+    if loss.sampler_logprobs.any():
+        found |= {
+            "mismatch/logp_abs_mean": float(np.abs(gap).mean()),
+            "mismatch/logp_abs_max": float(np.abs(gap).max()),
+            "mismatch/kl": float((weight - 1 - gap).mean()),
+        }
     if settings.m2_threshold is not None:
         found |= {"train/m2": float(np.square(gap).mean()), "train/clip_high": limits.high - 1}
         found["train/clip_low"] = 1 - limits.low

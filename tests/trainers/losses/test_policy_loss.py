@@ -122,6 +122,19 @@ def test_metrics_say_how_far_trainer_and_sampler_are_apart():
     assert metrics["train/clip_frac"] == pytest.approx((gradient == 0).mean())
 
 
+def test_of_stored_answers_nobody_knows_how_far_trainer_and_sampler_are_apart():
+    t, settings = tokens(), Loss(surrogate="sft")
+    metrics = loss_metrics(
+        loss_tokens({**t, "old": np.zeros(200)}),
+        logprobs=t["logprobs"].astype(np.float32),
+        entropies=np.full(200, 0.5, np.float32),
+        settings=settings,
+        limits=clip_range_of(settings),
+    )
+    assert metrics["train/entropy"] == pytest.approx(0.5)
+    assert not [name for name in metrics if name.startswith("mismatch/")]
+
+
 def test_of_sequences_the_share_that_is_clipped_is_that_of_their_ratios():
     """Four rows, the second of which is trained on again by a second update."""
     t, settings = tokens(), Loss(ratio="sequence", clip_low=0.02, clip_high=0.02)
