@@ -34,6 +34,7 @@ from astraflow.raas.agents.responses import ResponsesFormat
 from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.concurrency import Outbox
 from astraflow.rpc.http import bearer_of, disconnected, until_disconnect
+from astraflow.workflows.agents.messages import whole_text
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
 
@@ -292,8 +293,7 @@ def _parsed(body: bytearray) -> Any:
         if b"\\u" not in body:
             raise
     text = json.dumps(json.loads(body), ensure_ascii=False)
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return from_json(whole, allow_inf_nan=False)
+    return from_json(whole_text(text), allow_inf_nan=False)
 
 
 def _read(form: type[ApiFormat[Any]], given: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Sessions: one episode as an agent sees it, what it samples there, and how it is let in."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,6 +14,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.engines.protocol import Watch
+from astraflow.workflows.agents.messages import whole_text
 from astraflow.workflows.agents.prompts import Chats, Texts
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
@@ -291,9 +293,12 @@ class AgentSession:
 
 
 def describe(session: AgentSession) -> dict[str, Any]:
-    """Return what an agent is told of its episode."""
+    """Return what an agent is told of its episode, in what any reader of JSON takes.
+
+    A number that is none, as a column with holes has it, is null.
+    """
     task = session.episode.task
-    return {
+    said = {
         "session_id": session.session_id,
         "api_key": session.key,
         "workflow": task.workflow_id,
@@ -304,6 +309,8 @@ def describe(session: AgentSession) -> dict[str, Any]:
         "task": dict(task.prompt.fields),
         "models": list(session.policy_ids),
     }
+    text = whole_text(json.dumps(said, ensure_ascii=False))
+    return json.loads(text, parse_constant=lambda _: None)
 
 
 def _over() -> AstraflowError:

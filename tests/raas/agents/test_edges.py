@@ -235,6 +235,18 @@ async def test_agents_show_a_certificate_where_one_is_asked_for(stage, pem):
                 await client.post(CHAT, json=HI)
 
 
+async def test_a_row_of_which_json_has_no_word_is_told(stage):
+    """Numbers that are none come of columns with holes, half a surrogate pair of a cut emoji."""
+    fields = {"prompt": "hi\ud83d", "seen": [1.5, float("nan"), float("inf")]}
+    async with stage(lambda text: "ok", fields=fields) as at:
+        url, token = await at.endpoint.queue("")
+        at.endpoint.offer(at.session, "")
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
+            taken = (await client.post(url)).json()
+            shown = (await client.get(taken["session_url"])).json()
+    assert taken["task"] == shown["task"] == {"prompt": "hi\ufffd", "seen": [1.5, None, None]}
+
+
 async def test_sessions_that_nobody_asked_for_in_time_are_not_kept(stage):
     async with stage() as at:
         for _ in range(3):
