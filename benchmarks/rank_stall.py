@@ -24,7 +24,7 @@ from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
 from astraflow.trainers.main import shared_interpreter
-from astraflow.trainers.origin import WeightOrigin, published_layout
+from astraflow.trainers.origin import Publishing, WeightOrigin, published_layout
 from fanout_ends.origin import POLICY
 from trainer_stall import (
     MODELS,
@@ -40,15 +40,13 @@ from trainer_stall import (
 )
 
 
-class ShardPublishing:
+class ShardPublishing(Publishing):
     """Publishes the rows of this rank with those of the others, on the thread that encodes."""
-
-    is_damaged = False
 
     def __init__(self, ranks: Ranks, engine: ShardedEngine) -> None:
         layout = published_layout(engine.named_parameters(), Dtype.BF16)
         self.layout = layout
-        self._own = shard_publisher(POLICY, layout, ranks)
+        super().__init__(shard_publisher(POLICY, layout, ranks))
         self._beside = ranks.beside()
 
     def publish(
@@ -61,7 +59,7 @@ class ShardPublishing:
     ) -> VersionInfo:
         """Publish what all ranks publish at once."""
         how = {"version": version, "step": step, "restored_from": restored_from}
-        return publish_shard(self._own, tensors, self._beside, **how)
+        return publish_shard(self.own, tensors, self._beside, **how)
 
 
 class Silent:
@@ -83,7 +81,7 @@ def measure(model: Model, threads: int, ranks: Ranks, folder: Path) -> dict[str,
     origin = WeightOrigin(
         engine,
         layout=publishing.layout,
-        publisher=publishing,
+        publishing=publishing,
         herald=Silent(),
         first_version=0,
     )

@@ -46,7 +46,7 @@ from astraflow.core.tensors import Dtype
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.main import shared_interpreter
-from astraflow.trainers.origin import WeightOrigin, published_layout
+from astraflow.trainers.origin import Publishing, WeightOrigin, published_layout
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
@@ -268,28 +268,22 @@ def settings_of(threads: int) -> TrainerConfig:
     )
 
 
-class Encoder:
-    """A publisher whose thread's CPU time is told.
+class Encoder(Publishing):
+    """Publishing whose thread's CPU time is told.
 
     Attributes:
-        publisher: Which.
         cpu_s: What versions took, in all.
         count: How many there were.
     """
 
     def __init__(self, publisher: WeightPublisher) -> None:
-        self.publisher = publisher
+        super().__init__(publisher)
         self.cpu_s, self.count = 0.0, 0
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether what it holds is not what it should be."""
-        return self.publisher.is_damaged
 
     def publish(self, *args: Any, **kwargs: Any) -> VersionInfo:
         """Make a version."""
         began = time.thread_time()
-        info = self.publisher.publish(*args, **kwargs)
+        info = super().publish(*args, **kwargs)
         self.cpu_s, self.count = self.cpu_s + time.thread_time() - began, self.count + 1
         return info
 
@@ -336,11 +330,11 @@ def measure(model: Model, folder: Path, threads: int) -> dict[str, Any]:
     batch = made_rows(model.shape["vocab_size"], model.token_count, seed=0)
     layout = published_layout(engine.named_parameters(), Dtype.BF16)
     encoder, burden = Encoder(WeightPublisher(POLICY, layout)), Burden()
-    with WeightServer(encoder.publisher) as server:
+    with WeightServer(encoder.own) as server:
         server.set_transfer_token(TOKEN)
         puller = Puller(server.endpoint)
         origin = WeightOrigin(
-            engine, layout=layout, publisher=encoder, herald=puller, first_version=0
+            engine, layout=layout, publishing=encoder, herald=puller, first_version=0
         )
 
         def settle() -> None:

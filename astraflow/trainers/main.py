@@ -258,10 +258,9 @@ def _train_from(
         origin = WeightOrigin(
             engine,
             layout=layout,
-            publisher=publishing,
+            publishing=publishing,
             herald=client,
             first_version=first,
-            order=publishing.order,
             followers=followers,
             # Of weights that were a version of this run.
             restored_from=start.version if is_older else None,

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -49,26 +49,6 @@ def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Lay
 
 Wake = Callable[[], None]
 """Told that a newer version was announced; returns at once, on any thread."""
-
-
-class Publisher(Protocol):
-    """Encodes versions and holds them to be pulled."""
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether what it holds is not what it should be, until the next version."""
-        ...
-
-    def publish(
-        self,
-        version: int,
-        tensors: Mapping[str, Any],
-        *,
-        step: int,
-        restored_from: int | None = None,
-    ) -> VersionInfo:
-        """Make a version ready to be pulled."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -132,25 +112,18 @@ class WeightOrigin:
         engine: TrainEngine,
         *,
         layout: Layout,
-        publisher: Publisher,
+        publishing: "Publishing",
         herald: TrainerClient,
         first_version: int,
-        order: Callable[[int, int, int | None], None] | None = None,
         followers: Sequence[Wake] = (),
         restored_from: int | None = None,
     ) -> None:
-        """Publish nothing yet.
-
-        `order` is called with version, steps behind it and `restored_from` before it is encoded,
-        on the thread of `publish`; None: there are no other ranks to tell. The present weights
-        were published as `restored_from` before.
-        """
+        """Publish nothing yet; the present weights were published as `restored_from` before."""
         self._engine = engine
         self._whole_nbytes = sum(spec.nbytes for spec in layout.tensors)
-        self._publisher = publisher
+        self._publishing = publishing
         self._herald = herald
         self._next_version = first_version
-        self._order = order
         self._followers = followers
         self._restored_from = restored_from
         self._encoder = ThreadPoolExecutor(1, "publish")
@@ -163,7 +136,7 @@ class WeightOrigin:
     @property
     def is_damaged(self) -> bool:
         """Whether the last version cannot be had any more: its weights are to be published anew."""
-        return self._publisher.is_damaged
+        return self._publishing.is_damaged
 
     def publish(self, *, step: int) -> Publication:
         """Make the present weights the next version; the run is told of it while training goes on.
@@ -177,10 +150,9 @@ class WeightOrigin:
         self.hold()
         version, self._next_version = self._next_version, self._next_version + 1
         restored_from, self._restored_from = self._restored_from, None
-        if self._order is not None:
-            self._order(version, step, restored_from)
+        self._publishing.order(version, step, restored_from)
         made = self._encoder.submit(
-            self._publisher.publish,
+            self._publishing.publish,
             version,
             dict(self._engine.named_parameters()),
             step=step,
@@ -210,7 +182,7 @@ class WeightOrigin:
 
 
 class Publishing:
-    """Encodes versions and serves them, all in this process; a `Publisher`.
+    """Encodes versions and serves them, all in this process.
 
     Attributes:
         own: Of what this process serves.
@@ -228,7 +200,10 @@ class Publishing:
         return self.own.is_damaged
 
     def order(self, version: int, step: int, restored_from: int | None) -> None:
-        """Have other ranks encode a version of their present weights; `publish` does so here."""
+        """Have other ranks encode a version of their present weights; `publish` does so here.
+
+        It is called before, on the thread that trains.
+        """
 
     def publish(
         self,

@@ -9,7 +9,7 @@ import pytest
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.trainers.origin import WeightOrigin
+from astraflow.trainers.origin import Publishing, WeightOrigin
 from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 
@@ -64,7 +64,12 @@ def publisher():
 
 def origin_of(engine, publisher, herald, **options):
     return WeightOrigin(
-        engine, layout=LAYOUT, publisher=publisher, herald=herald, first_version=3, **options
+        engine,
+        layout=LAYOUT,
+        publishing=Publishing(publisher),
+        herald=herald,
+        first_version=3,
+        **options,
     )
 
 
