@@ -12,7 +12,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, Self
@@ -134,7 +134,7 @@ class Compaction:
         commits = self._hub.commits
         position, ticket = commits.position, commits.ticket
         why = f"it took more than {_LIMIT_S:.0f} s"
-        with suppress(TimeoutError):
+        try:
             async with (
                 asyncio.timeout(_LIMIT_S),
                 _Fork.begin(partial(self._write_here, position)) as fork,
@@ -144,6 +144,10 @@ class Compaction:
                     fork.go()
                 why = await fork.end()
                 self._took_s = fork.cpu_s
+        except TimeoutError:
+            pass
+        except OSError as error:
+            why = f"the hub cannot be forked: {error}"
         if why is not None:
             log.warning("journal: no snapshot; it keeps growing", why=why)
         return position if why is None else None
@@ -189,25 +193,29 @@ class _Fork:
         """
         answers, answer = os.pipe()
         order, orders = os.pipe()
-        with warnings.catch_warnings():
-            # Of other threads, which the copy does without.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if not pid:
-            _work_and_exit(work, answer, order)
-        os.close(answer)
-        os.close(order)
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(answers, "rb", buffering=0)
-        )
-        fork = cls(pid, reader, orders)
-        try:
-            yield fork
-        finally:
-            os.close(orders)
-            transport.close()
-            fork._kill()
+        with (
+            os.fdopen(answers, "rb", buffering=0) as read,
+            os.fdopen(orders, "wb", buffering=0) as write,
+        ):
+            try:
+                with warnings.catch_warnings():
+                    # Of other threads, which the copy does without.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    pid = os.fork()
+                if not pid:
+                    _work_and_exit(work, answer, order)
+            finally:
+                os.close(answer)
+                os.close(order)
+            fork = cls(pid, asyncio.StreamReader(), write.fileno())
+            try:
+                transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                    lambda: asyncio.StreamReaderProtocol(fork._answers), read
+                )
+                with closing(transport):
+                    yield fork
+            finally:
+                fork._kill()
 
     async def is_ready(self) -> bool:
         """Wait for the first step; return whether it is done."""

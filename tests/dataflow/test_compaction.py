@@ -1,6 +1,7 @@
 """Snapshots are written by forks of the hub, which goes on meanwhile; a fork may fail or die."""
 
 import asyncio
+import errno
 import os
 
 import psutil
@@ -118,3 +119,32 @@ async def test_a_fork_holds_nothing_of_the_hub_and_ends_with_it(hub, tmp_path):
         assert process.nice() == min(19, os.nice(0) + 5)
     assert not process.is_running()
     assert not placed.exists()
+
+
+async def test_a_fork_ends_with_who_is_cancelled_while_it_begins(hub):
+    before, files = {*psutil.Process().children()}, psutil.Process().num_fds()
+
+    async def begin():
+        async with _Fork.begin(lambda may_go: may_go()) as fork:
+            await fork.is_ready()
+
+    beginning = asyncio.create_task(begin())
+    # Its first turn ends where it waits for the pipe.
+    await asyncio.sleep(0)
+    beginning.cancel()
+    await asyncio.wait({beginning})
+    assert {*psutil.Process().children()} == before
+    assert psutil.Process().num_fds() == files
+
+
+async def test_a_hub_that_cannot_be_forked_goes_on_without_a_snapshot(hub, compaction, monkeypatch):
+    def fork():
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    files = psutil.Process().num_fds()
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(os, "fork", fork)
+        assert await compaction.write() is None
+    assert "Cannot allocate memory" in logs[-1]["why"]
+    assert psutil.Process().num_fds() == files
+    assert await compaction.write() == hub.hub.commits.position
