@@ -13,6 +13,7 @@ from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Outbox(Generic[Item]):
@@ -211,6 +212,22 @@ class Retry:
         await asyncio.sleep(pause_s)
         # A process that stood still meanwhile could not hear anybody.
         self._deaf_s += max(0.0, self._clock.monotonic() - now - pause_s)
+
+
+async def to_the_end(work: Awaitable[Result]) -> Result:
+    """Return what work does, which goes on to its end when the caller gives up waiting for it.
+
+    Raises:
+        CancelledError: The caller was cancelled; the work is done or failed.
+    """
+    doing = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait([doing])
+        # Nobody else asks what it raised.
+        _ = doing.cancelled() or doing.exception()
+        raise
 
 
 @contextmanager

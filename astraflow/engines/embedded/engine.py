@@ -1,7 +1,6 @@
 """The embedded engine as the event loop sees it, for one policy or several with adapters."""
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ import torch
 from astraflow import __version__
 from astraflow.config.lora import base_of
 from astraflow.config.recipe import EngineSettings, Lora
-from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
@@ -36,6 +34,7 @@ from astraflow.engines.embedded.worker import DecodeWorker
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import mixtures_of
 from astraflow.engines.tokenizer import load_tokenizer, read_special_ids
+from astraflow.rpc.concurrency import to_the_end
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
 """Makes a version, beside the live one and those that are kept."""
@@ -261,14 +260,8 @@ class EmbeddedEngine:
                 staged = await asyncio.get_running_loop().run_in_executor(
                     self._base.stager, make, versions.weights, versions.kept
                 )
-                reply = worker.commit(staged)
-                try:
-                    report = await asyncio.shield(reply)
-                except asyncio.CancelledError:
-                    # The worker has let go of the update's arrays when this ends.
-                    with contextlib.suppress(AstraflowError):
-                        await reply
-                    raise
+                # The worker has let go of the update's arrays when this ends.
+                report = await to_the_end(worker.commit(staged))
                 if report is not None:
                     return report
 

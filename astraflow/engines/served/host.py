@@ -5,7 +5,6 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from astraflow.engines.served.dialect import AdapterLimits, Dialect, ServerComma
 from astraflow.engines.served.exchange import ExchangeFolder
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.server import InferenceServer
+from astraflow.rpc.concurrency import to_the_end
 
 T = TypeVar("T")
 
@@ -38,18 +38,8 @@ class Background:
         return task
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work to its end, also when the caller gives up waiting for it: then it gives up late.
-
-        Raises:
-            CancelledError: The caller was cancelled; the work is done or failed.
-        """
-        task = self.start(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            with suppress(Exception):
-                await task
-            raise
+        """Do work to its end, as `to_the_end`, unless this is closed."""
+        return await to_the_end(self.start(work))
 
     async def close(self) -> None:
         """Cancel what is not done, and wait for its end."""

@@ -8,11 +8,11 @@ what is held stays as it was.
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import structlog
 
@@ -22,6 +22,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import SourceKind, SourceReport, VersionInfo
+from astraflow.rpc.concurrency import to_the_end
 from astraflow.rpc.tls import Tls
 from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.transport.lanes import Lanes
@@ -88,8 +89,6 @@ class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as Astr
         super().__init__(cause.reason, message, retryable=cause.retryable, metadata=cause.metadata)
         self.reports = reports
 
-
-Result = TypeVar("Result")
 
 # Another way may be open where this one is not; a source that cannot be reached has none.
 _BARRED: Final = frozenset(
@@ -340,7 +339,7 @@ class WeightPuller:
             digests = {version: info.content_digest for version, info in known.items()}
             growing, self._decoder.growing = self._decoder.growing, None
             staging = partial(stage, frame, base, incoming.planned, digests, growing=growing)
-            staged = await _to_the_end(asyncio.to_thread(staging, self._decoder.decode))
+            staged = await to_the_end(asyncio.to_thread(staging, self._decoder.decode))
             decoded = time.monotonic()
         except BaseException:
             if self._relay is not None:
@@ -348,20 +347,10 @@ class WeightPuller:
             raise
         finally:
             self._decoder.clear()
-        update = await _to_the_end(holding.advance(staged, base, target, known))
+        update = await to_the_end(holding.advance(staged, base, target, known))
         self._times = PullTimes(
             verify=timedelta(seconds=incoming.verify_s),
             decode=timedelta(seconds=decoded - self._arrived),
             stage=timedelta(seconds=time.monotonic() - decoded),
         )
         return update
-
-
-async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await work that a cancellation must not leave running behind the caller's back."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
