@@ -166,7 +166,11 @@ class Engine(Protocol):
         ...
 
     def load(self) -> EngineLoad:
-        """Return how busy it is now."""
+        """Return how busy it is now.
+
+        Raises:
+            AstraflowError: ENGINE_FAILED: it broke for good, and its node is to end; or was closed.
+        """
         ...
 
     async def close(self) -> None:

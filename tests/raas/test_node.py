@@ -359,3 +359,12 @@ async def test_updates_skip_to_the_newest_unless_a_task_must_have_one(
     live = [report.version for report in fake_hub.reports]
     assert live[-2:] == [3, 5]
     assert puller.tokens[-1] == b"transfer"
+
+
+async def test_an_engine_that_broke_for_good_ends_its_node(node, engine, monkeypatch):
+    def broken():
+        raise AstraflowError(Reason.ENGINE_FAILED, "the engine broke")
+
+    monkeypatch.setattr(engine, "load", broken)
+    with pytest.raises(AstraflowError, match="the engine broke"):
+        await node.run()

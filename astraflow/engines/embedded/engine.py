@@ -221,6 +221,7 @@ class EmbeddedEngine:
     def load(self) -> EngineLoad:
         """Return how busy it was after the last decode step."""
         worker, adapter = self._base.worker, self._slots.adapter
+        worker.require_running()
         load = worker.loads[adapter]
         return replace(load, queued_count=load.queued_count + worker.unseen_count(adapter))
 

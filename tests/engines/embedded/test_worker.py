@@ -86,3 +86,18 @@ async def test_a_commit_staged_before_a_pin_is_sent_back(engine, model):
     await engine.swap(sparse(model))
     assert engine._versions.weights.tensors.keys() == staged.weights.tensors.keys()
     assert engine.version == 1
+
+
+def broken() -> None:
+    raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("kv", ["keep"])
+async def test_a_thread_that_broke_tells_the_node_with_its_next_sign_of_life(engine):
+    assert engine.load().running_count == 0
+    engine._base.worker._put((), broken)
+    with pytest.raises(AstraflowError, match="the engine broke"):
+        await engine.generate([3, 4], knobs())
+    with pytest.raises(AstraflowError, match="a defect") as told:
+        engine.load()
+    assert told.value.reason is Reason.ENGINE_FAILED
