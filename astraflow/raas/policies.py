@@ -1,8 +1,14 @@
 """Policies of a node: each has an engine, a tokenizer and a gate."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +34,9 @@ KEPT_S = 60.0
 """How long a pin outlives its last task; it costs the memory of one version."""
 
 
+# How often is looked whether an engine that was without weights has them again.
+_LOOK_S = 1.0
+
 # What a task that waits may sample with, and what it is told once it may start.
 _Waiter = tuple[VersionRange, "asyncio.Future[int | None]"]
 
@@ -51,6 +60,7 @@ class VersionGate:
         self._used_at = 0.0
         self._pinned_count = 0
         self._keeping = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def waiting_count(self) -> int:
@@ -102,11 +112,28 @@ class VersionGate:
             self._used_at = self._clock.monotonic()
             await self._engine.unpin(pinned)
 
-    async def admit_waiting(self) -> None:
-        """Let those pass for whom the live version is enough; call it after every swap.
+    @asynccontextmanager
+    async def swapping(self) -> AsyncGenerator[None]:
+        """Swap in a block, after which those pass for whom the live version is enough.
 
-        Pins are taken before it returns: the next swap cannot overtake them.
+        Pins are taken before the next block begins: its swap cannot overtake them.
         """
+        async with self._one_at_a_time:
+            yield
+            await self._admit_waiting()
+
+    async def follow(self) -> None:
+        """Let those pass who came while the engine was without its weights, until cancelled.
+
+        A server may be lost, and be given its weights again, of which nobody is told.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._waiters:
+                async with self.swapping():
+                    pass
+
+    async def _admit_waiting(self) -> None:
         live = self._engine.version
         if live is None:
             return

@@ -72,9 +72,6 @@ class Attempts:
         return self._unsound[version] >= _UNSOUND_COUNT
 
 
-# How often is looked whether an engine that was without weights has them again.
-_LOOK_S: Final = 1.0
-
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
 
@@ -171,28 +168,16 @@ class WeightUpdater:
             AstraflowError: POLICY_UNKNOWN; NOT_READY when the hub could not be reached.
         """
         try:
-            async with beside(self._watch()):
+            async with beside(self._watch(), self._gate.follow()):
                 while True:
                     self._published.clear()
                     target = self._target()
                     if target is None:
-                        await self._rest()
+                        await self._published.wait()
                     else:
                         await self._update(target)
         finally:
             await self._puller.close()
-
-    async def _rest(self) -> None:
-        """Wait until the run announces something.
-
-        Meanwhile a server may be lost, and be given its weights again, of which nobody is told:
-        who came in between waits for its version.
-        """
-        while not self._published.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._published.wait(), _LOOK_S)
-            if self._gate.waiting_count:
-                await self._gate.admit_waiting()
 
     async def _watch(self) -> None:
         async for info in self._versions.watch(self._policy_id):
@@ -221,8 +206,10 @@ class WeightUpdater:
         base = self._engine.version
         try:
             pulled = await self._pull(target)
-            started = perf_counter()
-            swap = await self._swap(pulled.update)
+            async with self._gate.swapping():
+                started = perf_counter()
+                swap = await self._swap(pulled.update)
+                swap_s = perf_counter() - started
         except AstraflowError as error:
             await self._failed(target, error)
             return
@@ -230,10 +217,9 @@ class WeightUpdater:
         self._counters.live(
             self._policy_id,
             pull_s=pulled.duration.total_seconds(),
-            swap_s=perf_counter() - started,
+            swap_s=swap_s,
             swap=swap,
         )
-        await self._gate.admit_waiting()
         await self._live(target, pulled, swap, base)
 
     async def _pull(self, target: VersionInfo) -> PullResult:
@@ -336,7 +322,6 @@ class WeightUpdater:
         if self._engine.version == target.version:
             # Its server was lost, and is back with all that is held: nothing is left to try.
             self._attempts.succeeded()
-            await self._gate.admit_waiting()
             await self._report(
                 VersionReport(
                     policy_id=self._policy_id, version=target.version, state=VersionState.LIVE

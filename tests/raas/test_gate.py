@@ -26,10 +26,9 @@ async def gate(engine, clock):
 @pytest.fixture
 def go_live(engine, gate):
     async def go(version):
-        await engine.swap(
-            WeightUpdate(policy_id="solver", version=version, base_version=None, tensors=())
-        )
-        await gate.admit_waiting()
+        update = WeightUpdate(policy_id="solver", version=version, base_version=None, tensors=())
+        async with gate.swapping():
+            await engine.swap(update)
 
     return go
 

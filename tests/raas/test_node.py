@@ -8,7 +8,7 @@ from astraflow.core.members import Capability, Directive, DirectiveKind
 from astraflow.core.rollouts import Outcome
 from astraflow.core.tasks import CancelReason, TaskCancellation, TaskPurpose
 from astraflow.core.versions import VersionState
-from astraflow.raas import updater
+from astraflow.raas import policies
 from astraflow.raas.node import NodeDeparture
 
 
@@ -234,7 +234,7 @@ async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
 async def test_what_waits_for_an_engine_that_lost_its_weights_begins_once_it_has_them_again(
     fake_hub, running, engine, node, puller, make_task, monkeypatch
 ):
-    monkeypatch.setattr(updater, "_LOOK_S", 0.01)
+    monkeypatch.setattr(policies, "_LOOK_S", 0.01)
     fake_hub.issue(make_task(1))
     await fake_hub.until(lambda: fake_hub.results)
     # As engines over servers have it while one is started again. Were the version not taken for

@@ -99,7 +99,7 @@ class DataflowNode:
             loaded = build_workflows(self.book.specs)
             exits.push_async_callback(self._agents.close)
             exits.push_async_callback(close_workflows, loaded.values())
-            following = (weights.follow() for weights in self._weights.values())
+            following = (gate.follow() for gate in self._policies.gates.values())
             await exits.enter_async_context(beside(*following))
             await exits.enter_async_context(self._group)
             self.runner.start(

@@ -18,9 +18,6 @@ from astraflow.raas.policies import VersionGate
 from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights
 
-# How often is looked whether an engine that was without weights has them again.
-_LOOK_S = 1.0
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -75,16 +72,8 @@ class SenderWeights:
         self._layout = {(each.name, each.dtype, each.shape) for each in layout.tensors}
         self.labels[0] = 0
         self._whole = self._update(0, tensors)
-        await self._engine.swap(self._whole)
-        await self._gate.admit_waiting()
-
-    async def follow(self) -> None:
-        """Let those pass who came while the engine was without its weights, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            async with self._one_at_a_time:
-                if self._gate.waiting_count:
-                    await self._gate.admit_waiting()
+        async with self._gate.swapping():
+            await self._engine.swap(self._whole)
 
     async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
         """Sample with what a sender calls `label`, or the newer one that it has by now.
@@ -102,7 +91,8 @@ class SenderWeights:
             label, began = max(label, offered), perf_counter()
             update = await self._fetched(copy, label)
             fetched = perf_counter()
-            await self._swap(update)
+            async with self._gate.swapping():
+                await self._swap(update)
             swap_s = perf_counter() - fetched
             pulled = {
                 "ok": True,
@@ -163,7 +153,6 @@ class SenderWeights:
                 raise
             log.warning("a swap failed; all weights are swapped", why=str(error))
             await self._engine.swap(await asyncio.to_thread(self._restored))
-        await self._gate.admit_waiting()
 
     def _restored(self) -> WeightUpdate:
         """Return a copy of all weights; in a thread: it may wait for a transfer."""
