@@ -11,7 +11,7 @@ from astraflow.codec.encode import encode_patch, flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, Layout
-from astraflow.weights.patches.layouts import WHOLE, Shard
+from astraflow.weights.patches.layouts import WHOLE, Shard, ShardLayout
 from astraflow.weights.publish import device as device_module
 from astraflow.weights.publish.device import DeviceExport, encode_patch_on_device
 from astraflow.weights.publish.publisher import WeightPublisher
@@ -203,3 +203,19 @@ def test_an_encoding_that_fails_leaves_the_copy_as_it_was():
         copy.encode(export.bits, publisher._digest, made=fail)
     assert copy.digest() == publisher._digest
     assert publisher.publish(1, weights.tensors) == host.publish(1, weights.tensors)
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "has_room"), [(1.0, 0, True), (0.5, 0.6, True), (0.5, 0.4, False)]
+)
+def test_a_copy_is_made_by_itself_where_its_memory_is_to_be_had(free, held, has_room, monkeypatch):
+    part = ShardLayout(LAYOUT)
+    export = DeviceExport(part, Weights("cpu").tensors)
+    assert not export.has_room
+    export.device = torch.device("cuda")
+    info = (int(free * part.nbytes), 20 * part.nbytes)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: info)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * part.nbytes)
+    allocated = 2 * part.nbytes - int(held * part.nbytes)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: allocated)
+    assert export.has_room is has_room

@@ -156,10 +156,14 @@ class DeviceExport:
 
     @property
     def has_room(self) -> bool:
-        """Whether a copy takes a twentieth of the GPU's memory at most."""
+        """Whether a copy takes a twentieth of the GPU's memory at most, and that is to be had."""
         if self.device is None or self.device.type != "cuda":
             return False
-        return _COPIES * self._part.nbytes <= torch.cuda.mem_get_info(self.device)[1]
+        free, total = torch.cuda.mem_get_info(self.device)
+        # What torch holds and does not use is had as well.
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        nbytes = self._part.nbytes
+        return _COPIES * nbytes <= total and nbytes <= free + held
 
     def _rounded(self, piece: Any, part: torch.Tensor) -> torch.dtype:
         """Return the type in which a part is published."""

@@ -287,7 +287,7 @@ class WeightPublisher:
         export = DeviceExport(self.history.shard_layout, tensors)
         if self._device is not None and self._device.device != export.device:
             self._device = None
-        is_wanted = self.copies_on_device or export.has_room
+        is_wanted = self.copies_on_device or self._device is not None or export.has_room
         return export if export.device is not None and is_wanted else None
 
     def _forward(
