@@ -15,6 +15,7 @@ from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
 from astraflow.weights.patches.patch import make_patch
+from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.weights import encode_patch_index
 
 # More changes per version than are written at once.
@@ -131,6 +132,34 @@ class TestGoodCase:
         pulled = await pull(puller, training, training.publish())
         kept, then = tools.live(pulled.update), training.tensors.copy()
         await pull(puller, training, training.publish(share=1))
+        assert all((kept[name] == then[name]).all() for name in then)
+
+    @pytest.mark.parametrize("share", [0.001, 0.3, 1])
+    async def test_what_is_given_whole_while_a_version_is_about_to_be_written_is_all_of_one(
+        self, share, training, serve, tools
+    ):
+        class Relay(WeightRelay):
+            """As a server that was lost, and wants its weights in just that moment."""
+
+            def release(self, *, is_written=True):
+                super().release(is_written=is_written)
+                if puller.version is not None:
+                    given.append(puller.full_update())
+
+        given = []
+        puller = WeightPuller(training.policy_id, relay=Relay())
+        try:
+            await serve()
+            await pull(puller, training, training.publish())
+            then = training.tensors.copy()
+            await pull(puller, training, training.publish(share=share))
+            await puller.flush()
+            assert training.is_live(tools.live(puller.full_update()))
+        finally:
+            await puller.close()
+        (update,) = given
+        kept = tools.live(update)
+        assert update.version == 0
         assert all((kept[name] == then[name]).all() for name in then)
 
     async def test_another_architecture_starts_from_nothing(self, training, serve, puller, tools):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -52,6 +53,8 @@ class Holding:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-held")
         self._written: Future[HeldState] | None = None
         self._views: list[weakref.ref[np.ndarray]] = []
+        # Held while the state is viewed, or moves on.
+        self._viewing = Lock()
         self._serving: asyncio.Future[None] | None = None
 
     @property
@@ -116,16 +119,20 @@ class Holding:
             self._views = []
         count = sum(len(each.indices) for each in staged.changes)
         if self._copy is None and staged.is_given_by_changes and count <= _INLINE_COUNT:
-            self.state = staged.commit()
+            with self._viewing:
+                staged = self._apart(staged, base)
+                self.state = staged.commit()
             self.serve(target)
             return self._update_of(staged, base)
-        commit: Callable[[], HeldState] = staged.commit
-        if self._copy is not None:
-            commit = partial(self._copy.commit, staged, known, base and base.version)
         is_told = staged.is_given_by_changes
         update = await asyncio.to_thread(self._update_of, staged, base) if is_told else None
-        self.state = staged.state
-        written = self._written = self._threads.submit(commit)
+        with self._viewing:
+            staged = self._apart(staged, base)
+            commit: Callable[[], HeldState] = staged.commit
+            if self._copy is not None:
+                commit = partial(self._copy.commit, staged, known, base and base.version)
+            self.state = staged.state
+            written = self._written = self._threads.submit(commit)
         self._serving = asyncio.ensure_future(self._serve_written(written, target))
         if update is not None:
             return update
@@ -143,17 +150,27 @@ class Holding:
         await self.flushed()
 
     def full_update(self) -> WeightUpdate:
-        """Return all that is held: views, for which the next version leaves the state alone."""
-        if self._written is not None:
-            self._written.result()
-        if self.state is None:
+        """Return all that is held: views, for which the next version leaves the state alone.
+
+        On any thread.
+        """
+        with self._viewing:
+            state, written = self.state, self._written
+            tensors = () if state is None else self._tensors(state)
+        if written is not None:
+            written.result()
+        if state is None:
             raise AstraflowError(Reason.NOT_READY, f"no weights of {self._policy_id} are held")
         return WeightUpdate(
-            policy_id=self._policy_id,
-            version=self.state.version,
-            base_version=None,
-            tensors=self._tensors(self.state),
+            policy_id=self._policy_id, version=state.version, base_version=None, tensors=tensors
         )
+
+    def _apart(self, staged: StagedState, base: HeldState | None) -> StagedState:
+        """Return a version that leaves the state alone, if that was viewed meanwhile."""
+        is_here = base is not None and staged.state.flat is base.flat
+        if not (is_here and staged.changes and any(each() is not None for each in self._views)):
+            return staged
+        return replace(staged, state=replace(staged.state, flat=staged.state.flat.copy()))
 
     async def _serve_written(self, written: Future[HeldState], target: VersionInfo) -> None:
         try:
