@@ -198,8 +198,7 @@ def multiply(left: Tensor, right: Tensor, into: Tensor, *, adds_up: bool = False
 def _may_round(hidden: Tensor, weight: Tensor) -> bool:
     is_f32 = hidden.dtype == weight.dtype == torch.float32
     may_be_tf32 = hidden.is_cuda and bool(torch.backends.cuda.matmul.allow_tf32)
-    # Torch 2.8 and later multiply bf16 into f32.
-    return is_f32 and may_be_tf32 and "dtype_out" in cast("Any", torch.ops.aten.addmm).overloads()
+    return is_f32 and may_be_tf32
 
 
 def cuts(count: int, size: int, *, start: int = 0) -> tuple[slice, ...]:

@@ -22,6 +22,7 @@ from astraflow.telemetry.metrics import OFF
 from astraflow.trainers.checkpoints import FIRST_WEIGHTS, Checkpoint
 from astraflow.trainers.origin import Publishing
 from astraflow.transport.hosts import chosen_lanes
+from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 
 # The session of a trainer that was killed ends after its ttl, a minute at the most.
@@ -79,17 +80,7 @@ def joined(
         AstraflowError: What serving and registering raise.
     """
     with ExitStack() as stack:
-        server = stack.enter_context(
-            WeightServer(
-                publishing.own,
-                listen=place.listen,
-                advertise=place.advertise,
-                tls=place.tls,
-                loop=loop,
-                lanes=served_lanes(settings),
-                encrypts=settings.encrypt_lanes,
-            )
-        )
+        server = stack.enter_context(weight_server(publishing.own, settings, place, loop))
         start = place.start
         register = RegisterTrainer(
             policy_id=policy_id,
@@ -128,7 +119,17 @@ def joined(
         yield client
 
 
-def served_lanes(settings: TrainerConfig) -> tuple[LaneKind, ...] | None:
-    """Return the lanes beside gRPC; None: the usual ones."""
+def weight_server(
+    publisher: WeightPublisher, settings: TrainerConfig, place: TrainerPlace, loop: LoopThread
+) -> WeightServer:
+    """Return what serves the versions of a rank, once it is entered."""
     lanes = chosen_lanes(settings.lanes)
-    return None if lanes is None else tuple(lane for lane in lanes if lane is not LaneKind.GRPC)
+    return WeightServer(
+        publisher,
+        listen=place.listen,
+        advertise=place.advertise,
+        tls=place.tls,
+        loop=loop,
+        lanes=lanes and [lane for lane in lanes if lane is not LaneKind.GRPC],
+        encrypts=settings.encrypt_lanes,
+    )

@@ -20,7 +20,7 @@ from astraflow.core.versions import VersionInfo
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.ranks import Ranks, together
 from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
-from astraflow.trainers.joining import TrainerPlace, served_lanes
+from astraflow.trainers.joining import TrainerPlace, weight_server
 from astraflow.trainers.origin import Wake, published_layout, store_url
 from astraflow.trainers.peers import agreeing
 from astraflow.weights.publish.background import Scrub
@@ -146,15 +146,7 @@ class FollowerRank:
         self._publisher = shard_publisher(self._policy_id, layout, self._ranks)
         self._publisher.copies_on_device = self._settings.copy_on_device
         self._server = self._parts.enter_context(
-            WeightServer(
-                self._publisher,
-                listen=self._place.listen,
-                advertise=self._place.advertise,
-                tls=self._place.tls,
-                loop=self._loop,
-                lanes=served_lanes(self._settings),
-                encrypts=self._settings.encrypt_lanes,
-            )
+            weight_server(self._publisher, self._settings, self._place, self._loop)
         )
         # What it finds is told when the next version is published.
         scrub = self._parts.enter_context(Scrub(self._publisher, damaged=lambda: None))
