@@ -25,7 +25,6 @@ def is_on_cpu(settings: EngineSettings) -> bool:
 
 
 def has_gpus() -> bool:
-    """Return whether a GPU's driver is here."""
     return any(device.exists() for device in _GPUS)
 
 
@@ -73,7 +72,6 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """Return what this process may use."""
         sizes = _gpu_sizes()
         return cls(
             gpus=_gpus_here(len(sizes)),

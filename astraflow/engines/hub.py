@@ -85,7 +85,6 @@ def _library(repository: str) -> Any:
 
 
 def unreachable(repository: str, revision: str | None, error: Exception) -> AstraflowError:
-    """Return the error that says what the hub would not give, and what to do."""
     why = " ".join(str(error).split())
     return AstraflowError(
         Reason.SOURCE_UNREACHABLE,

@@ -180,12 +180,10 @@ class NamedModel:
     about: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
         return {**asdict(self), "path": self.path and str(self.path)}
 
 
 def models_dir() -> Path:
-    """Return the folder of named models."""
     return cache_dir() / "models"
 
 

@@ -197,7 +197,6 @@ class OnednnLinear(nn.Linear):
     """A linear layer whose products are those of `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Return [..., out]."""
         return linear(input, self.weight, self.bias)
 
 
@@ -227,7 +226,6 @@ class FusedRMSNorm(nn.Module):
     fused_eps: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return [..., n]."""
         return functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.fused_eps)
 
 
@@ -301,7 +299,6 @@ def target_layers(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
 
 
 def layers_of(module: nn.Module, kind: type[LayerT]) -> Iterator[tuple[str, LayerT]]:
-    """Yield the layers of one class, by their paths."""
     for path, layer in cast("Any", module).named_modules():
         if isinstance(layer, kind):
             yield path, layer

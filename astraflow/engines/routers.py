@@ -100,7 +100,6 @@ class MixtureWatch:
         mixture.module.register_forward_hook(self._leave, prepend=True, always_call=True)
 
     def is_needed(self) -> bool:
-        """Whether the next pass is watched."""
         return True
 
     def chosen(self, scores: Tensor, result: Any) -> Any:
@@ -146,7 +145,6 @@ class RouteTaps:
     """Tells which experts the tokens of a pass went through."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Listen to the routers of a model."""
         self._taps = tuple(map(_Tap, mixtures_of(module)))
 
     def last(self, rows: int, length: int) -> np.ndarray | None:
@@ -169,7 +167,6 @@ class RouteReplay:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Take over the routers of a model."""
         self._given: Tensor | None = None
         self.model_name = type(module).__name__
         self._mixtures = [
@@ -178,7 +175,6 @@ class RouteReplay:
 
     @property
     def has_mixtures(self) -> bool:
-        """Whether tokens take different ways through the model."""
         return bool(self._mixtures)
 
     @property
@@ -237,7 +233,6 @@ class RouteReplay:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the next passes take given experts."""
         return self._given is not None
 
     def _fault(self, experts: np.ndarray) -> str | None:

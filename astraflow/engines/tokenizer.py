@@ -43,11 +43,9 @@ class FastTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that have a text."""
         return self._tokenizer.get_vocab_size()
 
     def to_json(self) -> str:
-        """Return it as `tokenizer.json` has it."""
         return self._tokenizer.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:

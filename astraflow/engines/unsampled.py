@@ -43,7 +43,6 @@ class UnsampledEngine:
         )
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
-        """Note that a version is live."""
         self.version = update.version
         return SwapReport(version=update.version, pause_s=0.0, inflight_count=0)
 
@@ -67,7 +66,6 @@ class UnsampledEngine:
         """Nothing to do: it keeps no weights."""
 
     def load(self) -> EngineLoad:
-        """Return that it is idle."""
         return EngineLoad()
 
     async def close(self) -> None:

@@ -102,7 +102,6 @@ class CausalModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self._device or next(self.module.parameters()).device
 
     def compute_on(self, device: torch.device) -> None:
@@ -111,12 +110,10 @@ class CausalModel:
 
     @property
     def has_routers(self) -> bool:
-        """Whether tokens take different ways through it."""
         return self._replay.has_mixtures
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids that it knows."""
         return int(cast("Any", self.module).get_input_embeddings().num_embeddings)
 
     def logits(self, tokens: Tensor, chosen: Tensor, *, layout: Layout = None) -> Tensor:
@@ -284,7 +281,6 @@ class CausalModel:
         self._replay.require_choices()
 
     def require_routes(self, experts: np.ndarray) -> None:
-        """Refuse routes that `replay` could not take; see `RouteReplay.require`."""
         self._replay.require(experts)
 
     def at_head(

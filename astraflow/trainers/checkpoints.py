@@ -44,7 +44,6 @@ class Checkpoint:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read what a checkpoint says of itself."""
         state = _state_of(directory)
         return cls(
             directory=directory,
@@ -289,7 +288,6 @@ def _rename(directory: Path, checkpoint_id: str) -> None:
 
 
 def _amend(directory: Path, **fields: object) -> None:
-    """Say something else of a checkpoint."""
     path = directory / STATE_FILE
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(_state_of(directory) | fields) + "\n")

@@ -152,11 +152,9 @@ class CriticLearner:
             self._optimizer.apply(step)
 
     def state(self) -> Mapping[str, Any]:
-        """Return weights and optimizer."""
         return {"weights": self._model.module.state_dict(), "optimizer": self._optimizer.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
         self._model.module.load_state_dict(state["weights"])
         self._optimizer.load(state["optimizer"])
 

@@ -221,7 +221,6 @@ def write_tiny_tokenizer(directory: Path, settings: Tiny, rows: Sequence[Mapping
 
 
 def tiny_config(settings: Tiny, *, vocabulary_size: int) -> dict[str, Any]:
-    """Return the `config.json` of the model."""
     heads = settings.hidden_size // 32
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -139,7 +139,6 @@ class Tiles:
         return self._rounded[: tile.numel()].view(tile.shape)
 
     def strip_buffer(self, strip: Tensor) -> Tensor:
-        """Return room for as much as a strip."""
         return self._strip[: strip.numel()].view(strip.shape)
 
     def waiting(self, kept: Tensor | None, tokens: slice, words: slice) -> Tensor | None:

@@ -122,7 +122,6 @@ def joined(
 def weight_server(
     publisher: WeightPublisher, settings: TrainerConfig, place: TrainerPlace, loop: LoopThread
 ) -> WeightServer:
-    """Return what serves the versions of a rank, once it is entered."""
     lanes = chosen_lanes(settings.lanes)
     return WeightServer(
         publisher,

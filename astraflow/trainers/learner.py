@@ -233,7 +233,6 @@ class PolicyLearner:
         return {**found, **_means(learned)}
 
     def _prepare(self, rows: TrainRows) -> PreparedBatch:
-        """Look at a batch before anything changes."""
         settings = self._settings
         reference = None
         if self._reference is not None:
@@ -337,7 +336,6 @@ class PolicyLearner:
         )
 
     def _log(self, batch: PreparedBatch, updates: Sequence[MinibatchStep]) -> Mapping[str, float]:
-        """Return numbers for the log of a batch that changed the weights."""
         is_one = self._settings.minibatches * self._settings.epochs == 1
         trained, total = batch.is_trained, self._peers.all_reduce_sum
         return {

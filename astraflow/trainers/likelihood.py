@@ -169,16 +169,13 @@ class Likelihoods:
 
     @classmethod
     def empty(cls, count: int) -> "Likelihoods":
-        """Make room for K tokens."""
         return cls(logprobs=np.zeros(count, np.float32), entropies=np.zeros(count, np.float32))
 
     def put(self, indices: np.ndarray, logprobs: Tensor, entropies: Tensor) -> None:
-        """Keep what one pass found."""
         self.logprobs[indices] = logprobs.detach().cpu().numpy()
         self.entropies[indices] = entropies.detach().cpu().numpy()
 
     def where(self, indices: np.ndarray) -> "Likelihoods":
-        """Return a copy of what is said of some tokens."""
         return Likelihoods(logprobs=self.logprobs[indices], entropies=self.entropies[indices])
 
 
@@ -233,7 +230,6 @@ def _log_softmax(
     fuse_above: int,
     needs_entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return them of the tokens of a pass that lie here."""
     device = model.device
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
@@ -277,7 +273,6 @@ def _scores(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]:
 
 
 def layout_of_pass(one: PassTokens, device: torch.device) -> Layout:
-    """Return how the rows of a pass lie."""
     if one.row_lengths is not None:
         return PackedRows.of(one.row_lengths, device)
     if one.positions is None or one.ends is None:

@@ -39,7 +39,6 @@ def log_step(
     wait_s: float,
     train_s: float,
 ) -> None:
-    """Say in the log that a step is done, and of how many."""
     log.info(
         "step done",
         step=step,
@@ -58,7 +57,6 @@ class FailedSteps:
         self._in_a_row = 0
 
     def succeeded(self) -> None:
-        """Forget those before."""
         self._in_a_row = 0
 
     def let_go(self, batch: TrainerBatch, error: AstraflowError, *, step: int) -> AckBatch:
@@ -139,14 +137,12 @@ class TrainerMetrics:
         self._metrics: Mapping[str, float] = {}
 
     def published(self, version: int, seconds: float) -> None:
-        """Count a version."""
         self._publish.observe(seconds)
         self._version = version
 
     def trained(
         self, metrics: Mapping[str, float], *, wait_s: float, step_s: float, token_count: int
     ) -> None:
-        """Count a step."""
         self._wait.observe(wait_s)
         self._step.observe(step_s)
         self._step_count += 1
@@ -154,7 +150,6 @@ class TrainerMetrics:
         self._metrics = metrics
 
     def families(self) -> Iterator[Family]:
-        """Yield what a scraper is told."""
         here = (self.policy_id,)
         yield counter("trainer_steps_total", "Optimizer steps.", {here: self._step_count}, "policy")
         yield counter("trainer_tokens_total", "Trained on.", {here: self._token_count}, "policy")
@@ -280,7 +275,6 @@ class TrainingLoop:
         saves.finish(step=self._engine.step_count, version=last.version)
 
     def _train(self, batch: TrainerBatch) -> None:
-        """Make a step of a batch, publish what is due, and say what came of it."""
         began, began_ns = perf_counter(), time_ns()
         try:
             if self._pace.is_fresh and isinstance(self._engine, FollowsVersions):

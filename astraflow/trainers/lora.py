@@ -40,7 +40,6 @@ class AdaptedLinear(AdaptedLayer):
             self.lora_B.weight.zero_()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as torch calls it
-        """Return what the layer says, and what its adapter adds."""
         added = self.lora_B(self.lora_A(input))
         return super().forward(input) + self.settings.scale * added
 
@@ -118,7 +117,6 @@ def write_adapters(
 
 
 def write_settings(settings: Mapping[str, Any], directory: Path) -> None:
-    """Write what peft has to know of adapters."""
     (directory / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 

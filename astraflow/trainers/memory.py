@@ -84,7 +84,6 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All weights."""
         return self.layers * self.block_parameters + self.outer_parameters
 
 

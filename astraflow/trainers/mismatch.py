@@ -53,7 +53,6 @@ def _bits(parameter: Tensor, dtype: Dtype) -> np.ndarray:
 
 @torch.no_grad()
 def import_bits(module: nn.Module, bits: Mapping[str, np.ndarray], dtype: Dtype) -> None:
-    """Set the weights to exported values."""
     for name, parameter in trained_parameters(module).items():
         values = to_tensor(bits[name].view(f"<i{dtype.itemsize}")).view(_TORCH[dtype])
         local(parameter).copy_(values)

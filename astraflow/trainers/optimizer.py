@@ -107,7 +107,6 @@ class WeightOptimizer:
             tensors.step(part)
 
     def forget(self) -> None:
-        """Let go of the gradients that have added up."""
         for part in self._parts:
             part.zero_grad(set_to_none=True)
 
@@ -366,7 +365,6 @@ def _from_folder(
 
 
 def _critic_of(flat: Mapping[str, Tensor], names: list[str]) -> dict[str, Any]:
-    """Return the critic's part of a state."""
     parts = {key.removeprefix(f"{_CRITIC}."): each for key, each in flat.items()}
     ending = f".{_WEIGHT}"
     weights = {key: parts.pop(key) for key in [*parts] if key.endswith(ending)}

@@ -190,13 +190,11 @@ class Publishing:
     """
 
     def __init__(self, own: WeightPublisher, *, rank_count: int = 1) -> None:
-        """Publish nothing yet."""
         self.own = own
         self.rank_count = rank_count
 
     @property
     def is_damaged(self) -> bool:
-        """Whether what this process serves is not what it should be."""
         return self.own.is_damaged
 
     def order(self, version: int, step: int, restored_from: int | None) -> None:
@@ -213,7 +211,6 @@ class Publishing:
         step: int,
         restored_from: int | None = None,
     ) -> VersionInfo:
-        """Make a version ready to be pulled."""
         return self.own.publish(version, tensors, step=step, restored_from=restored_from)
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:

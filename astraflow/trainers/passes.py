@@ -72,7 +72,6 @@ class ModelPass:
 
     @property
     def has_branches(self) -> bool:
-        """Whether any rows share tokens."""
         return bool(self.shared_counts.any())
 
     @property

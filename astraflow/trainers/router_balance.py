@@ -80,7 +80,6 @@ class RouterBalance:
 
     @contextmanager
     def recording(self) -> Generator[None]:
-        """Keep what routers pick in a pass."""
         for each in self._taps:
             each.choices.clear()
         self.is_recording = True

@@ -77,7 +77,6 @@ class TrainRows:
 
     @property
     def row_count(self) -> int:
-        """N."""
         return len(self.offsets) - 1
 
     @property
@@ -161,7 +160,6 @@ class TrainRows:
 
     @classmethod
     def none(cls) -> "TrainRows":
-        """Return no rows at all."""
         indices, numbers = np.zeros(0, np.int64), np.zeros(0, np.float32)
         return cls(
             tokens=np.zeros(0, np.int32),

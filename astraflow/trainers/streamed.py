@@ -21,7 +21,6 @@ class BatchIterator:
     """
 
     def __init__(self) -> None:
-        """Have no loop yet."""
         self._batches = SimpleQueue[TrainerBatch]()
         self._asked = SimpleQueue[Exception | None]()
         self._end: AstraflowError | None = None

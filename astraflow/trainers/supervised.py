@@ -153,7 +153,6 @@ def new_model(config: dict[str, Any], *, seed: int) -> nn.Module:
 def tutored_batches(
     schedule: Schedule, tutor: Tutor, *, tokenizer_dir: Path, seed: int
 ) -> Iterator[SupervisedBatch]:
-    """Yield `step_count` batches of pairs as tokens."""
     import tokenizers  # noqa: PLC0415 - comes with torch's extra
 
     tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
@@ -202,7 +201,6 @@ def pack_pairs(tokenizer: Any, pairs: Sequence[Pair]) -> SupervisedBatch:
 
 
 def pack_rows(rows: Sequence[SupervisedRow]) -> SupervisedBatch:
-    """Pad rows to the longest of them."""
     tokens = np.zeros((len(rows), max(len(row.tokens) for row in rows)), np.int64)
     labels = np.full_like(tokens, _IGNORED)
     for index, row in enumerate(rows):

@@ -14,7 +14,6 @@ def to_tensor(values: np.ndarray, device: torch.device | None = None) -> Tensor:
 
 
 def backward(loss: Tensor) -> None:
-    """Add the gradient of a loss to that of the weights behind it."""
     cast("Any", loss).backward()
 
 
@@ -52,5 +51,4 @@ def step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Make torch's draws depend on a seed alone."""
     cast("Any", torch).manual_seed(seed)

@@ -119,7 +119,6 @@ class TorchEngine:
 
     @property
     def replays_experts(self) -> bool:
-        """Whether tokens take the sampler's experts."""
         return self._model.has_routers and self._settings.router_replay != "never"
 
     def prepare(self) -> None:
@@ -256,7 +255,6 @@ class TorchEngine:
         return self._shared_out(model)
 
     def _read(self, directory: Path) -> CausalModel:
-        """Load all of a model."""
         return self._loaded(directory, device=self._settings.device)
 
     def _loaded(self, directory: Path, *, device: str, is_empty: bool = False) -> CausalModel:

@@ -35,7 +35,6 @@ class AdapterPlace:
 
     @property
     def ranks(self) -> slice:
-        """Of all ranks, its own."""
         return slice(self.first, self.first + self.settings.rank)
 
 

@@ -44,7 +44,6 @@ class DecodedRows:
             _ROWS.reset(before)
 
     def takes(self, query: Tensor, asked: dict[str, Any]) -> bool:
-        """Whether the kernel can do what a layer asks for."""
         size = query.shape[-1]
         return (
             query.shape[2] == 1

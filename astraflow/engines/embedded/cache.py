@@ -40,7 +40,6 @@ class PassLayer(CacheLayerMixin):
         return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return key length and offset."""
         return query_length if self._keys is None else self._keys.shape[2], 0
 
     def get_seq_length(self) -> int:

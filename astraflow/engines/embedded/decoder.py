@@ -109,17 +109,14 @@ class Decoder:
 
     @property
     def waiting_count(self) -> int:
-        """Requests without a row."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to compute."""
         return not self._waiting and not self._rows.count
 
     @property
     def cached_token_count(self) -> int:
-        """Tokens in the cache."""
         return int(self._rows.column("length", slice(0, self._rows.count)).sum())
 
     @property
@@ -153,7 +150,6 @@ class Decoder:
                 request.take_over(weights.version, sampled_count=len(self._rows.sampled(row)[0]))
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         self._waiting.append(request)
 
     def withdraw(self, request: Request) -> None:
@@ -176,7 +172,6 @@ class Decoder:
         return ended
 
     def end(self, error: AstraflowError) -> list[Ended]:
-        """End all requests with an error."""
         requests = [*self._abandon(), *self._waiting]
         self._waiting.clear()
         return [(request, error) for request in requests]
@@ -277,7 +272,6 @@ class Decoder:
         self._prefixes = PrefixCache(token_limit=settings.max_batch * settings.max_context // 2)
 
     def _length(self, request: Request) -> int:
-        """Return the length to which a prompt is padded."""
         length = padded_length(len(request.prompt))
         if not self._settings.pads_coarsely:
             return length
@@ -423,7 +417,6 @@ class Decoder:
             self._cache.move(self._tensor(sources), self._tensor(targets), length)
 
     def _counted(self, rows: slice) -> np.ndarray:
-        """Return how many rows are of each policy."""
         return np.bincount(self._rows.column("adapter", rows), minlength=len(self._slots))
 
     def _shares(self, policies: np.ndarray) -> torch.Tensor | None:

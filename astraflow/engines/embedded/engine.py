@@ -121,7 +121,6 @@ class EmbeddedEngine:
     keeps_versions = True
 
     def __init__(self, policy_id: PolicyId, base: SharedBase, slots: Slots) -> None:
-        """Serve a policy; see `from_directory` and `adapter_engines`."""
         self._policy_id = policy_id
         self._base = base
         self._slots = slots
@@ -150,13 +149,11 @@ class EmbeddedEngine:
 
     @property
     def version(self) -> int | None:
-        """What newly sampled tokens are of; None before the first swap."""
         weights = self._versions.weights
         return None if weights is None else weights.version
 
     @property
     def pinned_versions(self) -> frozenset[int]:
-        """Versions that `generate` can be asked for until they are unpinned."""
         return frozenset(self._versions.pins)
 
     @property
@@ -172,7 +169,6 @@ class EmbeddedEngine:
         version: int | None = None,
         watch: Watch | None = None,
     ) -> Generation:
-        """Sample one completion; see `Engine.generate`."""
         request = self._request(prompt, sampling, version)
         request.watch = watch
         grammars = self._base.grammars
@@ -186,7 +182,6 @@ class EmbeddedEngine:
             raise
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
-        """Make a version live between two decode steps; see `Engine.swap`."""
         require_policy(update, self._policy_id)
         return await self._go_live(lambda base, kept: stage(update, self._slots, base, kept=kept))
 
@@ -211,11 +206,9 @@ class EmbeddedEngine:
         """Nothing to do: its weights are lost with the node alone."""
 
     async def pin(self, version: int) -> None:
-        """Keep the live version for `generate(version=...)`; see `Engine.pin`."""
         await self._base.worker.pin(self._slots.adapter, version)
 
     async def unpin(self, version: int) -> None:
-        """Let a pinned version go once its running generations are done."""
         await self._base.worker.unpin(self._slots.adapter, version)
 
     def load(self) -> EngineLoad:

@@ -48,7 +48,6 @@ class Guide:
         return allowed if allowed.any() else np.ones(self._vocab_size, np.bool_)
 
     def take(self, token: int) -> None:
-        """Go on with what was sampled."""
         self._matcher.consume_token(token)
 
 
@@ -130,7 +129,6 @@ class Grammars:
 
 
 def lark_of(grammar: Grammar) -> str:
-    """Return a grammar as llguidance reads it."""
     ways: list[str] = []
     if grammar.answer is not None:
         ways.append(f"%json {grammar.answer}")
@@ -140,7 +138,6 @@ def lark_of(grammar: Grammar) -> str:
 
 
 def cannot_follow(why: str) -> AstraflowError:
-    """Return the error of a grammar that cannot be followed."""
     return AstraflowError(
         Reason.INVALID_FIELD,
         f"the grammar that was asked for cannot be followed: {why[:300]}",

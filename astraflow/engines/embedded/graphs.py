@@ -37,7 +37,6 @@ class StepGraphs:
     """The newest graphs; all use the same memory, so that logits are valid until the next step."""
 
     def __init__(self) -> None:
-        """Capture nothing yet."""
         self._found: OrderedDict[Any, _Captured] = OrderedDict()
         self._uses: Counter[Any] = Counter()
         self._pool: Any = None

@@ -228,7 +228,6 @@ class Stepper:
     """Runs decode steps for all modules of one architecture."""
 
     def __init__(self, *, is_recordable: bool) -> None:
-        """Start with nothing recorded."""
         self._may_record = is_recordable
         self._recorded: Any = None
         self._graphs = StepGraphs() if is_recordable else None

@@ -125,7 +125,6 @@ class DecodeRows:
 
     @property
     def count(self) -> int:
-        """Sequences being decoded."""
         return len(self.requests)
 
     def column(self, name: str, rows: slice) -> np.ndarray:
@@ -133,12 +132,10 @@ class DecodeRows:
         return self.fields[name][rows]
 
     def has(self, name: str, rows: slice) -> bool:
-        """Return whether a flag is set for any of some rows."""
         return bool(self.fields[name][rows].any())
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest row."""
         return int(self.fields["length"][: self.count].max(initial=0))
 
     def add(self, requests: Sequence[Request]) -> slice:

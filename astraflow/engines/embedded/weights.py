@@ -164,7 +164,6 @@ class VersionSet:
         self.kept = (*(kept for kept in self.kept if kept.version != weights.version), weights)
 
     def drop(self, version: int) -> None:
-        """Let a version go."""
         self.kept = tuple(kept for kept in self.kept if kept.version != version)
 
     def pin(self, weights: Weights) -> None:

@@ -99,7 +99,6 @@ class DecodeWorker:
         self._submitted_counts[request.adapter] += 1
 
     def withdraw(self, request: Request) -> None:
-        """Nobody waits for a request any more."""
         self._put((), partial(self._withdraw, request))
 
     def commit(self, staged: Staged) -> "asyncio.Future[SwapReport | None]":
@@ -107,11 +106,9 @@ class DecodeWorker:
         return self._ask(partial(self._commit, staged))
 
     def pin(self, adapter: int, version: int) -> "asyncio.Future[None]":
-        """Keep a version of a policy."""
         return self._ask(partial(self._pin, (adapter, version)))
 
     def unpin(self, adapter: int, version: int) -> "asyncio.Future[None]":
-        """Take one pin of a version back."""
         return self._ask(partial(self._unpin, (adapter, version)))
 
     def close(self) -> None:
@@ -120,7 +117,6 @@ class DecodeWorker:
         self._put((), partial(self._end, engine_closed()))
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -167,7 +163,6 @@ class DecodeWorker:
                 self._follow()
 
     def _follow(self) -> None:
-        """Do the next thing that was asked for."""
         _, act = self._inbox.get()
         act()
 

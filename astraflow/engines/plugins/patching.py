@@ -66,7 +66,6 @@ class Write:
         return self.values.nbytes
 
     def is_written(self) -> bool:
-        """Read back."""
         found = self.target if self.places is None else self.target.gather(0, self.places)
         return torch.equal(found, self.values.to(found.device))
 

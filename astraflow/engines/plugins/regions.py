@@ -52,7 +52,6 @@ class View:
 
     @property
     def element_count(self) -> int:
-        """Product of the shape."""
         return math.prod(self.shape)
 
     def on(self, flat: torch.Tensor) -> torch.Tensor:

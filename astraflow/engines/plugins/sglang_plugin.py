@@ -62,7 +62,6 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
 
 
 def stager_in(model: Any) -> Stager:
-    """Return the stager of a model of SGLang."""
     # What is not simply copied is finished by the server when its session ends.
     return stager_of(model, partial(load_by_name, model))
 

@@ -39,7 +39,6 @@ class Stager:
         self._staging: Future[tuple[Update, StagedUpdate]] | None = None
 
     def begin(self, path: str) -> Future[tuple[Update, StagedUpdate]]:
-        """Begin to stage a file."""
         if self._staging is not None:
             self._staging.exception()
         self._path, self._staging = path, self._thread.submit(self._staged, path)

@@ -25,11 +25,9 @@ class UpdateRoute:
     """
 
     def __init__(self, app: Any) -> None:
-        """Take the application that is asked for everything else."""
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or scope["path"] != PATH:
             await self._app(scope, receive, send)
             return

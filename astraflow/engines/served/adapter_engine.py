@@ -65,7 +65,6 @@ class AdapterEngine:
         *,
         siblings: "Sequence[AdapterEngine]",
     ) -> None:
-        """Serve a policy, one of those that share the server; see `adapter_engines`."""
         self._policy_id = policy_id
         self._host = host
         self._siblings = siblings
@@ -92,7 +91,6 @@ class AdapterEngine:
 
     @property
     def pinned_versions(self) -> frozenset[int]:
-        """Versions that `generate` can be asked for until they are unpinned."""
         return self._versions.pinned_versions
 
     def restore_from(self, source: Source) -> None:
@@ -106,7 +104,6 @@ class AdapterEngine:
         version: int | None = None,
         watch: Watch | None = None,
     ) -> Generation:
-        """Sample one completion of one version; see `Engine.generate`."""
         self._host.server.require_open()
         with self._versions.using(version, self._life) as adapter:
             return await self._completions.sample(
@@ -120,16 +117,13 @@ class AdapterEngine:
         return await self._host.background.finish(self._swap(update))
 
     async def pin(self, version: int) -> None:
-        """Keep a version; see `Engine.pin`."""
         self._host.server.require_open()
         self._versions.pin(version, self._life)
 
     async def unpin(self, version: int) -> None:
-        """Let a pinned version go; see `Engine.unpin`."""
         self._versions.unpin(version)
 
     def load(self) -> EngineLoad:
-        """Return how busy it is with this policy, by the server's last word."""
         return self._meter.load()
 
     async def close(self) -> None:
@@ -151,7 +145,6 @@ class AdapterEngine:
             log.warning("adapters not restored", policy_id=self._policy_id, why=str(error))
 
     async def leave(self) -> None:
-        """Take all versions from the server."""
         for adapter in self._versions.kept:
             await self._unload(adapter)
 
@@ -191,7 +184,6 @@ class AdapterEngine:
         return Adapter(version=version, name=name, folder=folder, life=self._life)
 
     async def _load(self, adapter: Adapter) -> None:
-        """Have the server read a version."""
         life = self._life
         http = await self._host.server.wait_up()
         await self._host.dialect.load_adapter(http, adapter.name, adapter.folder)

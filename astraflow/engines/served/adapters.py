@@ -130,11 +130,9 @@ class AdapterVersions:
 
     @property
     def pinned_versions(self) -> frozenset[int]:
-        """What was pinned and not unpinned."""
         return frozenset(adapter.version for adapter in self._pins)
 
     async def wait_free(self) -> None:
-        """Wait until there is a place for another version."""
         while len(self.kept) >= self._place_count:
             self._freed.clear()
             await self._freed.wait()
@@ -147,7 +145,6 @@ class AdapterVersions:
             self._release_unused(before)
 
     def forget(self, adapter: Adapter) -> None:
-        """Give a place free."""
         self.kept = tuple(kept for kept in self.kept if kept is not adapter)
         self._freed.set()
 
@@ -173,7 +170,6 @@ class AdapterVersions:
         self._pins.append(self._take(version, life))
 
     def unpin(self, version: int) -> None:
-        """Take one pin back."""
         pinned = next((each for each in self._pins if each.version == version), None)
         if pinned is not None:
             self._pins.remove(pinned)

@@ -77,7 +77,6 @@ class CompletionBuilder:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has all its tokens."""
         return self.finish_reason is not None
 
     def result(self) -> Generation:
@@ -142,7 +141,6 @@ class CompletionClient:
     """
 
     def __init__(self, host: ServerHost, *, tells_experts: bool = False) -> None:
-        """Look after the server."""
         self.meter = ServerMeter()
         self.salt = new_salt()
         self._dialect = host.dialect

@@ -61,13 +61,11 @@ class VersionHolds:
             self._counts[version] += 1
 
     async def wait_unchanged(self) -> None:
-        """Wait while the version changes."""
         if self.is_changing:
             async with self._turn:
                 await self._turn.wait_for(lambda: not self.is_changing)
 
     async def drop(self, version: int) -> None:
-        """Take one hold back."""
         async with self._turn:
             self._counts[version] -= 1
             if self._counts[version] <= 0:
@@ -154,11 +152,9 @@ class ServedEngine:
 
     @property
     def pinned_versions(self) -> frozenset[int]:
-        """The live one, when it is pinned."""
         return frozenset(self._pins)
 
     def restore_from(self, source: Source) -> None:
-        """Say where all weights are had when the server was lost."""
         self._source = source
 
     async def generate(
@@ -201,15 +197,12 @@ class ServedEngine:
             self._background.start(self._linger(version))
 
     async def checksums(self) -> Mapping[str, str]:
-        """Return the server's checksum of each of its parameters; reads all of them."""
         return await self._dialect.checksums(self._server.http)
 
     def load(self) -> EngineLoad:
-        """Return how busy it is, by the server's last word."""
         return self._meter.load()
 
     async def close(self) -> None:
-        """End the server; running generations end with ENGINE_FAILED."""
         self._source = None
         await self._host.close()
 
@@ -276,7 +269,6 @@ class ServedEngine:
         await self._holds.drop(version)
 
     def _lost(self) -> None:
-        """The weights are gone with the server."""
         self.version = None
         self._background.start(self._restore())
 

@@ -63,7 +63,6 @@ class ExchangeFolder:
         (python / "astraflow_plugins").symlink_to(Path(plugins.__file__).parent)
 
     def close(self) -> None:
-        """Remove it."""
         if self._on_disk is not None:
             self._on_disk.close()
         shutil.rmtree(self.path, ignore_errors=True)

@@ -88,7 +88,6 @@ class Life:
 
     @property
     def is_up(self) -> bool:
-        """Whether it serves."""
         return self.up.done() and not self.up.exception() and not self.over.done()
 
     def end(self, why: AstraflowError) -> None:
@@ -151,7 +150,6 @@ class InferenceServer:
         self.life = Life()
 
     async def run(self) -> None:
-        """Keep it running until it is closed."""
         backoff, failed_count = Backoff(first_s=1.0, limit_s=30.0), 0
         while not self._is_closed:
             life = self.life
@@ -329,7 +327,6 @@ def kept_command(launch: ServerCommand) -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    """Return a port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -356,7 +353,6 @@ class ServerMeter:
 
     @contextmanager
     def running(self) -> Generator[None]:
-        """Count a request during the body."""
         if not self.running_count:
             self._busy_since = perf_counter()
         self.running_count += 1
@@ -368,7 +364,6 @@ class ServerMeter:
                 self._busy_s += perf_counter() - self._busy_since
 
     def note_sampled(self, count: int) -> None:
-        """Count tokens."""
         self._sampled_count += count
 
     @property

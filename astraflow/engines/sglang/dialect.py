@@ -218,7 +218,6 @@ class SglangDialect:
     kv_policies = frozenset(_MODES)
 
     def __init__(self, python: Path) -> None:
-        """Start nothing yet; `python` is the interpreter that has SGLang."""
         self._python = python
         self.report: Mapping[str, Any] = {}
         self._checked: httpx.AsyncClient | None = None
@@ -226,7 +225,6 @@ class SglangDialect:
         self._rank_count = 1
 
     def launch(self, place: ServerSetup) -> ServerCommand:
-        """Return how to start it; an idle one sleeps."""
         settings, is_cpu = place.settings, is_on_cpu(place.settings)
         folders = [str(place.folder / "python"), str(_PLUGIN)]
         env = {"HF_HUB_OFFLINE": "1", **_NO_DUMPS}
@@ -281,7 +279,6 @@ class SglangDialect:
     async def generate(
         self, http: httpx.AsyncClient, request: ServerRequest
     ) -> AsyncGenerator[CompletionPiece]:
-        """Sample one completion."""
         if request.sampling.min_new_tokens and request.stop_ids:
             first: list[int] = []
             async for piece in self._part(http, until_least(request)):
@@ -313,7 +310,6 @@ class SglangDialect:
                     yield piece(json.loads(line.removeprefix("data: ")))
 
     async def abort(self, http: httpx.AsyncClient, request_id: str) -> None:
-        """Withdraw a request."""
         _ok(await http.post("/abort_request", json={"rid": request_id}))
 
     async def stage(self, http: httpx.AsyncClient, file: Path) -> None:
@@ -364,12 +360,10 @@ class SglangDialect:
             await self.wake(http)
 
     async def served_model(self, http: httpx.AsyncClient) -> tuple[Path, int | None]:
-        """Return what it serves."""
         told = _answer_json(await http.get("/server_info"))
         return Path(told["model_path"]), told.get("context_length")
 
     async def wake(self, http: httpx.AsyncClient) -> None:
-        """Go on decoding."""
         _ok(await http.post("/continue_generation", json={"torch_empty_cache": False}))
 
     async def _load(self, http: httpx.AsyncClient, file: Path, version: int) -> None:
@@ -391,7 +385,6 @@ class SglangDialect:
             _answer_json(await http.post("/end_weight_update", json={}))
 
     async def checksums(self, http: httpx.AsyncClient) -> Mapping[str, str]:
-        """Return the server's own checksum of each of its parameters."""
         ranks = _answer_json(await http.post("/weights_checker", json={"action": "checksum"}))
         return {
             f"{rank}.{name}": checksum
@@ -400,7 +393,6 @@ class SglangDialect:
         }
 
     async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
-        """Make an adapter known, between two steps."""
         said = {"lora_name": name, "lora_path": str(folder)}
         _answer_json(await http.post("/load_lora_adapter", json=said))
 

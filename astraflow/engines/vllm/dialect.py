@@ -148,12 +148,10 @@ class VllmDialect:
     kv_policies = frozenset((KvPolicy.KEEP, KvPolicy.RECOMPUTE))
 
     def __init__(self, python: Path) -> None:
-        """Start nothing yet; `python` is the interpreter that has vLLM."""
         self._python = python
         self.report: Mapping[str, Any] = {}
 
     def launch(self, place: ServerSetup) -> ServerCommand:
-        """Return how to start it."""
         settings = place.settings
         return ServerCommand(
             argv=(
@@ -180,14 +178,12 @@ class VllmDialect:
         )
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
-        """Return whether it generates one token."""
         answer = await http.post(_GENERATE, json={**_ONE_TOKEN, "model": _MODEL})
         return answer.is_success
 
     async def generate(
         self, http: httpx.AsyncClient, request: ServerRequest
     ) -> AsyncGenerator[CompletionPiece]:
-        """Sample one completion."""
         top_count = request.sampling.top_logprobs
         body = {
             "model": request.adapter or _MODEL,
@@ -209,7 +205,6 @@ class VllmDialect:
                         yield piece_of(choice, top_count=top_count)
 
     async def abort(self, http: httpx.AsyncClient, request_id: str) -> None:
-        """Withdraw a request."""
         said = {"request_ids": [request_id]}
         await _request_json(http, "POST", "/inference/v1/abort_requests", json=said)
 
@@ -241,7 +236,6 @@ class VllmDialect:
         self.report = max(reports, key=lambda each: each["apply_s"])
 
     async def served_model(self, http: httpx.AsyncClient) -> tuple[Path, int | None]:
-        """Return what it serves."""
         said: list[dict[str, Any]] = (await _request_json(http, "GET", "/v1/models"))["data"]
         ours = next((model for model in said if model["id"] == _MODEL), None)
         if ours is None:
@@ -254,7 +248,6 @@ class VllmDialect:
         return Path(ours["root"]), ours["max_model_len"]
 
     async def wake(self, http: httpx.AsyncClient) -> None:
-        """Go on decoding."""
         await _request_json(http, "POST", "/resume")
 
     async def checksums(self, http: httpx.AsyncClient) -> Mapping[str, str]:
@@ -273,7 +266,6 @@ class VllmDialect:
         )
 
     async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
-        """Make an adapter known, between two steps."""
         said = {"lora_name": name, "lora_path": str(folder)}
         await _require_success(await http.post("/v1/load_lora_adapter", json=said))
 

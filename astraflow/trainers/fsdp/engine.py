@@ -113,7 +113,6 @@ class ShardedEngine(TorchEngine):
     def __init__(
         self, settings: TrainerConfig, *, model_dir: Path, ranks: Ranks, lora: Lora | None = None
     ) -> None:
-        """Load nothing yet; `prepare` does."""
         super().__init__(settings, model_dir=model_dir, lora=lora, peers=ranks)
         self._ranks = ranks
         # Written beside the steps, which have collectives of their own.
@@ -136,7 +135,6 @@ class ShardedEngine(TorchEngine):
         self._saving = self._writer.submit(self._finish, written, saving)
 
     def _finish(self, written: Callable[[], Exception | None], saving: Future[Any]) -> None:
-        """Bring a save to its end, on all ranks."""
         self._savers.agree(cast("Exception | None", saving.exception()) or written())
 
     def train_step(self, batch: TrainerBatch | None) -> Mapping[str, float]:
@@ -150,7 +148,6 @@ class ShardedEngine(TorchEngine):
 
     @property
     def _device(self) -> torch.device:
-        """Where this rank computes."""
         return self._ranks.device
 
     def _read(self, directory: Path) -> CausalModel:

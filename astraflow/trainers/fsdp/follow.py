@@ -58,13 +58,11 @@ class TokenReader:
         self._thread = Thread(target=self._follow, name="astraflow-tokens", daemon=True)
 
     def __enter__(self) -> Self:
-        """Read them, and start to look."""
         self._poll()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop to look."""
         self._over.set()
         self._thread.join()
 

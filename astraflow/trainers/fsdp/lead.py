@@ -42,7 +42,6 @@ class LeadEngine:
 
     @property
     def replays_experts(self) -> bool:
-        """Whether tokens take the sampler's experts."""
         return self._engine.replays_experts
 
     def prepare(self) -> None:
@@ -87,12 +86,10 @@ class LeadEngine:
         self._engine.restore(directory)
 
     def publishing(self, policy_id: PolicyId, layout: Layout) -> "LeadPublishing":
-        """Return what publishes and serves the rows of all ranks."""
         own = shard_publisher(policy_id, layout, self._ranks)
         return LeadPublishing(own, self._engine, self._ranks, publishers=self._publishers)
 
     def leave(self) -> None:
-        """Let all ranks end."""
         self._ranks.broadcast(None)
 
 

@@ -113,12 +113,10 @@ class Ranks(Peers):
 
     @property
     def data_count(self) -> int:
-        """Shares of a batch."""
         return self.count // self._sharing_count
 
     @property
     def reads_batches(self) -> bool:
-        """Whether this rank is the one that reads its share."""
         return self.rank % self._sharing_count == 0
 
     def shared_rows(self, rows: Result | None) -> Result:
@@ -143,12 +141,10 @@ class Ranks(Peers):
 
     @property
     def shard_rank(self) -> int:
-        """Which shard of the model this rank has."""
         return self._mesh.get_local_rank(_SHARD)
 
     @property
     def shard_count(self) -> int:
-        """Shards of the model."""
         return self._mesh.size(1)
 
     @property
@@ -176,7 +172,6 @@ class Ranks(Peers):
         return box[0]
 
     def all_gather_object(self, said: Result) -> list[Result]:
-        """Return what every rank says, by rank."""
         heard: list[Any] = [None] * self.count
         with naming_lost_ranks():
             cast("Any", dist).all_gather_object(heard, said, group=self.group)
@@ -205,7 +200,6 @@ class Ranks(Peers):
                 ) from problem
 
     def all_reduce_max(self, count: int) -> int:
-        """Return the largest number that a rank has."""
         return max(self.all_gather_object(count))
 
     def all_reduce_sum(self, value: float) -> float:
@@ -213,7 +207,6 @@ class Ranks(Peers):
         return float(sum(self._by_share(value)))
 
     def all_gather(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of all ranks, by rank."""
         return np.concatenate(self._by_share(values))
 
     def merged(self, metrics: Mapping[str, float], *, weight: float) -> Mapping[str, float]:

@@ -16,7 +16,6 @@ from astraflow.weights.publish.publisher import WeightPublisher, combined
 
 
 def shard_publisher(policy_id: PolicyId, layout: Layout, ranks: Ranks) -> WeightPublisher:
-    """Return what publishes the rows of this rank."""
     shard = Shard(rank=ranks.shard_rank, count=ranks.shard_count)
     return WeightPublisher(policy_id, layout, shard=shard)
 
