@@ -135,10 +135,7 @@ class WheelModel:
     """A model inside a package of PyPI.
 
     Attributes:
-        package: Its name.
-        version: Its release.
         sha256: Of the wheel.
-        nbytes: Size of the wheel.
         member: The GGUF file in it.
         about: What it is, for people.
     """
@@ -168,7 +165,6 @@ class NamedModel:
     """A model that a recipe can name.
 
     Attributes:
-        name: In a recipe.
         path: Its directory; None: it is known, but not here yet.
         nbytes: What it takes on the disk, or what has to be downloaded.
         about: Where it comes from.

@@ -29,7 +29,6 @@ class Checkpoint:
     """A checkpoint that there is, or the very beginning.
 
     Attributes:
-        directory: Where.
         checkpoint_id: What the run knows it by; empty: a trainer begins with the first weights.
         step: Optimizer steps behind it.
         version: What its weights were published as; None: they were not.

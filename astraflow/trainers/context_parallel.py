@@ -28,7 +28,6 @@ class RowGroup(ABC):
 
     Attributes:
         rank: 0 .. count - 1.
-        count: Of ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -60,7 +60,6 @@ class Head:
         targets: i64[k], tokens whose log-probabilities are wanted.
         temperatures: f[k, 1], by which logits are divided; None: all 1.
         banned: i64[b], ids that are never drawn, rising, on the host; none of them is a target.
-        tiling: Of the logits.
         adds_up: Whether the backward pass adds to `weight.grad` in place where there is one, so
             that no second array of that size is made: for `Tensor.backward`, never for
             `torch.autograd.grad`.
@@ -88,13 +87,11 @@ class Tiles:
 
     Attributes:
         hidden: f[k, H], what the output layer reads.
-        head: The output layer.
         states: The same, as it is multiplied: rounded, perhaps.
         weight: That of the output layer, likewise.
         kept: f[V, H], in which logits wait; None: all are made again.
         dtype: Of logits, and of all that is summed up: f32 where the rest is bf16.
         tokens: How they are cut up; those whose logits wait are the first tile.
-        words: How the vocabulary is cut up.
         strip_rows: Of a tile, so that a strip stays near a core while it is worked on.
     """
 

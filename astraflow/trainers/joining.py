@@ -38,8 +38,6 @@ class TrainerPlace:
         hub: host:port.
         token: The run's join token.
         run_dir: Where checkpoints go.
-        identity: Of the model that is trained.
-        start: What it begins with.
         is_resuming: Whether it waits for the session of a predecessor to end.
         checkpoint_id: What it goes on from then; empty: its newest one that the run knows.
         listen: host:port on which it serves its weights.

@@ -79,9 +79,6 @@ class PolicyLearner:
 
     The same weights and the same rows, in whatever order they come, give the same step bit
     for bit on one machine with one number of threads.
-
-    Attributes:
-        step_count: Optimizer steps done.
     """
 
     def __init__(

@@ -121,11 +121,7 @@ def trace_step(
 
 
 class TrainerMetrics:
-    """Counts since the process began; written by one thread per number, read by any.
-
-    Attributes:
-        policy_id: What it trains.
-    """
+    """Counts since the process began; written by one thread per number, read by any."""
 
     def __init__(self, policy_id: PolicyId) -> None:
         self.policy_id = policy_id
@@ -168,7 +164,6 @@ class Pace:
     """Publishes when it is due or asked for, and the same weights again only if they were lost.
 
     Attributes:
-        last: What was published last.
         last_step: The weights after it are published; None: nobody knows it.
     """
 

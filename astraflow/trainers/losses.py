@@ -49,7 +49,6 @@ class LossInputs:
         advantages: f[k].
         weights: f[k], factor of each token in the mean.
         rows: i64[k], in which row of the pass each stands, from 0.
-        row_count: Rows of the pass.
         old_logprobs: f[k], under the policy before the batch; None: it is the one that is trained.
         reference_logprobs: f[k], under the reference of a KL term; None: there is none.
         entropies: f[k], nats, with a gradient; None: the loss has no bonus for them.
@@ -97,12 +96,7 @@ _WIDEST_HIGH: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipRange:
-    """The ratios between which a token's gradient is kept.
-
-    Attributes:
-        low: Smallest.
-        high: Largest.
-    """
+    """The ratios between which a token's gradient is kept."""
 
     low: float
     high: float

@@ -35,12 +35,9 @@ class ModelShape:
     """What of a dense decoder its memory depends on.
 
     Attributes:
-        layers: Blocks.
-        hidden: Width.
         intermediate: Width of the gated feed-forward layer.
         heads: Numbers of all query heads of a token.
         kv_heads: Numbers of all key heads of a token.
-        vocabulary: Words.
         is_tied: Whether the output layer is the embeddings.
     """
 

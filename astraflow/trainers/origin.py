@@ -56,7 +56,6 @@ class Publication:
     """One version that is published.
 
     Attributes:
-        version: Its number.
         made: What the run is told, once it is encoded.
         whole_nbytes: Of the exported weights.
         encode_s: Seconds to encode it, once that is done.

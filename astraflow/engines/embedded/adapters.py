@@ -24,9 +24,7 @@ class AdapterPlace:
     """Where the adapters of one policy lie.
 
     Attributes:
-        index: Which policy.
         first: First of its ranks.
-        settings: Of the recipe.
     """
 
     index: int

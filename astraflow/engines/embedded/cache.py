@@ -124,7 +124,6 @@ class Beginning:
     """The tokens of a row that ended, and what was computed of them.
 
     Attributes:
-        length: Tokens.
         states: Keys, then values, of each layer in turn, [heads, length, head size].
     """
 

@@ -59,14 +59,8 @@ class DecoderSettings:
     """What all decoders of an engine share.
 
     Attributes:
-        architecture: Of the model.
         max_batch: Rows at once.
         max_context: Tokens of prompt and completion.
-        dtype: Of the computation.
-        device: Where it runs.
-        sampler: Draws tokens.
-        stops: Ends rows.
-        stepper: Runs decode steps.
         adapters: Where those of each policy lie; empty: the weights are the whole model's.
         pads_coarsely: Whether prompts of unlike lengths are read together.
     """
@@ -89,7 +83,6 @@ class Decoder:
     Requests take rows in order of arrival, as these become free.
 
     Attributes:
-        module: What computes.
         sampled_counts: i64[policies], tokens sampled since the start.
     """
 

@@ -49,9 +49,6 @@ class SharedBase:
         kv: What becomes of a cache when another version takes over.
         tokenizer: None: no text is read.
         grammars: Of its tokens; None: no text is read.
-        decoding: Of its decoders.
-        worker: The thread that decodes.
-        stager: The thread that stages versions.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class Weights:
     """The whole state of one version.
 
     Attributes:
-        version: Which.
         tensors: By canonical name, in the type of the computation.
         adapter: Whose, of the policies that share a base; 0 where there is one.
     """

@@ -33,7 +33,6 @@ class TensorPart:
     Attributes:
         name: As in the Hugging Face checkpoint.
         dtype: Of the elements, such as bf16.
-        shape: Of the tensor.
         indices: i64[n] of the flattened tensor, rising; None: every element.
         values: Bits, uN[n].
     """

@@ -76,7 +76,6 @@ class StagedUpdate:
 
     Attributes:
         version: What the weights are afterwards.
-        writes: What to write.
         unmapped: Tensors that the server's own loader must load, with all that they are fused with.
     """
 

@@ -64,7 +64,6 @@ class Region:
     """A part of a checkpoint's tensor and the part of a parameter that it is copied to.
 
     Attributes:
-        parameter: Name.
         source: In the flattened tensor of the checkpoint.
         target: In the flattened parameter; of the same shape.
     """

@@ -99,7 +99,6 @@ class Adapter:
     Attributes:
         version: Of the policy.
         name: In the server.
-        folder: Its files.
         life: Of the server that has it.
         user_count: Generations and pins.
     """

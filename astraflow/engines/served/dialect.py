@@ -52,7 +52,6 @@ class ServerSetup:
         port: On loopback.
         folder: In memory; updates are handed over in it, and its `python` is on the server's
             PYTHONPATH: there `astraflow_plugins` is `astraflow.engines.plugins`.
-        settings: Of the recipe.
         max_context: Tokens of prompt and completion together.
         adapters: Its room for them; None: it serves the model alone.
     """
@@ -95,7 +94,6 @@ class ServerRequest:
 
     Attributes:
         request_id: Unique; names it in `Dialect.abort`.
-        prompt: Token ids.
         sampling: Checked; `max_new_tokens` is what fits the context, at least 1.
         stop_ids: All that end it: the model's own end tokens, unless ignored, and those asked for.
         never_sampled: Ids that have to be kept out.

@@ -58,11 +58,8 @@ class ServerHost:
     """Keeps one server of a model running.
 
     Attributes:
-        dialect: How it is spoken with.
-        model: That it serves.
         background: What is done beside it.
         folder: What it is handed.
-        server: Reached through it.
         kv: What becomes of a cache when another version takes over.
         is_attached: Whether somebody else runs it.
     """

@@ -33,7 +33,6 @@ class ModelDescription:
     """A model's limits.
 
     Attributes:
-        directory: Hugging Face.
         vocab_size: Ids that it knows.
         max_context: Tokens of prompt and completion together.
         special: Ids that end, begin or pad.

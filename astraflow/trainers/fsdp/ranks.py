@@ -41,8 +41,6 @@ class Ranks(Peers):
 
     Attributes:
         rank: 0 .. count - 1.
-        count: Of ranks.
-        device: Of this rank.
         group: Over which they tell each other.
         context: Those that have the same rows as this rank, a part of each; None: nobody.
         tensor: Those that have the same rows, and a part of every matrix each; None: nobody.
@@ -293,9 +291,6 @@ class RanksApartError(Exception):
 
     Unlike a batch that all ranks refuse it ends the trainer, whatever the recipe says of failed
     steps.
-
-    Attributes:
-        error: What happened here.
     """
 
     def __init__(self, error: AstraflowError) -> None:
