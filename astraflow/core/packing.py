@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from itertools import repeat
 from math import prod
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -279,6 +280,7 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 _ROW_COLUMNS: Mapping[str, tuple[Any, Callable[[Row], float]]] = {
     "sample_index": (np.int32, lambda row: row.rollout.sample_index),
+    "agent_crc": (np.uint32, lambda row: crc32(row.trajectory.agent.encode())),
     "rewards": (np.float32, lambda row: row.reward),
     "outcomes": (np.int32, lambda row: OUTCOME_NUMBERS[row.rollout.outcome]),
     "finish_reasons": (np.int32, lambda row: FINISH_NUMBERS[row.trajectory.finish_reason]),

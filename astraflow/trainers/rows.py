@@ -269,11 +269,10 @@ def _turn_rewards(
 
 
 def _compared_with(parts: Sequence[BatchPart]) -> np.ndarray:
-    """Return u64[N]: the group, and the mean reward there, which agents have of their own."""
+    """Return u64[N]: the group, and the agent in it."""
     groups = _row_column(parts, "group_index", default=-1, dtype=np.int32)
-    means = _row_column(parts, "group_reward_mean", default=np.nan, dtype=np.float32)
-    bits = np.ascontiguousarray(means).view(np.uint32).astype(np.uint64)
-    return groups.astype(np.int64).view(np.uint64) << np.uint64(32) | bits
+    agents = _row_column(parts, "agent_crc", default=0, dtype=np.uint32)
+    return groups.astype(np.int64).view(np.uint64) << np.uint64(32) | agents
 
 
 def _routes(parts: Sequence[BatchPart]) -> np.ndarray | None:

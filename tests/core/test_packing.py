@@ -102,6 +102,14 @@ def test_rows_lie_end_to_end_with_their_columns(rows):
     assert "policy_index" not in part.columns
 
 
+def test_rows_say_which_are_of_one_agent(rows):
+    """Whatever their rewards are: all agents of a rollout may have the same."""
+    for row, agent in zip(rows, ("", "verifier"), strict=True):
+        row.trajectory = replace(row.trajectory, agent=agent)
+    (part,) = packed(rows)
+    assert part.values("agent_crc").tolist() == [0, 0xFB914A48]
+
+
 def test_columns_have_the_contracts_types(rows):
     (part,) = packed(rows)
     expected = {
@@ -112,6 +120,7 @@ def test_columns_have_the_contracts_types(rows):
         "advantages": "float32",
         "group_index": "int32",
         "sample_index": "int32",
+        "agent_crc": "uint32",
         "rewards": "float32",
         "outcomes": "int32",
         "finish_reasons": "int32",

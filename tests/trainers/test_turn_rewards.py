@@ -34,7 +34,6 @@ def part(make_row, to_part):
     columns = {
         "token_rewards": Column(axis=ColumnAxis.TOKEN, values=given.ravel()),
         "group_index": Column(axis=ColumnAxis.ROW, values=np.array([0, 0, 0, 1], np.int32)),
-        "group_reward_mean": Column(axis=ColumnAxis.ROW, values=np.zeros(4, np.float32)),
     }
     return replace(made, columns={**made.columns, **columns})
 
@@ -62,10 +61,8 @@ def test_turns_are_discounted_and_need_not_be_compared(part):
 
 
 def test_agents_of_a_group_are_not_compared_with_each_other(part):
-    means = Column(axis=ColumnAxis.ROW, values=np.array([0.5, 0.5, 0.25, 0], np.float32))
-    rows = TrainRows.from_parts(
-        [replace(part, columns={**part.columns, "group_reward_mean": means})]
-    )
+    agents = Column(axis=ColumnAxis.ROW, values=np.array([1, 1, 2, 1], np.uint32))
+    rows = TrainRows.from_parts([replace(part, columns={**part.columns, "agent_crc": agents})])
     found = by_turn(turn_advantages(rows, discount=0.0, is_compared=True))
     assert found == [[0.5, -0.5], [-0.5, 0.5], [0, 0], [0, 0]]
 
