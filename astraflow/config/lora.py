@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from astraflow.config.strict import Strict
+from astraflow.config.strict import Finite, Strict
 from astraflow.core.errors import AstraflowError, Reason
 
 # The files of an adapter, and how its tensors are called in them (peft 0.21).
@@ -25,7 +25,7 @@ class Lora(Strict):
 
     rank: int = Field(default=16, ge=1)
     """Width of an adapter."""
-    alpha: float = Field(default=32.0, gt=0)
+    alpha: Finite = Field(default=32.0, gt=0)
     """What an adapter adds counts alpha / rank times."""
     targets: tuple[str, ...] = ()
     """Linear layers that get one, by the last part of their names, such as q_proj; empty: all but

@@ -5,12 +5,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from astraflow.config.strict import Options, Strict
+from astraflow.config.strict import Finite, Options, Strict
 
 Paired = Literal["dpo", "bradley_terry"]
 
 Surrogate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce", "sft"] | Paired
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 OwnCode = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
 
 
@@ -41,7 +42,7 @@ class Correction(Strict):
 class Kl(Strict):
     """Keeps a policy near a reference, or leads it to one (a teacher of the same vocabulary)."""
 
-    coefficient: float = Field(gt=0)
+    coefficient: Finite = Field(gt=0)
     """What the term, or the penalty, is multiplied by."""
     estimator: Literal["k1", "k2", "k3"] | OwnCode = "k3"
     """With d = log-probability of the policy less that of the reference: k1 = d, k2 = d^2 / 2,
@@ -66,20 +67,20 @@ class Kl(Strict):
 class Sapo(Strict):
     """How soft the gate of surrogate sapo is; larger is sharper."""
 
-    positive: float = Field(default=1.0, gt=0)
+    positive: Finite = Field(default=1.0, gt=0)
     """Where the advantage is positive."""
-    negative: float = Field(default=1.05, gt=0)
+    negative: Finite = Field(default=1.05, gt=0)
     """Where it is negative."""
 
 
 class Pairs(Strict):
     """Losses of pairs: of two rows of a group the one of the higher reward is preferred."""
 
-    beta: float = Field(default=0.1, gt=0)
+    beta: Finite = Field(default=0.1, gt=0)
     """Of dpo: what the log-ratio of a row to the reference is multiplied by."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Share of pairs that may be the wrong way round."""
-    margin: float = Field(default=0.0, ge=0)
+    margin: Finite = Field(default=0.0, ge=0)
     """So much of the difference of two rewards is to lie between the rows; 0: any lead will do."""
     reference: Path | None = None
     """Of dpo: Hugging Face directory; unset: the first weights of the policy."""
@@ -98,7 +99,7 @@ class Loss(Strict):
     module:function: your own, called with `Terms`, these settings and the `ClipRange`."""
     options: Options = Field(default={})
     """Of a surrogate of your own, which finds them in the settings."""
-    advantage_scale: float = Field(default=1.0, ge=0)
+    advantage_scale: Finite = Field(default=1.0, ge=0)
     """Factor on advantages. 0: what a rollout earned is not looked at, as in pure distillation."""
     ratio: Literal["token", "sequence"] = "token"
     """sequence: the geometric mean over a row, for all of its tokens (GSPO)."""
@@ -120,9 +121,9 @@ class Loss(Strict):
     """Unset: none."""
     kl: Kl | None = None
     """Unset: none."""
-    entropy_coefficient: float = Field(default=0.0, ge=0)
+    entropy_coefficient: Finite = Field(default=0.0, ge=0)
     """Of a bonus for the entropy of the distributions that tokens are drawn from, in nats."""
-    router_balance_coefficient: float = Field(default=0.0, ge=0)
+    router_balance_coefficient: Finite = Field(default=0.0, ge=0)
     """Of mixtures of experts: a loss that is least, 1, where experts are chosen equally often."""
     whiten: bool = False
     """Give the advantages of a batch's tokens mean 0 and deviation 1 (REINFORCE++)."""
@@ -193,7 +194,7 @@ class Overlong(Strict):
     """Sampled tokens from which on all of `penalty` is taken off."""
     buffer_tokens: int = Field(ge=1)
     """So many before that it begins, and grows linearly."""
-    penalty: float = Field(default=1.0, gt=0)
+    penalty: Finite = Field(default=1.0, gt=0)
     """The most that is taken off."""
 
     @model_validator(mode="after")
@@ -241,18 +242,18 @@ class Optimizer(Strict):
     parameters by name and these settings for a torch.optim.Optimizer."""
     options: Options = Field(default={})
     """Of an optimizer of your own, which finds them in the settings."""
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: Finite = Field(default=1e-6, gt=0)
     """After the warm-up, and before the decay."""
     warm_up_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to learning_rate."""
     decay: tuple[int, int] | None = None
     """Last step at learning_rate, and the step from which on the rate is a tenth of it; it falls
     linearly between them. Unset: it does not fall."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Of AdamW: decay of the first and of the second moment."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Finite = Field(default=1e-8, gt=0)
     """Of AdamW: added to the root of the second moment."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Finite = Field(default=0.0, ge=0)
     """Decoupled from the gradient, as in AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients of a larger norm are scaled down to it."""

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from astraflow.config.lora import Lora
 from astraflow.config.losses import Advantages, CriticConfig, Loss, Optimizer
-from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, Strict
+from astraflow.config.strict import Algorithm, Finite, LaneChoice, Options, OwnEngine, Strict
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import SamplingParams
 
@@ -35,7 +35,7 @@ class WarmUp(Strict):
     given."""
     batch_size: int | None = Field(default=None, ge=1)
     """Rows per step. Unset: 64, or 8 for a model that is given."""
-    learning_rate: float | None = Field(default=None, gt=0)
+    learning_rate: Finite | None = Field(default=None, gt=0)
     """Peak rate; rises over the first tenth of the steps, then falls to a tenth. Unset: 2e-3, or
     1e-4 for a model that is given."""
     max_length: int = Field(default=1024, ge=2)
@@ -109,7 +109,7 @@ class ModelConfig(Strict):
 class Sampling(Strict):
     """Defaults of every generation of a policy; see `rollout/v1/sampling.proto`."""
 
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Finite = Field(default=1.0, ge=0)
     """0, greedy, is for evaluations alone, as are top_p, top_k, min_p and min_new_tokens: the
     trainer scores tokens under the softmax over the whole vocabulary (docs/losses.md)."""
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config.strict import LaneChoice, Name, Named, Options, Strict
+from astraflow.config.strict import LaneChoice, Name, Named, Options, Seconds, Strict
 
 
 class TlsConfig(Strict):
@@ -102,7 +102,7 @@ class HubConfig(Strict):
     advertise: str | None = None
     """How others dial it: auto, fqdn, a host or IP, or the host:port of all hubs with commas
     between them; unset: as listened on."""
-    session_ttl_s: float = Field(default=10.0, ge=0.5)
+    session_ttl_s: Seconds = Field(default=10.0, ge=0.5)
     """A member that says nothing for so long is gone, and what it held is issued again."""
     patience_s: float = Field(default=30.0, gt=0)
     """A member that hears nothing from the hub for so long gives up. A hub that comes and goes is
@@ -293,10 +293,10 @@ class AutoscaleConfig(Strict):
     """Nodes, at least."""
     max: int = Field(default=64, ge=1)
     """Nodes, at most."""
-    window_s: float = Field(default=300.0, gt=0)
+    window_s: Seconds = Field(default=300.0, gt=0)
     """Waits, production and consumption are measured over this time; it is also the least time
     between two changes. Several batches long is good."""
-    cooldown_s: float = Field(default=0.0, ge=0)
+    cooldown_s: Seconds = Field(default=0.0, ge=0)
     """After a change of the pool nothing is measured for so long: what new nodes take to warm
     up."""
     drain_s: float | None = Field(default=None, gt=0)

@@ -5,6 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(le=1e9)]
+"""That are added to a time of day: thirty years, and no infinity, for whoever wants no limit."""
 Options = dict[str, Any]
 LaneChoice = Literal["auto"] | tuple[Literal["grpc", "tcp", "shm", "ucx"], ...]
 

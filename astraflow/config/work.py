@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from astraflow.config.strict import Algorithm, Name, Options, Strict
+from astraflow.config.strict import Algorithm, Finite, Name, Options, Seconds, Strict
 
 _OF_HUB = ("split", "config", "revision")
 
@@ -71,7 +71,7 @@ class WorkflowConfig(Strict):
 class MixPhaseConfig(Strict):
     """How data sets are mixed from a version on."""
 
-    weights: dict[Name, Annotated[float, Field(ge=0)]] = Field(min_length=1)
+    weights: dict[Name, Annotated[Finite, Field(ge=0)]] = Field(min_length=1)
     """Shares by data set; they need not add up to 1."""
     from_version: int = Field(default=0, ge=0)
     """First version of the workflow's first policy that it is for."""
@@ -91,7 +91,7 @@ class PayloadsConfig(Strict):
 class RolloutsConfig(Strict):
     """What is asked for in training."""
 
-    data_set: Name | dict[Name, Annotated[float, Field(ge=0)]] | tuple[MixPhaseConfig, ...]
+    data_set: Name | dict[Name, Annotated[Finite, Field(ge=0)]] | tuple[MixPhaseConfig, ...]
     """One data set, several by weight, or a schedule of weights by version."""
     workflow: Name
     """Name of a workflow of this recipe."""
@@ -101,7 +101,7 @@ class RolloutsConfig(Strict):
     """A group with fewer rewarded rollouts is dropped."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the data set; unset: until the steps are done."""
-    timeout_s: float = Field(default=120.0, gt=0)
+    timeout_s: Seconds = Field(default=120.0, gt=0)
     """For one rollout, from its start."""
     max_attempts: int = Field(default=3, ge=1)
     """Of one sample, when engines or environments fail; a node that is lost uses up none."""
@@ -177,7 +177,7 @@ class Relation(Strict):
     policies together."""
     max_skew: int = Field(default=1, ge=1)
     """Versions that one policy may be ahead of another; of bounded_skew."""
-    timeout_s: float = Field(default=60.0, gt=0)
+    timeout_s: Seconds = Field(default=60.0, gt=0)
     """For how long the others wait for a policy whose trainer is gone, from its last sign of life;
     a slow trainer is waited for."""
     on_timeout: Literal["go_on", "stop"] = "go_on"
@@ -193,14 +193,14 @@ class EvalSet(Strict):
     """Name of a workflow of this recipe."""
     repeats: int = Field(default=1, ge=1)
     """Rollouts per prompt."""
-    correct_reward: float = 1.0
+    correct_reward: Finite = 1.0
     """A rollout is correct when its reward is at least this."""
 
 
 class EvalSampling(Strict):
     """What an evaluation samples with in place of `policies.*.sampling`; unset: the same."""
 
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: Finite | None = Field(default=None, ge=0)
     """As `policies.NAME.sampling.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """As `policies.NAME.sampling.top_p`."""
