@@ -82,7 +82,7 @@ def go_on(recorder: Recorder, text: str) -> None:
         recorder.observe(text)
 
 
-def fill(text: str, prompt: Prompt, **extra: str) -> str:
+def fill(text: str, prompt: Prompt, /, **extra: str) -> str:
     r"""Return a text with the fields of a prompt in it; `extra` ones come before these.
 
     Braces around a field's name are replaced by the field; a list or an object is written as JSON.

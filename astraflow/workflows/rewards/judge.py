@@ -9,6 +9,7 @@ from pydantic import Field
 from astraflow.config.strict import Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
+from astraflow.workflows.prompts import fill
 from astraflow.workflows.protocol import Score
 
 _NUMBER = r"([-+]?\d+(?:\.\d+)?)"
@@ -54,9 +55,7 @@ class Judge:
             AstraflowError: SCORER_FAILED when the judge does not answer with a number,
                 SCORER_TIMEOUT when it does not answer in time.
         """
-        said = await self._completion(
-            self._options.question.format_map({**prompt.fields, "text": text})
-        )
+        said = await self._completion(fill(self._options.question, prompt, text=text))
         found = self._pattern.findall(said)
         if not found:
             raise AstraflowError(

@@ -40,6 +40,15 @@ async def test_the_last_number_that_a_judge_gives_is_the_reward(bench):
     assert "Answer:\n4" in asked[0]
 
 
+async def test_a_question_may_have_the_braces_of_json(bench):
+    question = 'Task: {prompt} Answer: {text}\nEnd with {"score": N}.'
+    pattern = r'"score": (\d+)'
+    async with bench('{"score": 5}', question=question, pattern=pattern) as (judge, run, _, asked):
+        score = await judge(run.prompt, "4")
+    assert score.reward == 0.5
+    assert 'Task: 2 + 2? Answer: 4\nEnd with {"score": N}.' in asked[0]
+
+
 @pytest.mark.slow
 async def test_a_judge_without_a_number_is_no_reward_of_zero(bench):
     async with bench("It is good.") as (judge, run, _, _):
