@@ -107,7 +107,7 @@ async def open_hub(
             # Bring what lies beside the journal to where it ends, and tell the run.
             for name, drawn in replica.run.drawn_counts.items():
                 await asyncio.to_thread(sources[name].seek, drawn)
-            recorder.make_up(replica.lines)
+            await asyncio.to_thread(recorder.make_up, replica.lines)
             counts = step_counts(recipe) if reopens else {}
             hub.apply(HubRestarted(software=__version__, step_counts=counts))
             # Before the first call, not with the first commit.

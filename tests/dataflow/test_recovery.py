@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import sqlite3
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pkgutil import resolve_name
@@ -128,6 +130,25 @@ async def follow(trainer):
             await trainer.publish()
             await trainer.ack(header.batch_id)
     await trainer.leave()
+
+
+async def test_callers_are_answered_while_the_lines_of_a_long_run_are_read(start_hub, recipe_of):
+    """Those of 100 MB took ten seconds of the event loop."""
+    async with start_hub(recipe_of()) as hub:
+        await work(hub)
+        metrics = hub.run_dir.metrics
+    os.mkfifo(metrics)
+    loop, is_answered = asyncio.get_running_loop(), threading.Event()
+
+    def feed():
+        # Opens once they are read.
+        with metrics.open("w"):
+            loop.call_soon_threadsafe(is_answered.set)
+            return is_answered.wait(10)
+
+    fed = asyncio.create_task(asyncio.to_thread(feed))
+    async with start_hub(recipe_of()):
+        assert await fed
 
 
 async def test_a_node_must_resume_before_it_speaks(start_hub, recipe_of, reason_of):
