@@ -74,6 +74,19 @@ def make_rollout(
     )
 
 
+def make_late(task: RolloutTask, index: int, *, last_version: int) -> Rollout:
+    """Return a rollout that took longer than its timeout, as a node sends it."""
+    del last_version
+    return Rollout(
+        rollout_id=RolloutId(f"{task.task_id}/{index}"),
+        task_id=task.task_id,
+        group_id=task.group_id,
+        sample_index=index,
+        outcome=Outcome.INFRA_ERROR,
+        failure=Failure(reason=Reason.ROLLOUT_TIMEOUT, message="took longer than timeout_s"),
+    )
+
+
 def _spans(count: int, first: int, last: int) -> tuple[VersionSpan, ...]:
     if first == last:
         return (VersionSpan(version=first, length=count),)
@@ -99,10 +112,16 @@ _CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the hub withdrew the
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Work:
-    """A task that it holds; `open` are the samples without a rollout."""
+    """A task that it holds.
+
+    Attributes:
+        open: Samples without a rollout.
+        busy_count: Of these, those that have a slot.
+    """
 
     task: RolloutTask
     open: set[int]
+    busy_count: int = 0
     sent_count: int = 0
 
 
@@ -179,13 +198,16 @@ class SimulatedNode:
         self._admit()
 
     def cancel(self, effect: ef.SendCancellation) -> None:
+        """Stop what is left of a task; its slots are free at once."""
         work = self._work.pop(effect.task_id, None)
         if work is None:
             return
+        self._busy -= work.busy_count
         failures = tuple(
             SampleFailure(sample_index=i, failure=_CANCELLED) for i in sorted(work.open)
         )
         self._close(work, failures)
+        self._start_samples()
 
     def order(self, effect: ef.SendDirective) -> None:
         """Drain when asked to; stop when the run is over."""
@@ -223,30 +245,32 @@ class SimulatedNode:
     def _start_samples(self) -> None:
         while self._queue and self._busy < self.pool.slots:
             task_id, index = self._queue.popleft()
-            if task_id not in self._work:
+            work = self._work.get(task_id)
+            if work is None:
                 continue
             self._busy += 1
-            tokens = next(self.lengths)
-            seconds = tokens / self.pool.tokens_per_s + 2 * self.pool.latency_s
-            self._after(seconds, partial(self._finish, task_id, index, tokens, self._version))
+            work.busy_count += 1
+            tokens, timeout = next(self.lengths), work.task.timeout
+            seconds = tokens / self.pool.tokens_per_s
+            make = partial(make_rollout, tokens=tokens, first_version=self._version)
+            if timeout is not None and seconds > timeout.total_seconds():
+                seconds, make = timeout.total_seconds(), make_late
+            self._after(seconds + 2 * self.pool.latency_s, partial(self._finish, work, index, make))
 
-    def _finish(self, task_id: TaskId, index: int, tokens: float, first_version: int) -> None:
+    def _finish(self, work: _Work, index: int, make: Callable[..., Rollout]) -> None:
+        task = work.task
+        if self._work.get(task.task_id) is not work or self.member_id is None:
+            # It was withdrawn.
+            return
         self._busy -= 1
-        work = self._work.get(task_id)
-        if work is not None and self.member_id is not None:
-            work.open.discard(index)
-            work.sent_count += 1
-            rollout = make_rollout(
-                work.task,
-                index,
-                tokens=tokens,
-                first_version=first_version,
-                last_version=self._version,
-            )
-            self._say(ev.RolloutArrived(member_id=self.member_id, rollout=rollout))
-            if not work.open:
-                self._work.pop(task_id, None)
-                self._close(work, ())
+        work.busy_count -= 1
+        work.open.discard(index)
+        work.sent_count += 1
+        rollout = make(task, index, last_version=self._version)
+        self._say(ev.RolloutArrived(member_id=self.member_id, rollout=rollout))
+        if not work.open:
+            self._work.pop(task.task_id, None)
+            self._close(work, ())
         self._start_samples()
 
     def _close(self, work: _Work, failures: tuple[SampleFailure, ...]) -> None:

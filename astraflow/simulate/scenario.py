@@ -20,7 +20,7 @@ class Rollouts(Strict):
     spread: float = Field(default=0.3, ge=0)
     """Standard deviation of the logarithm of their length; 0: all are equal."""
     timeout_s: float = Field(default=7200.0, gt=0)
-    """For one rollout."""
+    """For one rollout, without its ways to and from the hub; one that takes longer fails then."""
 
 
 class Demand(Strict):

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from astraflow.core.autoscale import ScaleSettings
@@ -37,6 +38,7 @@ class SimulationReport:
         broken_laws: How often each did not hold; empty: all held.
         sizes: How many nodes there were, from a time in seconds on.
         steps: Of each batch: when it was done, how long it was waited for, its rollouts.
+        failure: Why the run could not go on; empty: it could.
     """
 
     hours: float
@@ -57,6 +59,7 @@ class SimulationReport:
     scaling: tuple[ScaleStep, ...] = ()
     sizes: tuple[tuple[float, int], ...] = ()
     steps: tuple[tuple[float, float, int], ...] = ()
+    failure: str = ""
 
     def size_at(self, seconds: float) -> int:
         """Return how many nodes there were at a time."""
@@ -115,7 +118,7 @@ _CHECK_S = 60.0
 def simulate(scenario: Scenario) -> SimulationReport:
     """Run a scenario; the same scenario gives the same report, but for the wall time."""
     started, timeline = time.monotonic(), Timeline()
-    hub = SimulatedHub(timeline=timeline, settings=_settings(scenario))
+    hub = SimulatedHub(timeline=timeline, settings=settings_of(scenario))
     trainer = SimulatedTrainer(scenario=scenario, hub=hub)
     rollouts = scenario.rollouts
     lengths = draw_lengths(mean=rollouts.mean_tokens, spread=rollouts.spread, seed=scenario.seed)
@@ -141,7 +144,8 @@ def simulate(scenario: Scenario) -> SimulationReport:
     books = hub.run.accounts()[0]
     waited_s = trainer.waited_s + trainer.open_wait_s
     observed_s = waited_s + trainer.trained_s
-    status = hub.run.status(timeline.now).policies[0]
+    run = hub.run.status(timeline.now)
+    status = run.policies[0]
     return SimulationReport(
         hours=scenario.hours,
         wall_s=time.monotonic() - started,
@@ -161,10 +165,12 @@ def simulate(scenario: Scenario) -> SimulationReport:
         scaling=tuple(scaling),
         sizes=tuple(pools.sizes),
         steps=tuple(trainer.steps),
+        failure="" if run.failure is None else str(run.failure),
     )
 
 
-def _settings(scenario: Scenario) -> RunSettings:
+def settings_of(scenario: Scenario) -> RunSettings:
+    """Return how the run of a scenario is set up."""
     trainer, rollouts, scale = scenario.trainer, scenario.rollouts, scenario.autoscale
     workflow = WorkflowSpec(workflow_id=WorkflowId("simulated"), code=CODE, policy_ids=(POLICY,))
     policy = PolicySettings(
@@ -207,6 +213,8 @@ def show(report: SimulationReport, oracle: SimulationReport | None) -> None:
             f"{step.seconds / 3600:7.2f} h  +{step.started} -{step.drained} "
             f"to {step.target}: {step.message}"
         )
+    if report.failure:
+        console.print(f"[red]the run failed:[/] {escape(report.failure)}")
     for law, count in report.broken_laws.items():
         console.print(f"[red]broken {count} times:[/] {law}")
 

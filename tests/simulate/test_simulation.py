@@ -1,12 +1,18 @@
 """Small scenarios: the laws hold, reports repeat, and placement and scaling do their work."""
 
+from itertools import repeat
 from math import ceil
 
 import pytest
 
-from astraflow.core.errors import AstraflowError
-from astraflow.simulate.scenario import Scenario, ideal_count, oracle_of
-from astraflow.simulate.simulation import simulate
+from astraflow.core.effects import SendCancellation
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import CancelReason
+from astraflow.simulate.hub import SimulatedHub, Timeline
+from astraflow.simulate.node import SimulatedNode
+from astraflow.simulate.scenario import Pool, Scenario, ideal_count, oracle_of
+from astraflow.simulate.simulation import settings_of, simulate
+from astraflow.simulate.trainer import SimulatedTrainer
 
 SMALL = {
     "hours": 0.5,
@@ -45,6 +51,35 @@ def test_a_node_that_leaves_before_it_has_joined_costs_nothing_any_more():
     report = simulate(scenario(pools={"only": pool}))
     assert report.leave_count > 2
     assert max(count for _, count in report.sizes) <= 2
+
+
+def test_rollouts_that_take_longer_than_their_timeout_fail():
+    rollouts = {"group_size": 4, "mean_tokens": 2000, "spread": 0, "timeout_s": 50}
+    # 40 s on a fast node, 100 s on a slow one.
+    report = simulate(scenario(rollouts=rollouts))
+    assert {drop.reason for drop in report.books.drops} >= {Reason.ROLLOUT_TIMEOUT}
+    assert report.step_count
+    assert not report.broken_laws
+    nobody = simulate(scenario(rollouts=rollouts | {"timeout_s": 10}))
+    assert nobody.step_count == 0
+    assert "ROLLOUT_TIMEOUT" in nobody.failure
+
+
+def test_a_task_that_is_withdrawn_gives_its_slot_back():
+    described = scenario(rollouts={"group_size": 1}, trainer={"groups_per_batch": 4})
+    hub = SimulatedHub(timeline=Timeline(), settings=settings_of(described))
+    SimulatedTrainer(scenario=described, hub=hub).start()
+    # 20 s each, one at a time, from second 2 on.
+    pool = Pool(slots=1, queue=3, tokens_per_s=50)
+    node = SimulatedNode(name="node", pool=pool, hub=hub, lengths=repeat(1000.0))
+    node.join()
+    hub.timeline.run_until(3)
+    withdrawn = SendCancellation(
+        member_id=node.member_id, task_id=min(hub.run.open_task_ids), reason=CancelReason.STALE
+    )
+    node.cancel(withdrawn)
+    hub.timeline.run_until(24)
+    assert len(hub.run.rollouts()) == 1
 
 
 def test_an_oracle_of_no_nodes_is_refused():
