@@ -1,6 +1,7 @@
 """A snapshot: replaced whole, with a checksum, safe before it counts."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -77,6 +78,9 @@ class SnapshotFile:
             finally:
                 os.close(folder)
         except OSError as error:
+            # What is left of a full disk is the journal's.
+            with suppress(OSError):
+                draft.unlink()
             raise AstraflowError(
                 Reason.JOURNAL_FAILED, f"{self.path} cannot be written ({error}); make room for it"
             ) from error

@@ -32,6 +32,16 @@ def test_one_that_cannot_be_written_says_so(tmp_path):
         SnapshotFile(tmp_path / "none" / "snapshot").write(b"content", identity=MINE, position=1)
 
 
+def test_one_that_a_full_disk_cuts_short_takes_no_room(tmp_path):
+    """The journal beside it needs what is left."""
+    path = tmp_path / "snapshot"
+    draft = path.with_name("snapshot.draft")
+    draft.symlink_to("/dev/full")
+    with pytest.raises(AstraflowError, match="make room"):
+        SnapshotFile(path).write(b"content", identity=MINE, position=1)
+    assert not draft.is_symlink()
+
+
 def test_one_of_another_journal_is_refused(tmp_path):
     path = tmp_path / "snapshot"
     SnapshotFile(path).write(b"content", identity=bytes(range(1, 17)), position=1)
