@@ -386,9 +386,12 @@ class SqliteJournal:
         """Let nothing more be appended; what was appended can still be read."""
         if not self._is_closed:
             self._is_closed = True
-            await self._do(lambda: self._database.execute("PRAGMA wal_checkpoint(PASSIVE)"))
-            self._watermark.close()
-            self._lock.release()
+            try:
+                await self._do(lambda: self._database.execute("PRAGMA wal_checkpoint(PASSIVE)"))
+            finally:
+                # Also where the disk is full: it may be opened again in this process.
+                self._watermark.close()
+                self._lock.release()
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -256,6 +257,22 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_loses_nothing(path):
     assert reason == Reason.JOURNAL_FAILED
     assert "make room" in message
     assert len(asyncio.run(records_of(path))) == int(count)
+
+
+async def test_a_journal_that_is_closed_on_a_full_disk_is_let_go_of(path):
+    journal = SqliteJournal.open(path)
+    await journal.append([b"one" * 1000])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Nothing can be written at any place of a file.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(AstraflowError, match="make room"):
+            await journal.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = SqliteJournal.open(path)
+    assert again.end == 1
+    await again.close()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
