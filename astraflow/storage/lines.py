@@ -9,7 +9,10 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
+import structlog
 from pydantic_core import to_json
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOT = 1024
 # What comes so soon after a line is written with it: to wake a thread costs more than a line.
@@ -21,8 +24,8 @@ class LineWriter:
     """Appends objects to JSON-lines files, in order per file.
 
     Lines that are waiting are written in lots with one flush per file and lot. A value that
-    JSON does not know is written as text. A file that cannot be written fails `flush` and
-    `close` with OSError, not the caller of `write`.
+    JSON does not know is written as text. A file that cannot be written is logged, and fails
+    `flush` and `close` with OSError, not the caller of `write`.
     """
 
     def __init__(self) -> None:
@@ -78,17 +81,17 @@ class LineWriter:
                     waiting.append(item)
                 else:
                     self._append(*item)
-            for file in self._files.values():
-                with self._noting_errors():
+            for path, file in self._files.items():
+                with self._noting_errors(path):
                     file.flush()
             for event in waiting:
                 event.set()
-        for file in self._files.values():
-            with self._noting_errors():
+        for path, file in self._files.items():
+            with self._noting_errors(path):
                 file.close()
 
     def _append(self, path: Path, make: Callable[[], Mapping[str, Any]]) -> None:
-        with self._noting_errors():
+        with self._noting_errors(path):
             # A fifth of the time that the standard library takes for lists of tokens.
             line = to_json(make(), fallback=str, inf_nan_mode="constants")
             if path not in self._files:
@@ -98,11 +101,16 @@ class LineWriter:
             self._files[path].write(line + b"\n")
 
     @contextmanager
-    def _noting_errors(self) -> Generator[None]:
+    def _noting_errors(self, path: Path) -> Generator[None]:
         """Keep what fails for `flush` and `close`: whoever waits for them needs this thread."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised there
+            if self._error is None:
+                # They may come days later.
+                log.error(
+                    "what should be in a file cannot be written", path=str(path), why=str(error)
+                )
             self._error = self._error or error
 
 

@@ -1,7 +1,9 @@
 import json
 import sys
+from contextlib import suppress
 
 import pytest
+from structlog.testing import capture_logs
 
 from astraflow.storage.lines import LineWriter
 
@@ -64,6 +66,24 @@ def test_a_full_disk_fails_the_flush_and_the_close_and_no_other_file(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         writer.close()
     assert read(tmp_path / "b.jsonl") == [{"fine": True}]
+
+
+def test_a_full_disk_is_told_when_it_is_met(tmp_path):
+    """To flush and to close may be days later."""
+    path = tmp_path / "full"
+    path.symlink_to("/dev/full")
+    lines = LineWriter()
+    with capture_logs() as logs:
+        for number in range(3):
+            lines.write(path, {"number": number})
+            with suppress(OSError):
+                lines.flush()
+    (told,) = logs
+    assert told["log_level"] == "error"
+    assert told["path"] == str(path)
+    assert "No space left" in told["why"]
+    with suppress(OSError):
+        lines.close()
 
 
 def test_a_torn_last_line_is_cut_before_the_next_one(tmp_path):
