@@ -108,9 +108,8 @@ class LineWriter:
         except Exception as error:  # noqa: BLE001 - raised there
             if self._error is None:
                 # They may come days later.
-                log.error(
-                    "what should be in a file cannot be written", path=str(path), why=str(error)
-                )
+                why = f"{type(error).__name__}: {error}"
+                log.error("what should be in a file cannot be written", path=str(path), why=why)  # noqa: TRY400 - a full disk is no defect
             self._error = self._error or error
 
 
