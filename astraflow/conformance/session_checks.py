@@ -19,8 +19,8 @@ KEPT_ALIVE: Final = ContractCheck(
 )
 RESUMED: Final = ContractCheck(
     name="session.resumed",
-    expected="joins again once a call was answered with SESSION_ENDED; always with SessionResume,"
-    " the same incarnation and what it still holds",
+    expected="joins again once a call was answered with SESSION_ENDED; always with SessionResume"
+    " and the same incarnation",
     source="common/v1/failure.proto, REASON_SESSION_ENDED; common/v1/session.proto, SessionResume",
 )
 DEADLINES: Final = ContractCheck(
