@@ -7,7 +7,7 @@ from pydantic import Field
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.agents.messages import Message
+from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.episode import Episode, Recorder
 from astraflow.workflows.prompts import PromptOptions, show_prompt
 from astraflow.workflows.scoring import GuardedScorer, refuse_scorer
@@ -37,32 +37,46 @@ class Stored:
         for name, reward in self._options.answers.items():
             rewards.append(float(_field(prompt, reward) if isinstance(reward, str) else reward))
             talk = episode.trajectory()
-            talk.answer(_asked(talk, self._options, prompt, _field(prompt, name)))
+            talk.answer(_asked(talk, self._options, prompt, name))
             talk.reward = rewards[-1]
         return sum(rewards) / len(rewards)
 
 
-def _asked(talk: Recorder, options: StoredOptions, prompt: Prompt, answer: Any) -> str:
+def _asked(talk: Recorder, options: StoredOptions, prompt: Prompt, name: str) -> str:
     """Show what comes before an answer, and return its text."""
+    answer = _field(prompt, name)
     if isinstance(answer, str):
         show_prompt(talk, options, prompt)
         return answer
-    *before, last = cast("Sequence[Message]", answer)
+    said = (
+        normal_messages(cast("Any", answer)) if answer and isinstance(answer, list | tuple) else ()
+    )
+    last: Message = said[-1] if said else {}
+    if last.get("role") != "assistant" or "tool_calls" in last:
+        why = f"has in {name!r} neither a text nor messages that end with the assistant's"
+        raise _unsound(prompt, name, f"{why}; leave its row out")
     given = prompt.fields.get("prompt")
-    chat = [*(cast("Sequence[Message]", given) if isinstance(given, list | tuple) else ()), *before]
+    before = cast("Sequence[Message]", given) if isinstance(given, list | tuple) else ()
+    chat = [*before, *said[:-1]]
     if chat:
         talk.chat(chat)
     else:
         show_prompt(talk, options, prompt)
-    return str(last["content"])
+    return last["content"]
 
 
 def _field(prompt: Prompt, name: str) -> Any:
     if name not in prompt.fields:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"prompt {prompt.prompt_id} has no field {name!r}, only {', '.join(prompt.fields)}; "
-            "name the fields of stored answers in the workflow's options.answers",
-            metadata={"field": name},
+        why = (
+            f"has no field {name!r}, only {', '.join(prompt.fields)}; name the fields of stored "
+            "answers in the workflow's options.answers"
         )
+        raise _unsound(prompt, name, why)
+    if prompt.fields[name] is None:
+        raise _unsound(prompt, name, f"has null in its field {name!r}; leave its row out")
     return prompt.fields[name]
+
+
+def _unsound(prompt: Prompt, name: str, why: str) -> AstraflowError:
+    message = f"prompt {prompt.prompt_id} {why}"
+    return AstraflowError(Reason.INVALID_FIELD, message, metadata={"field": name})
