@@ -9,6 +9,7 @@ import tokenizers
 
 from astraflow.config.run_dir import read_json
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.texts import whole_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class FastTokenizer:
         Raises:
             AstraflowError: INVALID_FIELD for characters that it has no token for.
         """
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = whole_text(text)
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the Rust library raises nothing narrower

@@ -1,5 +1,6 @@
 """JSON lines, encoded and written by a thread, so that no event loop waits for a disk."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -10,7 +11,9 @@ from threading import Event, Thread
 from typing import Any, BinaryIO
 
 import structlog
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
+
+from astraflow.core.texts import whole_text
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -93,7 +96,13 @@ class LineWriter:
     def _append(self, path: Path, make: Callable[[], Mapping[str, Any]]) -> None:
         with self._noting_errors(path):
             # A fifth of the time that the standard library takes for lists of tokens.
-            line = to_json(make(), fallback=str, inf_nan_mode="constants")
+            row = make()
+            try:
+                line = to_json(row, fallback=str, inf_nan_mode="constants")
+            except PydanticSerializationError:
+                # Half of a surrogate pair, as a prompt may have it, is no UTF-8.
+                compact = json.dumps(row, default=str, ensure_ascii=False, separators=(",", ":"))
+                line = whole_text(compact).encode()
             if path not in self._files:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _cut_torn_line(path)

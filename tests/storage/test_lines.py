@@ -29,6 +29,15 @@ def test_a_flush_makes_lines_readable(tmp_path):
     writer.close()
 
 
+def test_half_of_a_surrogate_pair_is_the_replacement_character(tmp_path):
+    writer = LineWriter()
+    for prompt in ("x\ud83d", "x\ufffd"):
+        writer.write(tmp_path / "a.jsonl", {"prompt": [prompt], "at": tmp_path, "seen": 0.5})
+    writer.close()
+    cut, whole = (tmp_path / "a.jsonl").read_bytes().splitlines()
+    assert cut == whole
+
+
 def test_lines_are_appended_to_what_is_there(tmp_path):
     for number in range(2):
         writer = LineWriter()

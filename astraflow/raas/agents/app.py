@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.texts import whole_text
 from astraflow.raas.agents.anthropic import MessagesFormat
 from astraflow.raas.agents.chats import ChatFormat, TextFormat, prompt_count
 from astraflow.raas.agents.completion import Choice, CompletionItem
@@ -34,7 +35,6 @@ from astraflow.raas.agents.responses import ResponsesFormat
 from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.concurrency import Outbox
 from astraflow.rpc.http import bearer_of, disconnected, until_disconnect
-from astraflow.workflows.agents.messages import whole_text
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.protocol import Score
 

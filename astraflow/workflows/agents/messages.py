@@ -35,14 +35,6 @@ def normal_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_normal(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def whole_text(text: str) -> str:
-    """Return a text with the replacement character for each half of a surrogate pair.
-
-    A text that was cut within an emoji has one; nothing that writes UTF-8 takes it.
-    """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def conversation_keys(start: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
     """Yield a digest of each beginning of a conversation, 16 bytes each, one per message.
 

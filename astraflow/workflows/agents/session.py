@@ -13,8 +13,8 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import FinishReason, Trajectory
+from astraflow.core.texts import whole_text
 from astraflow.engines.protocol import Watch
-from astraflow.workflows.agents.messages import whole_text
 from astraflow.workflows.agents.prompts import Chats, Texts
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
