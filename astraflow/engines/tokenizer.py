@@ -102,6 +102,14 @@ def load_tokenizer(model_dir: Path) -> FastTokenizer:
     return FastTokenizer(tokenizer, read_special_ids(model_dir, tokenizer))
 
 
+def find_tokenizer(model_dir: Path) -> tuple[FastTokenizer | None, SpecialIds]:
+    """Return the tokenizer of a Hugging Face directory, if it has one, and its special ids."""
+    if not (model_dir / "tokenizer.json").is_file():
+        return None, read_special_ids(model_dir)
+    tokenizer = load_tokenizer(model_dir)
+    return tokenizer, tokenizer.special_ids
+
+
 def read_special_ids(model_dir: Path, tokenizer: tokenizers.Tokenizer | None = None) -> SpecialIds:
     """Collect the special ids that the files of a Hugging Face directory name.
 

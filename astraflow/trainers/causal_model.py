@@ -389,11 +389,10 @@ _LINE: Final = 64
 
 def never_sampled(directory: Path) -> frozenset[int]:
     """Return what the embedded engine never draws of this model."""
-    from astraflow.engines import tokenizer  # noqa: PLC0415 - loads the engine
+    from astraflow.engines.tokenizer import find_tokenizer  # noqa: PLC0415 - loads the engine
 
-    if (directory / "tokenizer.json").is_file():
-        return tokenizer.load_tokenizer(directory).special_ids.never_sampled
-    return tokenizer.read_special_ids(directory).never_sampled
+    _, special = find_tokenizer(directory)
+    return special.never_sampled
 
 
 def resolve_device(name: str) -> torch.device:

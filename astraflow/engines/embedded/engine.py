@@ -33,7 +33,7 @@ from astraflow.engines.embedded.weights import Slots, Staged, Weights, read_dire
 from astraflow.engines.embedded.worker import DecodeWorker
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import mixtures_of
-from astraflow.engines.tokenizer import load_tokenizer, read_special_ids
+from astraflow.engines.tokenizer import find_tokenizer
 from astraflow.rpc.concurrency import to_the_end
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
@@ -71,9 +71,7 @@ class SharedBase:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
         """
         config = load_config(model_dir)
-        has_text = (model_dir / "tokenizer.json").is_file()
-        tokenizer = load_tokenizer(model_dir) if has_text else None
-        special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
+        tokenizer, special = find_tokenizer(model_dir)
         if draws_all:
             special = replace(special, never_sampled=frozenset())
         architecture = read_architecture(config)

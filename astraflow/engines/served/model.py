@@ -13,12 +13,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part, max_context_of
 from astraflow.engines.served.routed_experts import ExpertLayout
-from astraflow.engines.tokenizer import (
-    FastTokenizer,
-    SpecialIds,
-    load_tokenizer,
-    read_special_ids,
-)
+from astraflow.engines.tokenizer import FastTokenizer, SpecialIds, find_tokenizer
 
 _EXPONENTS = {
     Dtype.F16: np.uint16(0x7C00),
@@ -57,9 +52,7 @@ class ModelDescription:
             AstraflowError: INVALID_FIELD.
         """
         fields = _text_config(directory)
-        has_text = (directory / "tokenizer.json").is_file()
-        tokenizer = load_tokenizer(directory) if has_text else None
-        special = tokenizer.special_ids if tokenizer else read_special_ids(directory)
+        tokenizer, special = find_tokenizer(directory)
         return cls(
             directory=directory,
             vocab_size=fields["vocab_size"],
