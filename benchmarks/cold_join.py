@@ -172,13 +172,12 @@ class Half:
     def note(self) -> None:
         """Look how far it is."""
         incoming = self._incoming
-        left = None if incoming is None else incoming.left_nbytes
-        if (
-            incoming is not None
-            and left is not None
-            and not self._is_said
-            and left <= incoming.nbytes
-        ):
+        if incoming is None or not incoming.planned or self._is_said:
+            return
+        # Chunks are counted as equal.
+        infos = [patch.info for patch in incoming.planned]
+        share = len(incoming.missing()) / max(1, sum(info.chunk_count for info in infos))
+        if share * sum(info.payload_nbytes for info in infos) <= incoming.nbytes:
             self._is_said = True
             print(json.dumps({"half": incoming.nbytes}), flush=True)
 

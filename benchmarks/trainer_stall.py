@@ -290,8 +290,10 @@ class Encoder(Publishing):
 
 def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, kind: Kind) -> Step:
     """Make a step, and its version; return what they took."""
-    held_s, wall, cpu = origin.held_s, time.perf_counter(), time.thread_time()
+    last = origin._last  # noqa: SLF001 - what the step waits for
+    held_s, wall, cpu = last.held_s, time.perf_counter(), time.thread_time()
     engine.train_step(batch)
+    held_s = last.held_s - held_s
     began = time.perf_counter()
     if kind is Kind.PUBLISHING:
         origin.publish(step=engine.step_count)
@@ -299,7 +301,7 @@ def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, kind: 
     return Step(
         wall_s=ended - wall,
         cpu_s=time.thread_time() - cpu,
-        held_s=origin.held_s - held_s + (ended - began),
+        held_s=held_s + (ended - began),
     )
 
 

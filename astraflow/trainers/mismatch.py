@@ -12,21 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from astraflow.core.tensors import Dtype, Layout
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import trained_parameters
-from astraflow.trainers.origin import published_layout
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import local, to_tensor
 
 _TORCH = {Dtype.BF16: torch.bfloat16, Dtype.F32: torch.float32}
-
-
-def layout_of(module: nn.Module, dtype: Dtype) -> Layout:
-    """Return where the tensors of a model lie once exported; a tied tensor is there once."""
-    return published_layout(trained_parameters(module).items(), dtype)
 
 
 @torch.no_grad()

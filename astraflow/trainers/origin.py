@@ -68,15 +68,12 @@ class Publication:
     encode_s: float = 0.0
     held_s: float = 0.0
 
-    def hold(self) -> float:
-        """Wait until it is encoded, or could not be; return for how many seconds."""
-        if self.made.done():
-            return 0.0
-        started = monotonic()
-        wait([self.made])
-        waited_s = monotonic() - started
-        self.held_s += waited_s
-        return waited_s
+    def hold(self) -> None:
+        """Wait until it is encoded, or could not be."""
+        if not self.made.done():
+            started = monotonic()
+            wait([self.made])
+            self.held_s += monotonic() - started
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -101,9 +98,6 @@ class WeightOrigin:
     compares them with the version before: there is no exported copy of the model. It does so on a
     thread of its own. An engine that calls `hold` before its weights change computes meanwhile; for
     any other `publish` returns when they were read.
-
-    Attributes:
-        held_s: Seconds for which training stood still for versions.
     """
 
     def __init__(
@@ -127,7 +121,6 @@ class WeightOrigin:
         self._restored_from = restored_from
         self._encoder = ThreadPoolExecutor(1, "publish")
         self._last: Publication | None = None
-        self.held_s = 0.0
         self._goes_on = isinstance(engine, WarnsOfChange)
         if isinstance(engine, WarnsOfChange):
             engine.before_change(self.hold)
@@ -173,7 +166,7 @@ class WeightOrigin:
     def hold(self) -> None:
         """Wait until the weights of the last version were read: they may change then."""
         if self._last is not None:
-            self.held_s += self._last.hold()
+            self._last.hold()
 
     def _wake(self) -> None:
         for wake in self._followers:

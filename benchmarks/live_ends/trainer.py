@@ -20,7 +20,8 @@ from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.telemetry.logging import configure_logging
-from astraflow.trainers.mismatch import layout_of
+from astraflow.trainers.lora import trained_parameters
+from astraflow.trainers.origin import published_layout
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 from live_ends.run import POLICY, TOKEN, say
@@ -88,7 +89,9 @@ def main() -> None:
     config: Any = LlamaConfig
     module = LlamaForCausalLM(config.from_pretrained(Path(folder)))
     optimizer = Optimizer(module, float(share))
-    publisher = WeightPublisher(POLICY, layout_of(module, Dtype.BF16))
+    publisher = WeightPublisher(
+        POLICY, published_layout(trained_parameters(module).items(), Dtype.BF16)
+    )
     with WeightServer(publisher, listen=f"{address}:0") as server:
         register = RegisterTrainer(
             policy_id=POLICY,

@@ -13,7 +13,9 @@ from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.mismatch import export_bits, layout_of
+from astraflow.trainers.lora import trained_parameters
+from astraflow.trainers.mismatch import export_bits
+from astraflow.trainers.origin import published_layout
 from one_process.samples import Samples
 
 _POLICY = PolicyId("solver")
@@ -28,7 +30,7 @@ class EngineSampler:
         settings = EngineSettings(max_batch=batch, device="cpu", dtype="f32", thread_count=1)
         self._engine = EmbeddedEngine.from_directory(directory, settings, _POLICY)
         self._module = model.module
-        self._layout = layout_of(model.module, Dtype.F32)
+        self._layout = published_layout(trained_parameters(model.module).items(), Dtype.F32)
         self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
         self._max_new_tokens = max_new_tokens
         self._rng = np.random.default_rng(seed)

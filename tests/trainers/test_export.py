@@ -6,8 +6,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from astraflow.core.tensors import Dtype
-from astraflow.trainers.mismatch import export_bits, import_bits, layout_of
+from astraflow.trainers.lora import trained_parameters
+from astraflow.trainers.mismatch import export_bits, import_bits
 from astraflow.trainers.model_files import save_model
+from astraflow.trainers.origin import published_layout
 
 
 def nearest_even(values):
@@ -52,7 +54,8 @@ def test_names_are_those_of_the_checkpoint(tmp_path, make_model):
 
 def test_layout_has_every_tensor_in_its_shape(make_model):
     module = make_model().module
-    layout, bits = layout_of(module, Dtype.BF16), export_bits(module, Dtype.BF16)
+    layout = published_layout(trained_parameters(module).items(), Dtype.BF16)
+    bits = export_bits(module, Dtype.BF16)
     assert {spec.name: spec.shape for spec in layout.tensors} == {
         name: values.shape for name, values in bits.items()
     }

@@ -22,8 +22,9 @@ from astraflow.trainers.lora import (
     read_lora,
     trained_parameters,
 )
-from astraflow.trainers.mismatch import export_bits, import_bits, layout_of
+from astraflow.trainers.mismatch import export_bits, import_bits
 from astraflow.trainers.model_files import save_model, write_merged
+from astraflow.trainers.origin import published_layout
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
 
@@ -97,7 +98,7 @@ def test_gradients_are_those_of_the_merged_weights():
 
 def test_only_adapters_are_published(adapted):
     module = adapted().module
-    layout = layout_of(module, Dtype.BF16)
+    layout = published_layout(trained_parameters(module).items(), Dtype.BF16)
     names = {spec.name for spec in layout.tensors}
     assert len(names) == 2 * 2 * 7
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names

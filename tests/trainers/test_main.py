@@ -28,9 +28,11 @@ from astraflow.rpc.access import HubTokens
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.joining import TrainerPlace
 from astraflow.trainers.learner import PolicyLearner
+from astraflow.trainers.lora import trained_parameters
 from astraflow.trainers.main import main_run
 from astraflow.trainers.main import train as train_engine
-from astraflow.trainers.mismatch import export_bits, layout_of
+from astraflow.trainers.mismatch import export_bits
+from astraflow.trainers.origin import published_layout
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.trainers.warm_up import ensure_model
@@ -256,7 +258,7 @@ async def synchronous(recipe, warm_model):
     )
     model = load_causal_model(warm_model, device="cpu")
     learner, dtype = PolicyLearner(model, settings), Dtype(settings.export_dtype)
-    layout = layout_of(model.module, dtype)
+    layout = published_layout(trained_parameters(model.module).items(), dtype)
     (workflow,) = build_workflows(workflow_specs(recipe)).values()
     source = open_data_sets(recipe).source("train", epochs=None)
     losses, tokens, before = [], [], {}

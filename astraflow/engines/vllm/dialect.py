@@ -124,13 +124,9 @@ _CHANGE = "/astraflow/change"
 
 _ONE_TOKEN = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}}
 
-_QUIET = ("--disable-uvicorn-access-log",)
-
 # It draws by a seed of the request's own, and takes back what it drew at the end of a part of a
 # prompt; torch's generator for CPUs cannot, and the server would end. So prompts are read whole.
 _ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
-
-_EXPERTS = ("--enable-return-routed-experts",)
 
 _POLL_S = 0.002
 
@@ -161,7 +157,7 @@ class VllmDialect:
                 *_options(place),
                 *adapter_options(place.adapters),
                 *(_ON_CPU if is_on_cpu(settings) else ()),
-                *(_EXPERTS if settings.routed_experts else ()),
+                *(("--enable-return-routed-experts",) if settings.routed_experts else ()),
                 *settings.args,
             ),
             env={
@@ -300,7 +296,8 @@ def _options(place: ServerSetup) -> tuple[str, ...]:
     pairs = [(f"--{name}", str(value)) for name, value in said.items() if value is not None]
     # Tokens in, tokens out: without a tokenizer nothing is missed.
     bare = () if (place.model_dir / "tokenizer.json").is_file() else ("--skip-tokenizer-init",)
-    return (*(word for pair in pairs for word in pair), "--enable-scale-out", *_QUIET, *bare)
+    switches = ("--enable-scale-out", "--disable-uvicorn-access-log", *bare)
+    return (*(word for pair in pairs for word in pair), *switches)
 
 
 def sampling_body(request: ServerRequest) -> dict[str, Any]:

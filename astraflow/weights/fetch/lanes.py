@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Final, Protocol
 
 from astraflow.codec.chunks import chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
-from astraflow.core.versions import CodecProfile, LaneKind, SourceInfo, VersionInfo
-from astraflow.rpc.tls import Tls
+from astraflow.core.versions import CodecProfile, SourceInfo, VersionInfo
 from astraflow.transport.frames import source_lost
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
@@ -171,18 +171,11 @@ class AnyLane(Lanes):
         inbox: What comes by broadcast; None: nothing does.
     """
 
-    def __init__(
-        self,
-        *,
-        tls: Tls | None = None,
-        stall_timeout_s: float = 30.0,
-        lanes: Sequence[LaneKind] | None = None,
-        encrypts: bool | None = None,
-    ) -> None:
-        """Start without a connection; see Lanes."""
-        super().__init__(tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes, encrypts=encrypts)
-        self.inbox: BroadcastInbox | None = None
-        self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
+    inbox: BroadcastInbox | None = None
+
+    @cached_property
+    def _objects(self) -> ObjectLane:
+        return ObjectLane(stall_timeout_s=self._stall_timeout_s)
 
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes

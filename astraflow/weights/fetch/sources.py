@@ -60,10 +60,10 @@ class SourceStats:
     bad_chunk_count: int = 0
     failure: AstraflowError | None = None
     since_s: float | None = None
-    address: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.address = self.source.address
+    @property
+    def address(self) -> str:
+        return self.source.address
 
     def spend(self, started_s: float, nbytes: int) -> None:
         """Count the time since a transfer began, in which so much came, and measure."""
