@@ -125,37 +125,6 @@ def place(draft: Path, target: Path) -> None:
 
 _EVAL = "eval/"
 
-_GOING = ".going"
-
-
-def thin_out(run_dir: RunDir, policy_id: str, keep: Keep, *, step: int | None = None) -> None:
-    """Let go of the checkpoints that need not stay; what is half gone already goes, too.
-
-    The first, the newest and the named ones stay, what `keep` says, and the best of those whose
-    scores are known; of equals the latest. The newest are those up to a step; None: up to any.
-    """
-    for path in run_dir.checkpoints(policy_id).glob(f".*{_GOING}"):
-        shutil.rmtree(path)
-    found = _found(run_dir, policy_id)
-    scores = _scores(run_dir, policy_id, keep.best, found)
-    known = [each.step for each in reversed(found) if each.step in scores]
-    staying = {each.step for each in (*found[:1], *_newest(found, keep.last, step))}
-    staying |= {max(known, key=lambda step: scores[step])} if known else set()
-    for each in found:
-        is_regular = keep.every is not None and each.step % keep.every == 0
-        if not (each.step in staying or each.is_named or is_regular):
-            # A reader sees all of it or nothing.
-            going = each.directory.with_name(f".{each.directory.name}{_GOING}")
-            shutil.rmtree(each.directory.rename(going))
-
-
-def _newest(found: Sequence[Checkpoint], count: int, step: int | None) -> Sequence[Checkpoint]:
-    """Return the last so many up to a step: those after it are of a future that was undone.
-
-    The run does not know these any more once a trainer has gone back to a checkpoint before them.
-    """
-    return [each for each in found if step is None or each.step <= step][-count:]
-
 
 def _scores(
     run_dir: RunDir, policy_id: str, name: str | None, found: Sequence[Checkpoint]
@@ -177,6 +146,8 @@ def _scores(
 
 # The newest one may not be acknowledged yet; then its predecessor is resumed.
 _RESUMABLE_COUNT = 2
+
+_GOING = ".going"
 
 
 class Checkpoints:
@@ -252,9 +223,33 @@ class Checkpoints:
         self._last = self._writer.submit(written)
         return self._last
 
-    def thin_out(self, keep: Keep | None = None) -> None:
-        """Let go of what need not stay; without settings of all but the newest two."""
-        thin_out(self._run_dir, self._policy_id, keep or Keep(), step=self._saved_step)
+    def thin_out(self, keep: Keep) -> None:
+        """Let go of the checkpoints that need not stay; what is half gone already goes, too.
+
+        The first, the newest and the named ones stay, what `keep` says, and the best of those whose
+        scores are known; of equals the latest.
+        """
+        for path in self._run_dir.checkpoints(self._policy_id).glob(f".*{_GOING}"):
+            shutil.rmtree(path)
+        found = _found(self._run_dir, self._policy_id)
+        scores = _scores(self._run_dir, self._policy_id, keep.best, found)
+        known = [each.step for each in reversed(found) if each.step in scores]
+        staying = {each.step for each in (*found[:1], *self._newest(found, keep.last))}
+        staying |= {max(known, key=lambda step: scores[step])} if known else set()
+        for each in found:
+            is_regular = keep.every is not None and each.step % keep.every == 0
+            if not (each.step in staying or each.is_named or is_regular):
+                # A reader sees all of it or nothing.
+                going = each.directory.with_name(f".{each.directory.name}{_GOING}")
+                shutil.rmtree(each.directory.rename(going))
+
+    def _newest(self, found: Sequence[Checkpoint], count: int) -> Sequence[Checkpoint]:
+        """Return the last so many up to what was saved: later ones are of a future that was undone.
+
+        The run does not know these any more once a trainer has gone back to a checkpoint before.
+        """
+        last = self._saved_step
+        return [each for each in found if last is None or each.step <= last][-count:]
 
     def _finish(self, draft: Path, target: Path, state: Mapping[str, object]) -> None:
         self._engine.wait_for_save()
@@ -265,7 +260,7 @@ class Checkpoints:
     def _drop_optimizers(self) -> None:
         """Keep the optimizer's state, twice the weights, of the newest and the named ones alone."""
         found = _found(self._run_dir, self._policy_id)
-        newest = _newest(found, _RESUMABLE_COUNT, self._saved_step)
+        newest = self._newest(found, _RESUMABLE_COUNT)
         for each in found:
             if each.is_resumable and not each.is_named and each not in newest:
                 _amend(each.directory, is_resumable=False)
@@ -361,4 +356,4 @@ class Saves:
     def _thin_out(self) -> None:
         keep = self._settings.save.keep
         if keep is not None or self._settings.checkpoint_every is None:
-            self._checkpoints.thin_out(keep)
+            self._checkpoints.thin_out(keep or Keep())

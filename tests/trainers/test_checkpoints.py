@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.config.recipe import TrainerConfig
+from astraflow.config.recipe import Keep, TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.checkpoints import (
@@ -63,7 +63,7 @@ def test_the_first_the_newest_and_the_named_ones_outlive_a_thinning(tmp_path, en
     checkpoints = Checkpoints(engine, run_dir=run_dir, policy_id="solver")
     for step in range(6):
         checkpoints.save(step=step, version=step, checkpoint_id="mine" if step == 2 else "")
-    checkpoints.thin_out()
+    checkpoints.thin_out(Keep())
     left = sorted(path.name for path in run_dir.checkpoints("solver").iterdir())
     assert left == [f"step_{step:06d}" for step in (0, 2, 4, 5)]
 
@@ -200,7 +200,7 @@ def test_what_a_trainer_goes_back_from_does_not_outlive_what_it_saves_then(tmp_p
         again.save(step=step, version=step + 20)
         (newest, *_) = start_points(run_dir, "solver")
         assert newest.step == step
-        again.thin_out()
+        again.thin_out(Keep())
     left = sorted(path.name for path in run_dir.checkpoints("solver").iterdir())
     assert left == [f"step_{step:06d}" for step in (0, 10, 15, 18)]
 
