@@ -260,7 +260,7 @@ class CausalModel:
         """Let the next passes go through these experts, with their gradients; None: their own.
 
         Args:
-            experts: u16[n * L, layers, k], see `core.routes`.
+            experts: u16[n * L, layers, k], see `core.rollouts`.
 
         Raises:
             AstraflowError: INVALID_FIELD when the model has no such experts.

@@ -49,11 +49,12 @@ class TrainEngine(Protocol):
         ...
 
     def named_parameters(self) -> Iterable[tuple[str, Any]]:
-        """Yield what is published: names and arrays as `weights.arrays.reader_of` takes them.
+        """Yield what is published: names and arrays.
 
-        Names and shapes are those of the Hugging Face checkpoint and never change. Each tensor
-        comes once. They are read before the next call of any kind, and never after; those of an
-        engine that `WarnsOfChange` until it does, on another thread.
+        These are what `weights.publish.tensors.reader_of` takes, names and shapes those of the
+        Hugging Face checkpoint, which never change. Each tensor comes once. They are read before
+        the next call of any kind, and never after; those of an engine that `WarnsOfChange` until it
+        does, on another thread.
         """
         ...
 

@@ -3,7 +3,7 @@
 No token is padding then. It is an attention of its own name for transformers: what is laid end to
 end takes the place of the mask that a model makes for its layers. On a GPU it is torch's attention
 of varying lengths, on the CPU that of each row alone. Whatever else mixes tokens (convolutions,
-recurrent layers) does not know of rows: `CausalModel.packs` asks a model before.
+recurrent layers) does not know of rows: `CausalModel.unpacked` asks a model before.
 """
 
 from collections.abc import Callable, Generator

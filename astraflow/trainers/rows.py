@@ -57,7 +57,7 @@ class TrainRows:
         min_versions: i64[N], oldest version that sampled in the row; -1: not known.
         max_versions: i64[N], newest.
         routed_experts: u16[T, layers, k], which experts each token went through as it was
-            sampled, see `core.routes`; None: not known.
+            sampled, see `core.rollouts`; None: not known.
         compared_with: u64[N], equal for rows of one group and agent.
     """
 

@@ -392,7 +392,7 @@ def _from_zero(counts: torch.Tensor, *, sums: bool = True) -> torch.Tensor:
 
 
 def _ordered(bits: torch.Tensor) -> torch.Tensor:
-    """Return where bits stand in the order of `codec.ordering`, modulo 2^N: i64[n]."""
+    """Return where bits stand in the order of `codec.float_bits`, modulo 2^N: i64[n]."""
     wide = _signed(bits).long()
     return torch.where(wide < 0, ~wide, wide ^ -(1 << 8 * bits.element_size() - 1))
 
