@@ -163,8 +163,13 @@ class DecodeWorker:
                 self._follow()
 
     def _follow(self) -> None:
-        _, act = self._inbox.get()
-        act()
+        asked = self._inbox.get()
+        try:
+            asked[1]()
+        except Exception:
+            # Who waits for it is answered with all others.
+            self._inbox.put(asked)
+            raise
 
     def _ask(self, act: Callable[[], object]) -> "asyncio.Future[Any]":
         """Have something done between two steps; what it returns is the answer."""

@@ -101,3 +101,13 @@ async def test_a_thread_that_broke_tells_the_node_with_its_next_sign_of_life(eng
     with pytest.raises(AstraflowError, match="a defect") as told:
         engine.load()
     assert told.value.reason is Reason.ENGINE_FAILED
+
+
+@pytest.mark.parametrize("kv", ["keep"])
+async def test_who_waits_for_what_broke_the_thread_is_told(engine, model):
+    staged = spoilt(stage(sparse(model), engine._slots, engine._versions.weights))
+    *others, last = staged.scatters
+    torn = replace(staged, scatters=(*others, replace(last, old=last.old.double())))
+    async with asyncio.timeout(20):
+        with pytest.raises(AstraflowError, match="the engine broke"):
+            await commit(engine, torn)
