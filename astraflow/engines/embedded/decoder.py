@@ -159,6 +159,10 @@ class Decoder:
             ended = self._admit(admitted)
             if self._rows.count:
                 ended += self._step()
+        except torch.AcceleratorError:
+            # Nothing more can be computed in this process.
+            self._waiting.extend(admitted)
+            raise
         except Exception as error:  # noqa: BLE001  whatever torch raises fails these rows only
             lost = {id(request): request for request in (*self._abandon(), *admitted)}
             return [(request, _failed(error)) for request in lost.values()]

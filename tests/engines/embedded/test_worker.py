@@ -111,3 +111,17 @@ async def test_who_waits_for_what_broke_the_thread_is_told(engine, model):
     async with asyncio.timeout(20):
         with pytest.raises(AstraflowError, match="the engine broke"):
             await commit(engine, torn)
+
+
+@pytest.mark.parametrize("kv", ["keep"])
+async def test_a_device_that_computes_no_more_breaks_the_engine(engine, monkeypatch):
+    def forward(**_):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(engine._base.module, "forward", forward)
+    asked = [engine.generate([3, 4], knobs()), engine.generate([3, 4, 5], knobs())]
+    async with asyncio.timeout(20):
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert ["the engine broke" in str(each) for each in errors] == [True, True]
+    with pytest.raises(AstraflowError, match="device-side assert"):
+        engine.load()
