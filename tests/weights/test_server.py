@@ -19,6 +19,7 @@ from astraflow.rpc.errors import raised_from
 from astraflow.transport.lanes import RECEIVED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.patches import store as patch_store
 from astraflow.weights.serve.server import RelayServer, TransferServer, WeightServer
 from astraflow.wire.transfers import TransferSpec
 from astraflow.wire.weights import decode_layout
@@ -124,8 +125,9 @@ async def test_a_profile_that_is_named_again_and_again_is_one(training, stub):
     assert indexes(await pulled(stub, training, profiles=fast)) == [0, 1, 2, 3, 4]
 
 
-async def test_a_reader_that_stands_still_keeps_no_patch_in_memory(tools):
-    training = tools.training(keep_patches=2, spare_nbytes=0)
+async def test_a_reader_that_stands_still_keeps_no_patch_in_memory(tools, monkeypatch):
+    monkeypatch.setattr(patch_store, "_SPARE_NBYTES", 0)
+    training = tools.training(keep_patches=2)
     training.publish()
     training.publish(share=0.3, is_noise=True)
     server = TransferServer({training.policy_id: training.store})

@@ -7,6 +7,7 @@ import pytest
 from astraflow.codec.rates import DecodeRate
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
+from astraflow.weights.patches import store as patch_store
 from astraflow.weights.patches.patch import Patch, make_patch
 from astraflow.wire.transfers import ChunkSet, TransferSpec
 from astraflow.wire.weights import digest_of
@@ -192,8 +193,9 @@ class TestBounds:
             training.publish()
             assert route(training.plan(version, None))[0][0] is None
 
-    def test_what_is_kept_never_takes_more_than_a_whole_version(self, tools):
-        training = tools.training(spare_nbytes=0)
+    def test_what_is_kept_never_takes_more_than_a_whole_version(self, tools, monkeypatch):
+        monkeypatch.setattr(patch_store, "_SPARE_NBYTES", 0)
+        training = tools.training()
         store = published(training, 12, share=0.2, is_noise=True)
 
         assert kept_nbytes(store) <= training.layout.nbytes
@@ -214,8 +216,9 @@ class TestBounds:
             store.chunk(whole.info, 0)
         assert caught.value.reason is Reason.VERSION_EVICTED
 
-    def test_what_is_kept_for_readers_is_bounded_too(self, tools):
-        training = tools.training(spare_nbytes=0)
+    def test_what_is_kept_for_readers_is_bounded_too(self, tools, monkeypatch):
+        monkeypatch.setattr(patch_store, "_SPARE_NBYTES", 0)
+        training = tools.training()
         store = published(training, 1)
         (whole,) = store.plan(asked(0, None))
         with store.reading([whole.info]):

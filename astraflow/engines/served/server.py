@@ -58,6 +58,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_EVERY_S = 0.2
 
+# That one token may take.
 _TOKEN_S = 30.0
 
 # Of all but completions, which take as long as they take. Loading a large model is the longest.
@@ -121,7 +122,6 @@ class InferenceServer:
         start_s: float,
         on_lost: Callable[[], None],
         is_changing: Callable[[], bool] = lambda: False,
-        token_s: float = _TOKEN_S,
     ) -> None:
         """Start nothing yet.
 
@@ -135,11 +135,9 @@ class InferenceServer:
             start_s: Seconds that a start may take.
             on_lost: Told when a life is over.
             is_changing: Whether its version changes: it generates nothing then.
-            token_s: Seconds that one token may take.
         """
         self._is_alive = is_alive
         self._wake = wake
-        self._token_s = token_s
         self._launch = launch
         self._url = url
         self._log_file = log_file
@@ -299,7 +297,7 @@ class InferenceServer:
 
     async def _answers(self, http: httpx.AsyncClient) -> bool:
         try:
-            return await asyncio.wait_for(self._is_alive(http), self._token_s)
+            return await asyncio.wait_for(self._is_alive(http), _TOKEN_S)
         except (AstraflowError, TimeoutError, httpx.HTTPError):
             return False
 
@@ -395,19 +393,11 @@ class ServerMeter:
 _SILENT_S = 60.0
 
 
-async def end_silence(
-    server: InferenceServer, meter: ServerMeter, *, silent_s: float = _SILENT_S
-) -> None:
-    """Look whether a server still generates when nothing came of what runs, until cancelled.
-
-    Args:
-        server: Started again when it does not.
-        meter: Counts what comes.
-        silent_s: Seconds without a token.
-    """
+async def end_silence(server: InferenceServer, meter: ServerMeter) -> None:
+    """Look whether a server still generates when nothing comes of what runs, until cancelled."""
     heard = meter.progress
     while True:
-        await asyncio.sleep(silent_s)
+        await asyncio.sleep(_SILENT_S)
         if meter.running_count and meter.progress == heard:
             await server.check_alive()
         heard = meter.progress

@@ -22,7 +22,8 @@ from astraflow.weights.patches.patch import Patch, PatchName, Way, cheapest_patc
 from astraflow.weights.patches.routes import Compact, decoding_s, profile_choices
 from astraflow.wire.transfers import TransferSpec
 
-SPARE_NBYTES: Final = 64 << 20
+# What forward patches may take in any case; else one whole version.
+_SPARE_NBYTES: Final = 64 << 20
 _READER_COUNT: Final = 16
 _NEWEST: Final = "is no longer kept; pull the newest"
 
@@ -39,13 +40,7 @@ class PatchStore:
             one before, which grows while that is done.
     """
 
-    def __init__(
-        self,
-        history: History,
-        *,
-        keep: int = 16,
-        spare_nbytes: int = SPARE_NBYTES,
-    ) -> None:
+    def __init__(self, history: History, *, keep: int = 16) -> None:
         self.frame = history.shard_layout
         self.history = history
         self.keep = keep
@@ -53,7 +48,7 @@ class PatchStore:
         self.next = (0, Patch())
         self.likely_nbytes = 0
         self._is_sparse = True
-        self._room_nbytes = max(history.shard_layout.payload_nbytes, spare_nbytes)
+        self._room_nbytes = max(history.shard_layout.payload_nbytes, _SPARE_NBYTES)
         self._lock = Lock()
         self._patches: dict[PatchName, Patch] = {}
         self._requested: dict[int, None] = {}

@@ -20,7 +20,7 @@ from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layouts import WHOLE, Shard, ShardLayout
 from astraflow.weights.patches.patch import Patch, PatchName, cheapest_patches, index_of, make_patch
 from astraflow.weights.patches.routes import Compact
-from astraflow.weights.patches.store import SPARE_NBYTES, PatchStore
+from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.publish.tensors import Exported, Reads
 from astraflow.wire.signatures import PatchSigner
 from astraflow.wire.weights import digest_of
@@ -92,7 +92,6 @@ class WeightPublisher:
         layout: Layout,
         *,
         keep_patches: int = 16,
-        spare_nbytes: int = SPARE_NBYTES,
         shard: Shard = WHOLE,
         thread_count: int | None = None,
     ) -> None:
@@ -102,14 +101,13 @@ class WeightPublisher:
             policy_id: Whose weights.
             layout: Of every version.
             keep_patches: A reader so many versions behind needs no whole version.
-            spare_nbytes: What forward patches may take in any case; else one whole version.
             shard: What of every tensor is published here, when each rank publishes its own part;
                 `combined` joins what they return.
             thread_count: Threads that encode; None: one per core and 128 MiB, four at most.
         """
         self.policy_id = policy_id
         self.history = History(ShardLayout(layout, shard))
-        self.store = PatchStore(self.history, keep=keep_patches, spare_nbytes=spare_nbytes)
+        self.store = PatchStore(self.history, keep=keep_patches)
         self._thread_count = thread_count or thread_count_for(self.history.shard_layout.nbytes)
         self._reads = Reads(self.history.shard_layout)
         self._digest = StateDigest()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.served import server as servers_module
 from astraflow.engines.served.dialect import ServerCommand
 from astraflow.engines.served.server import (
     InferenceServer,
@@ -50,8 +51,9 @@ Make = Callable[..., InferenceServer]
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Make]:
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     """Makes servers that run until the end of the test."""
+    monkeypatch.setattr(servers_module, "_TOKEN_S", 1.0)
     servers: list[InferenceServer] = []
     async with asyncio.TaskGroup() as group:
 
@@ -66,7 +68,6 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
                 log_file=tmp_path / "logs" / "server.log",
                 start_s=30,
                 on_lost=lambda: None,
-                token_s=1.0,
             )
             servers.append(server)
             group.create_task(server.run())
@@ -95,11 +96,14 @@ async def test_a_server_that_was_killed_is_started_again(make: Make):
 
 
 @pytest.mark.slow
-async def test_a_server_that_stands_still_while_something_runs_is_started_again(make: Make):
+async def test_a_server_that_stands_still_while_something_runs_is_started_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(servers_module, "_SILENT_S", 0.1)
     server, meter = make(lambda port: command(PAGE, str(port))), ServerMeter()
     await server.wait_up()
     life = server.life
-    silence = end_silence(server, meter, silent_s=0.1)
+    silence = end_silence(server, meter)
     async with beside(silence):
         with meter.running():
             os.kill(keeper().children()[0].pid, signal.SIGSTOP)
