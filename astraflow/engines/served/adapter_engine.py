@@ -33,6 +33,7 @@ from astraflow.engines.served.exchange import written
 from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.server import OTHER_FORM, Life
+from astraflow.rpc.concurrency import to_the_end
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -114,7 +115,7 @@ class AdapterEngine:
         """Let new requests take a version, once there is a place for it; see `Engine.swap`."""
         self._host.server.require_open()
         require_policy(update, self._policy_id)
-        return await self._host.background.finish(self._swap(update))
+        return await to_the_end(self._host.background.start(self._swap(update)))
 
     async def pin(self, version: int) -> None:
         self._host.server.require_open()

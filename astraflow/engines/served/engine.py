@@ -24,6 +24,7 @@ from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.routed_experts import split_experts
 from astraflow.engines.served.server import Life
+from astraflow.rpc.concurrency import to_the_end
 
 
 class VersionHolds:
@@ -182,7 +183,7 @@ class ServedEngine:
         """Make a version live once the live one is not pinned; see `Engine.swap`."""
         self._server.require_open()
         require_policy(update, self._policy_id)
-        return await self._background.finish(self._swap(update))
+        return await to_the_end(self._background.start(self._swap(update)))
 
     async def pin(self, version: int) -> None:
         """Keep the live version: no other goes live before `unpin`; see `Engine.pin`."""

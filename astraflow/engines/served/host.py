@@ -19,7 +19,6 @@ from astraflow.engines.served.dialect import AdapterLimits, Dialect, ServerComma
 from astraflow.engines.served.exchange import ExchangeFolder
 from astraflow.engines.served.model import ModelDescription
 from astraflow.engines.served.server import InferenceServer
-from astraflow.rpc.concurrency import to_the_end
 
 T = TypeVar("T")
 
@@ -36,10 +35,6 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._end)
         return task
-
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work to its end, as `to_the_end`, unless this is closed."""
-        return await to_the_end(self.start(work))
 
     async def close(self) -> None:
         """Cancel what is not done, and wait for its end."""
