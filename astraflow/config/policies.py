@@ -272,7 +272,7 @@ class TrainerConfig(Strict):
     copy_on_device: bool | None = None
     """Whether published weights are compared where they are, on the GPU, and only what changed is
     moved to the host. The copy takes as much of its memory as a version has. Unset: where that is a
-    twentieth at most."""
+    twentieth at most, and free."""
     broadcast: Broadcast | None = None
     """Unset: versions are pulled alone."""
     prefetch: int = Field(default=1, ge=1, le=8)

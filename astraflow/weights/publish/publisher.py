@@ -76,7 +76,7 @@ class WeightPublisher:
         copies_on_device: Whether there is a second copy where the weights are, when all of them are
             tensors of torch on one device: they are compared there, and what changed alone is moved
             to the host. It takes as much of the device's memory as a version has. None: on a GPU of
-            whose memory that is a twentieth at most.
+            whose memory that is a twentieth at most, and free.
 
     Example:
         >>> layout = Layout.of([("w", Dtype.BF16, (2, 2))])
