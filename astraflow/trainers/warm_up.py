@@ -19,15 +19,12 @@ _KEY_PAIR_COUNT = 64
 _CODE = ("warm_up.py", "supervised.py", "demonstrations.py")
 
 
-def _in_silence(_: str) -> None: ...
-
-
 def ensure_model(
     model: ModelConfig,
     *,
     seed: int,
     cache_dir: Path,
-    report: Callable[[str], None] = _in_silence,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Return the directory of a policy's first weights; make it when it is not there yet.
 
