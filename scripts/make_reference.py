@@ -10,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, create_model
 
 from astraflow.cli.main import app
 from astraflow.config.keys import KeyTable, key_tables
@@ -48,7 +48,7 @@ _KINDS: Final = {
     ),
 }
 _POINTS: Final = {
-    finding.Point.SELECTOR: ("Prompt selectors", "`rollouts.selection`"),
+    finding.Point.SELECTOR: ("Prompt selectors", "`rollouts.selectors`"),
     finding.Point.FILTER: ("Rollout filters", "`rollouts.filters`"),
     finding.Point.ORDER: ("Replay orders", "`policies.NAME.trainer.replay.order`"),
     finding.Point.GUARD: ("Batch guards", "`policies.NAME.trainer.guards`"),
@@ -100,9 +100,22 @@ def _algorithm(point: finding.Point, name: str) -> str:
 
 
 def _arguments(found: Any) -> list[str]:
-    """Return the arguments of an environment, as its docstring has them."""
+    """Return the arguments of an environment, with what its docstring says of each."""
     _, _, said = cleandoc(found.__init__.__doc__ or "").partition("Args:\n")
-    return [f"| `{name}` | | | {_cell(words)} |" for name, words in _told(said).items()]
+    told = _told(said)
+    taken = signature(found).parameters.values()
+    fields: dict[str, Any] = {
+        each.name: (each.annotation, ... if each.default is each.empty else each.default)
+        for each in taken
+        if each.kind is not each.VAR_KEYWORD
+    }
+    (table,) = key_tables(create_model("Arguments", **fields).model_json_schema())
+    rows = tuple(row._replace(words=told[row.key]) for row in table.rows)
+    others = [each.name for each in taken if each.kind is each.VAR_KEYWORD]
+    return [
+        *_rows(table._replace(rows=rows)),
+        *(f"| any other key | | | {_cell(told[name])} |" for name in others),
+    ]
 
 
 def _told(section: str) -> dict[str, str]:
@@ -182,7 +195,7 @@ def commands(
 
 def _command(name: str, command: Any) -> str:
     rows = [_parameter(each) for each in command.params if each.name != "help"]
-    head = f"## {name}\n{_MARKUP.sub('`', command.help or '')}"
+    head = f"## {name}\n{_marked(command.help)}"
     return "\n".join([head, "", "| | default | |", "|---|---|---|", *rows]) if rows else head
 
 
@@ -193,10 +206,15 @@ def _parameter(parameter: Any) -> str:
         value = "" if parameter.is_flag else f" {parameter.metavar or _type_of(parameter)}"
         names = ", ".join(f"`{name}{value}`" for name in parameter.opts)
     default = "**required**" if parameter.required else _said(parameter.default)
-    words = _MARKUP.sub("`", parameter.help or "")
+    words = _marked(parameter.help)
     if parameter.envvar:
         words += f" Or `{parameter.envvar}`."
     return f"| {names} | {default} | {_cell(words)} |"
+
+
+def _marked(words: str | None) -> str:
+    """Return words of the command line with the marks of these pages."""
+    return _MARKUP.sub("`", words or "").replace("\\[", "[")
 
 
 def _type_of(parameter: Any) -> str:
