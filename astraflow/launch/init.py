@@ -75,9 +75,10 @@ def init_recipe(name: str, folder: Path, *, machine: str = "cpu") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text, is_folder = source.read_text(), source.stem in _MACHINES
     for each in sorted(source.parent.iterdir()):
-        if each.suffix == ".yaml" or each.name == "__pycache__":
+        is_other = each.suffix == ".yaml" and (not is_folder or each.stem in _MACHINES)
+        if is_other or each.name == "__pycache__":
             continue
-        # Of a folder all but its other recipes, else what the recipe names.
+        # Of a folder all but the recipe for other machines, else what the recipe names.
         named = f"{each.stem}:" if each.suffix == ".py" else each.name + "/" * each.is_dir()
         if not is_folder and named not in text:
             continue
@@ -90,7 +91,8 @@ def init_recipe(name: str, folder: Path, *, machine: str = "cpu") -> Path:
         # Code that several recipes have lies above their folders.
         for each in (path for path in root.glob("*.py") if f"{path.stem}:" in text):
             shutil.copyfile(each, folder / each.name)
-            text = text.replace("\ncode: ..", "\ncode: .")
     made = folder / "recipe.yaml"
     made.write_text(text)
+    for each in folder.glob("*.yaml"):
+        each.write_text(each.read_text().replace("\ncode: ..", "\ncode: ."))
     return made

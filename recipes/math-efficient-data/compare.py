@@ -28,7 +28,10 @@ Curve = list[tuple[int, float]]
 def run(recipe: str, seed: int, runs: Path) -> Path:
     folder = runs / f"{recipe}-{seed}"
     if not (folder / "summary.json").exists():
-        command = [sys.executable, "-m", "astraflow", "run", str(HERE / f"{recipe}.yaml"),
+        path = HERE / f"{recipe}.yaml"
+        if not path.exists():
+            path = HERE / "recipe.yaml"  # as `astraflow init` calls it
+        command = [sys.executable, "-m", "astraflow", "run", str(path),
                    "--set", f"seed={seed}", "--runs", str(runs), "--name", folder.name]  # fmt: skip
         subprocess.run(command, check=True)  # noqa: S603 - our own words
     return folder

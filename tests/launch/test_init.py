@@ -33,6 +33,15 @@ def test_its_code_is_found_there_too(name, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("math-efficient-data", "plain"), ("preferences", "reward_model")]
+)
+def test_another_recipe_of_the_folder_is_there_too(name, other, tmp_path):
+    path = init_recipe(name, tmp_path / "mine")
+    assert sorted(each.stem for each in path.parent.glob("*.yaml")) == sorted(["recipe", other])
+    assert load_recipe(path.with_stem(other), ()).code == path.parent
+
+
 def test_settings_for_gpus_are_another_file_of_the_same_task(tmp_path):
     path = init_recipe("math", tmp_path / "mine", machine="gpu-8")
     assert path.read_text() != (init_recipe("math", tmp_path / "cpu")).read_text()
