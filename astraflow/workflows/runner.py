@@ -12,7 +12,7 @@ from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definitio
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import PolicyFault, Score, Workflow
-from astraflow.workflows.scoring import GuardedScorer, checked_score
+from astraflow.workflows.scoring import GuardedScorer, checked_score, score_of_fault
 
 # After these, what was sampled is sound and kept.
 _KEEPS_TOKENS = frozenset({Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT})
@@ -139,7 +139,6 @@ def _policy_fault(
     fault: PolicyFault,
     trajectories: tuple[Trajectory, ...],
 ) -> Rollout:
-    reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
     if not episode.has_sampled:
         message = (
             f"workflow {loaded.workflow_id} raised a PolicyFault before the policy sampled a "
@@ -150,9 +149,8 @@ def _policy_fault(
     score, outcome = None, Outcome.POLICY_FAULT
     failure = _failure(Reason.POLICY_FAULT, fault.message, fault)
     try:
-        score = checked_score(
-            Score(reward=reward, parts=fault.parts), what="a PolicyFault", made_by=None
-        )
+        worth = score_of_fault(fault, loaded.policy_fault_reward)
+        score = checked_score(worth, what="a PolicyFault", made_by=None)
     except AstraflowError as error:
         outcome = Outcome.SCORER_FAILED
         failure = _failure(Reason.SCORER_FAILED, error.message, fault)

@@ -92,6 +92,11 @@ def checked_score(score: object, *, what: str, made_by: Callable[..., Any] | Non
     return Score(reward=reward, truncated=bool(score.truncated), **checked)
 
 
+def score_of_fault(fault: PolicyFault, default: float) -> Score:
+    """Return what a fault of the policy is worth, `default` where it does not say it itself."""
+    return Score(reward=default if fault.reward is None else fault.reward, parts=fault.parts)
+
+
 def _number(value: object) -> float | None:
     """Return a number as such; text that reads as one is none."""
     if isinstance(value, str | bytes | bytearray):

@@ -31,8 +31,8 @@ from astraflow.launch.check.guard import (
 from astraflow.launch.check.subject import RowKind, SeenData, SeenModel, Subject
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
-from astraflow.workflows.protocol import PolicyFault, Score, Scorer, Workflow
-from astraflow.workflows.scoring import checked_score
+from astraflow.workflows.protocol import PolicyFault, Scorer, Workflow
+from astraflow.workflows.scoring import checked_score, score_of_fault
 
 _ROWS = 8
 _WRONG = ("", "I do not know.")
@@ -82,12 +82,8 @@ async def _worth(scorer: Scorer, prompt: Prompt, text: str, *, fault_reward: flo
         if inspect.isawaitable(score):
             score = await score
     except PolicyFault as fault:
-        score = _score_of(fault, fault_reward)
+        score = score_of_fault(fault, fault_reward)
     return checked_score(score, what="it", made_by=scorer).reward
-
-
-def _score_of(fault: PolicyFault, reward: float) -> Score:
-    return Score(reward=reward if fault.reward is None else fault.reward, parts=fault.parts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -383,7 +379,7 @@ class _Rehearsal:
         except PolicyFault as fault:
             if not episode.has_sampled:
                 raise
-            score = _score_of(fault, self.fault_reward)
+            score = score_of_fault(fault, self.fault_reward)
         checked_score(score, what="it", made_by=self.code.run)
         if not episode.trajectories():
             raise RuntimeError("it ended without sampling a token")
