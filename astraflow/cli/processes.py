@@ -283,6 +283,7 @@ def run_trainer(
             tls=tls,
             metrics=settings.metrics.listen,
             patience_s=settings.hub.patience_s,
+            session_ttl_s=settings.hub.session_ttl_s,
         )
         code = main_run(settings, policy_id=policy, model_dir=model_dir, place=place)
     raise typer.Exit(code)

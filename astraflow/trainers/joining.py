@@ -25,8 +25,8 @@ from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 
-# The session of a trainer that was killed ends after its ttl, a minute at the most.
-_TAKEN_S = 90.0
+# The session of a trainer that was killed ends after its ttl, or later on a busy machine.
+_TAKEN_SLACK_S = 80.0
 _TAKEN_RETRY_S = 0.2
 
 
@@ -45,6 +45,7 @@ class TrainerPlace:
         tls: None: plain text.
         metrics: host:port of its metrics, or off.
         patience_s: How long the hub is tried again while nothing is heard from it.
+        session_ttl_s: After which the hub takes a silent member for gone.
     """
 
     hub: str
@@ -59,6 +60,7 @@ class TrainerPlace:
     checkpoint_id: str = ""
     metrics: str = OFF
     patience_s: float = 30.0
+    session_ttl_s: float = 10.0
 
 
 @contextmanager
@@ -93,7 +95,8 @@ def joined(
             resources=Resources(core_count=os.cpu_count() or 0, metrics_address=metrics_address),
         )
         # One that resumes waits until the session of its predecessor has ended.
-        deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
+        taken_s = place.session_ttl_s + _TAKEN_SLACK_S
+        deadline = monotonic() + (taken_s if place.is_resuming else 0.0)
         while True:
             client = TrainerClient(
                 hub=place.hub,
