@@ -10,7 +10,7 @@ Example: a test of a workflow.
         async with start_run(recipe, run_dir=tmp_path / "run") as run:
             await run.add_node(answer=lambda text: "with pleasure")
             run.add_trainer()
-            await run.finish()
+            assert (await run.finish()).failure is None
         assert {record.rollout.reward for record in run.rollouts()} == {1.0}
 """
 

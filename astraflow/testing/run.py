@@ -166,7 +166,7 @@ class LiveRun:
         return await self._exits.enter_async_context(client)
 
     async def finish(self, *, timeout_s: float = 60.0) -> RunStatus:
-        """Wait until the run is over and everybody has left.
+        """Wait until the run is over and everybody has left; `failure` says why one failed.
 
         Raises:
             TimeoutError: It took too long; says what each trainer waits for.
