@@ -21,6 +21,7 @@ from astraflow.wire.rollout import decode_batch_header, decode_batch_part, encod
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.evals.v1 import eval_service_pb2
 from made_up import made_up_trajectory
 
 
@@ -178,6 +179,28 @@ async def test_messages_of_a_stream_that_take_gigabytes_are_not_read(
         assert await reason_of(_all_of(tasks)) is Reason.MESSAGE_TOO_LARGE
         await rollouts.write(pb.StreamRolloutsRequest(items=[pb.RolloutItem()] * (2 << 20)))
         assert await reason_of(_all_of(rollouts)) is Reason.MESSAGE_TOO_LARGE
+
+
+async def test_a_node_that_steers_without_end_waits_for_the_journal(
+    start_hub, recipe_of, journal_that_waits
+):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks = await raas.open_tasks(0)
+        with journal_that_waits(scene):
+            for _ in range(1000):
+                await tasks.write(pb.StreamTasksRequest(credit={"max_outstanding": 0}))
+            await tasks.done_writing()
+            end = asyncio.create_task(_all_of(tasks))
+            for _ in range(100):
+                # Suites never change: who asks for them waits for nothing.
+                await scene.evals.ListEvalSuites(
+                    eval_service_pb2.ListEvalSuitesRequest(), metadata=scene.operator
+                )
+            assert not end.done()
+            assert scene.hub.commits.unsafe_count < 200
+        await end
 
 
 async def _all_of(stream):
