@@ -31,8 +31,10 @@ class SteadyClock:
     A clock of the machine that is set forward or back meanwhile moves no deadline.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._start = clock.now()
+    def __init__(self, clock: Clock, *, not_before: datetime | None = None) -> None:
+        """Begin with what `clock` says, or with a later time that is known to have been."""
+        now = clock.now()
+        self._start = now if not_before is None else max(now, not_before)
         self.monotonic = clock.monotonic
         self._began_s = clock.monotonic()
 

@@ -174,6 +174,11 @@ class Run:
         return min((time for time in due if time is not None), default=None)
 
     @property
+    def time(self) -> datetime | None:
+        """Of the last event; None: there was none."""
+        return self._components.balance.time
+
+    @property
     def has_trainers(self) -> bool:
         """Whether the session of a trainer is open."""
         return bool(self._components.sessions.trainers)

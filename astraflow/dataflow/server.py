@@ -81,6 +81,8 @@ async def open_hub(
         on_progress=on_progress,
     )
     replica, journal = recovered.replica, recovered.journal
+    # A clock that was set back, or another host's, would have sessions end that much later.
+    clock = SteadyClock(clock, not_before=replica.run.time)
     async with AsyncExitStack() as exits:
         if journal is not None:
             exits.push_async_callback(journal.close)

@@ -13,7 +13,9 @@ import pytest
 from grpc import StatusCode, aio
 
 from astraflow import __version__
+from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import Ticked
 from astraflow.core.ids import IdGenerator
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
@@ -149,6 +151,19 @@ async def test_callers_are_answered_while_the_lines_of_a_long_run_are_read(start
     fed = asyncio.create_task(asyncio.to_thread(feed))
     async with start_hub(recipe_of()):
         assert await fed
+
+
+async def test_who_is_silent_is_found_by_a_hub_whose_clock_was_set_back(start_hub, recipe_of):
+    later, clock = ManualClock(), ManualClock()
+    later.advance(86_400)
+    async with start_hub(recipe_of(), clock=later) as hub:
+        await hub.trainer().register()
+    async with start_hub(recipe_of(), clock=clock) as hub:
+        clock.advance(61)
+        hub.hub.apply(Ticked())
+        # The session of the first one is over.
+        await hub.trainer().register()
+        assert hub.hub.now() > later.now()
 
 
 async def test_a_node_must_resume_before_it_speaks(start_hub, recipe_of, reason_of):

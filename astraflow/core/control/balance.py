@@ -165,6 +165,11 @@ class Balance:
         self._interval = self.settings.scale.window / _SNAPSHOTS
         self._waits = {policy_id: _Wait() for policy_id in self.policies}
 
+    @property
+    def time(self) -> datetime | None:
+        """Of the last event; None: there was none."""
+        return self._time
+
     def advance(self, now: datetime) -> None:
         """Count the time since the last event, and look at the pool when it is due."""
         if self._time is not None:
