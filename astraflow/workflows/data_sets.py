@@ -16,6 +16,7 @@ from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
+from astraflow.core.texts import whole_text
 from astraflow.engines.hub import commit_of, unreachable
 from astraflow.storage.cache import cache_dir, making
 
@@ -366,7 +367,7 @@ class DataSetReader:
             ) from error
         field = "seed" if self._settings.seeds is not None else self._settings.id_field
         if field is not None:
-            return str(self._field(row, field, "id_field", index))
+            return whole_text(str(self._field(row, field, "id_field", index)))
         # JSON can say half of a surrogate pair, as what was cut within an emoji has it.
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 

@@ -100,6 +100,8 @@ def test_ids_are_digests_of_the_row_where_no_field_is_named(opened):
 def test_half_of_a_surrogate_pair_is_as_good_as_any_character(opened):
     half, rest = opened([{"prompt": "a\ud83d"}, {"prompt": "a"}])
     assert half.fields == {"prompt": "a\ud83d"}
+    (named,) = opened([{"id": "a\ud83d"}], id_field="id")
+    assert named.prompt_id == "train/a\ufffd"
     assert half.prompt_id != rest.prompt_id
 
 
