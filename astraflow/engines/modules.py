@@ -12,7 +12,7 @@ the bits of a row do not depend on how many others there are, as `embedded.shape
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from astraflow.config.lora import Lora, is_target, require_targets
+from astraflow.core.tensors import Dtype
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,6 +34,14 @@ _MODEL_LOCK = threading.Lock()
 # Of transformers' lists of tensors.
 _UNFIT = ("missing", "unexpected", "mismatched")
 
+
+TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
+    Dtype.F16: torch.float16,
+    Dtype.BF16: torch.bfloat16,
+    Dtype.F32: torch.float32,
+    Dtype.F64: torch.float64,
+}
+"""What torch calls the floats of layouts, and of recipes."""
 
 SCORE: Final = "score"
 """Name of a reward model's head, in the decoders of transformers."""

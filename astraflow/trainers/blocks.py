@@ -13,14 +13,12 @@ from torch.utils._pytree import tree_map
 
 from astraflow.config.policies import Fsdp
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.modules import TORCH_TYPES
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Tokens of a pass that is not worth compiling for.
 _FEW: Final = 16
-
-COMPUTED: Final[dict[str, torch.dtype]] = {"bf16": torch.bfloat16, "f32": torch.float32}
-"""What torch calls the types of `fsdp.compute`."""
 
 
 def resolved(settings: Fsdp, device: torch.device) -> Fsdp:
@@ -85,7 +83,7 @@ def prepare_blocks(module: nn.Module, settings: Fsdp, *, kept_tokens: int = 0) -
         if settings.compile:
             compile_block(block)
         if settings.compute != "f32":
-            _compute_in(block, COMPUTED[settings.compute], is_last=block is blocks[-1])
+            _compute_in(block, TORCH_TYPES[settings.compute], is_last=block is blocks[-1])
         if settings.checkpointing:
             recompute(block, kept_tokens=kept_tokens)
 

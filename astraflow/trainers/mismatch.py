@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.tensors import Dtype
+from astraflow.engines.modules import TORCH_TYPES
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import trained_parameters
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import local, to_tensor
-
-_TORCH = {Dtype.BF16: torch.bfloat16, Dtype.F32: torch.float32}
 
 
 @torch.no_grad()
@@ -41,14 +40,14 @@ def export_bits(module: nn.Module, dtype: Dtype) -> Mapping[str, np.ndarray]:
 
 def _bits(parameter: Tensor, dtype: Dtype) -> np.ndarray:
     signed = torch.int16 if dtype.itemsize == 2 else torch.int32
-    values = local(parameter).detach().to(device="cpu", dtype=_TORCH[dtype], copy=True)
+    values = local(parameter).detach().to(device="cpu", dtype=TORCH_TYPES[dtype], copy=True)
     return values.contiguous().view(signed).numpy().view(dtype.bits)
 
 
 @torch.no_grad()
 def import_bits(module: nn.Module, bits: Mapping[str, np.ndarray], dtype: Dtype) -> None:
     for name, parameter in trained_parameters(module).items():
-        values = to_tensor(bits[name].view(f"<i{dtype.itemsize}")).view(_TORCH[dtype])
+        values = to_tensor(bits[name].view(f"<i{dtype.itemsize}")).view(TORCH_TYPES[dtype])
         local(parameter).copy_(values)
 
 

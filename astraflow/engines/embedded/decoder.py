@@ -29,6 +29,7 @@ from astraflow.engines.embedded.rows import (
 from astraflow.engines.embedded.sampler import Sampler, StopRules
 from astraflow.engines.embedded.shapes import coarse_length, padded_length, padded_rows
 from astraflow.engines.embedded.weights import Weights
+from astraflow.engines.modules import TORCH_TYPES
 from astraflow.engines.protocol import Generation
 from astraflow.engines.routers import RouteTaps
 from astraflow.engines.tokenizer import FastTokenizer, SpecialIds
@@ -463,16 +464,13 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-
-
 def _dtype_of(
     settings: EngineSettings, architecture: Architecture, device: torch.device
 ) -> torch.dtype:
     """Return what is computed in; most CPUs compute in f32 faster than in bf16."""
     if settings.dtype == "auto" and device.type == "cpu":
         return torch.float32
-    return _DTYPES[computed_dtype(settings, architecture.dtype)]
+    return TORCH_TYPES[computed_dtype(settings, architecture.dtype)]
 
 
 def build_decoder_settings(

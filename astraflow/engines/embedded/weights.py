@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from safetensors import torch as safetensors_torch
 
-from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
-from astraflow.engines.modules import read_causal_model
+from astraflow.engines.modules import TORCH_TYPES, read_causal_model
 
 _PER_EXPERT = re.compile(r"\.experts\.\d+\.")
 
@@ -176,13 +176,6 @@ class VersionSet:
         self.pins = {kept: count for kept, count in pins.items() if count > 0}
 
 
-_TORCH = {
-    Dtype.F16: torch.float16,
-    Dtype.BF16: torch.bfloat16,
-    Dtype.F32: torch.float32,
-    Dtype.F64: torch.float64,
-}
-
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # An element comes as an index of 8 bytes and a value of 2 to 8. From one changed element in 8
@@ -315,7 +308,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _values(part: TensorUpdate) -> torch.Tensor:
     bits = part.values.reshape(-1)
-    return _as_tensor(bits.view(f"<i{bits.itemsize}")).view(_TORCH[part.spec.dtype])
+    return _as_tensor(bits.view(f"<i{bits.itemsize}")).view(TORCH_TYPES[part.spec.dtype])
 
 
 def _as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -22,7 +22,8 @@ from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.blocks import COMPUTED, blocks_of, compile_block, recompute, resolved
+from astraflow.engines.modules import TORCH_TYPES
+from astraflow.trainers.blocks import blocks_of, compile_block, recompute, resolved
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.checkpoints import OPTIMIZER_DIR
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
@@ -93,7 +94,7 @@ def _precision(settings: Fsdp, *, is_last: bool) -> MixedPrecisionPolicy:
     if settings.compute == "f32":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
-        param_dtype=COMPUTED[settings.compute],
+        param_dtype=TORCH_TYPES[settings.compute],
         reduce_dtype=torch.float32,
         output_dtype=torch.float32 if is_last else None,
     )
