@@ -67,6 +67,17 @@ class IncomingVersion:
         self._patches: dict[PatchInfo, Patch] = {}
         self.chunks: VerifiedChunks = leftover or {}
 
+    @property
+    def left_nbytes(self) -> int | None:
+        """Payload of the plan that is not here, chunks counted as equal; None: no plan yet."""
+        if not self.planned:
+            return None
+        return sum(
+            round(info.payload_nbytes * (1 - len(patch.chunks) / max(1, info.chunk_count)))
+            for patch in self.planned
+            for info in [patch.info]
+        )
+
     def spec(
         self, *, want: Sequence[tuple[bytes, int]] = (), goodput_bytes_per_s: float = 0.0
     ) -> TransferSpec:
