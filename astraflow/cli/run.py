@@ -331,7 +331,7 @@ def save(
     *,
     checkpoint_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="NAME", help="Of the checkpoint; unset: by the time of day."),
+        typer.Option("--id", metavar="NAME", help="Of the checkpoint; unset: its date and time."),
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds to wait for the slowest trainer.")

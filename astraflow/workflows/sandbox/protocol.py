@@ -20,7 +20,8 @@ class SandboxLimits(Strict):
     time_s: float = Field(default=10.0, gt=0)
     """Seconds for one command; then everything in the sandbox is killed."""
     memory_mb: int = Field(default=512, ge=32)
-    """MiB: address space of each process, and resident memory of all together."""
+    """MiB: address space of each program that is judged, private memory of each process of a
+    command, and resident memory of all together."""
     processes: int = Field(default=32, ge=1)
     """Processes and threads at once."""
     output_mb: float = Field(default=1.0, gt=0)
