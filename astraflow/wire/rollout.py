@@ -284,22 +284,22 @@ def _spare(data: memoryview, arrays: Mapping[int, Any], left: int) -> int:
             break
         left -= end - at
         at = end
-        inner = None if start is None else arrays.get(number)
+        inner: Any = arrays.get(number)
         if inner is not None:
             left += end - start
             left = _spare(data[start:end], inner, left) if inner else left
     return left if left < 0 else left - (len(data) - at)
 
 
-def _field_at(data: memoryview, at: int) -> tuple[int, int | None, int]:
-    """Return a field's number, where its value begins if it has a length, and where it ends."""
+def _field_at(data: memoryview, at: int) -> tuple[int, int, int]:
+    """Return a field's number, and where what has a length begins and ends; else its end twice."""
     tag, at = _varint_at(data, at, bits=32)
-    start, end = None, at + 8
     match tag & 7:
         case 0:
-            _, end = _varint_at(data, at)
+            _, start = _varint_at(data, at)
+            end = start
         case 1:
-            pass
+            start = end = at + 8
         case 2:
             size, start = _varint_at(data, at, bits=32)
             end = start + size
