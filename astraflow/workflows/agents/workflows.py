@@ -51,9 +51,6 @@ class AgentOptions(Strict):
     """What an agent or an engine that fails makes of an episode. retry: a rollout that is void;
     it is run again, up to rollouts.max_attempts, then its group goes on without it. zero: a reward
     of 0 for what was sampled until then."""
-    attempts: int = Field(default=3, ge=1)
-    """Times that an agent is started for one episode while it samples nothing, with growing pauses;
-    what fails later is run again by the hub."""
 
 
 class AgentWorkflow:
@@ -170,6 +167,9 @@ class ProgramOptions(AgentOptions):
     """MiB of private memory: of each process, and resident of all together."""
     processes: int = Field(default=64, ge=1)
     """Processes at once."""
+    attempts: int = Field(default=3, ge=1)
+    """Times that an agent is started for one episode while it samples nothing, with growing pauses;
+    what fails later is run again by the hub."""
 
 
 class CommandOptions(ProgramOptions):
