@@ -5,9 +5,9 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -181,13 +181,26 @@ class DecodeWorker:
     def _put(self, waiting: tuple[asyncio.Future[Any], ...], act: Callable[[], None]) -> None:
         """Say what is to be done next, after all that was submitted."""
         self._hand_over()
-        self._inbox.put((waiting, act))
+        self._send(waiting, act)
 
     def _hand_over(self) -> None:
         if self._submitted:
             requests, self._submitted = self._submitted, []
             waiting = tuple(request.reply for request in requests)
-            self._inbox.put((waiting, partial(self._take, requests)))
+            self._send(waiting, partial(self._take, requests))
+
+    def _send(self, waiting: tuple[asyncio.Future[Any], ...], act: Callable[[], None]) -> None:
+        self._inbox.put((waiting, act))
+        if self.failure is not None:
+            # The thread may have looked for the last time before this came.
+            _deliver([(reply, self.failure) for reply in self._left()])
+
+    def _left(self) -> Iterator[asyncio.Future[Any]]:
+        """Take all messages, and yield who waits for an answer to them; on any thread."""
+        with contextlib.suppress(Empty):
+            while True:
+                waiting, _ = self._inbox.get_nowait()
+                yield from waiting
 
     def _take(self, requests: Sequence[Request]) -> None:
         self._seen_counts.update(each.adapter for each in requests)
@@ -203,9 +216,7 @@ class DecodeWorker:
         self.failure = error
         for decoder in (self._live, *self._pinned.values()):
             self._replies += ((each.reply, ended) for each, ended in decoder.end(error))
-        while not self._inbox.empty():
-            waiting, _ = self._inbox.get()
-            self._replies.extend((reply, error) for reply in waiting)
+        self._replies += ((reply, error) for reply in self._left())
 
     def _submit(self, request: Request) -> None:
         if request.version is None:

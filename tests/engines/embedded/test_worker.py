@@ -104,6 +104,19 @@ async def test_a_thread_that_broke_tells_the_node_with_its_next_sign_of_life(eng
 
 
 @pytest.mark.parametrize("kv", ["keep"])
+async def test_what_was_asked_as_the_thread_broke_is_answered(engine):
+    worker = engine._base.worker
+    asked = asyncio.ensure_future(engine.generate([3, 4], knobs()))
+    await asyncio.sleep(0)
+    # It was not handed over yet.
+    worker._inbox.put(((), broken))
+    worker.join()
+    async with asyncio.timeout(20):
+        with pytest.raises(AstraflowError, match="a defect"):
+            await asked
+
+
+@pytest.mark.parametrize("kv", ["keep"])
 async def test_who_waits_for_what_broke_the_thread_is_told(engine, model):
     staged = spoilt(stage(sparse(model), engine._slots, engine._versions.weights))
     *others, last = staged.scatters
