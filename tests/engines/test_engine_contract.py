@@ -227,7 +227,8 @@ async def test_a_swap_in_flight_splits_the_spans_and_keeps_the_generation(start:
     assert versions_of(generation) == [0, 1]
     before = generation.version_spans[0].length
     old = model.logprobs(0, [3, 4, 5], generation.tokens[:before], rings=False)
-    np.testing.assert_allclose(generation.logprobs[:before], old, atol=1e-5)
+    # Up to thousands of tokens: a slow swap leaves more of them, and f32 rounds over as many keys.
+    np.testing.assert_allclose(generation.logprobs[:before], old, atol=1e-5, rtol=1e-5)
 
 
 async def test_a_swap_changes_what_is_sampled(start: Start, model: Any):
