@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ControlServiceStub:
     """ControlService is the run as its operator sees it. Calls carry an operator's token as
-    metadata "authorization: Bearer ..."; a viewer's token may read only.
+    metadata "authorization: Bearer ..."; a reader's token may read only.
     """
 
     def __init__(self, channel):
@@ -85,7 +85,7 @@ class ControlServiceStub:
 
 class ControlServiceServicer:
     """ControlService is the run as its operator sees it. Calls carry an operator's token as
-    metadata "authorization: Bearer ..."; a viewer's token may read only.
+    metadata "authorization: Bearer ..."; a reader's token may read only.
     """
 
     def GetRun(self, request, context):
@@ -225,7 +225,7 @@ def add_ControlServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ControlService:
     """ControlService is the run as its operator sees it. Calls carry an operator's token as
-    metadata "authorization: Bearer ..."; a viewer's token may read only.
+    metadata "authorization: Bearer ..."; a reader's token may read only.
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class ControlServiceStub:
     """ControlService is the run as its operator sees it. Calls carry an operator's token as
-    metadata "authorization: Bearer ..."; a viewer's token may read only.
+    metadata "authorization: Bearer ..."; a reader's token may read only.
     """
 
     @_typing.overload
@@ -78,7 +78,7 @@ class ControlServiceStub:
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
     """ControlService is the run as its operator sees it. Calls carry an operator's token as
-    metadata "authorization: Bearer ..."; a viewer's token may read only.
+    metadata "authorization: Bearer ..."; a reader's token may read only.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -124,7 +124,7 @@ class ControlServiceAsyncStub(ControlServiceStub):
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """ControlService is the run as its operator sees it. Calls carry an operator's token as
-    metadata "authorization: Bearer ..."; a viewer's token may read only.
+    metadata "authorization: Bearer ..."; a reader's token may read only.
     """
 
     @_abc_1.abstractmethod
