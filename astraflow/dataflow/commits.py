@@ -22,6 +22,10 @@ from astraflow.storage.journal import Journal
 
 # A group is carried out without a pause of the event loop.
 _GROUP_COUNT = 256
+UNSAFE_COUNT = 128
+"""Decisions that the journal may be behind; then who sends more waits, for an ack would wait the
+longer, and the thread of the journal for its turn."""
+
 # From the begin of one group to that of the next: each costs a thread's turn and a transaction,
 # whatever it holds.
 _SPACING_S = 0.004

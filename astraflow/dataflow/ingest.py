@@ -18,6 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RolloutArrived, TaskFinished, Ticked
 from astraflow.core.ids import MemberId
 from astraflow.core.rollouts import Disposition, ItemAck
+from astraflow.dataflow.commits import UNSAFE_COUNT
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.concurrency import together
 from astraflow.storage.fault_points import FaultPoint, hit
@@ -26,9 +27,6 @@ from astraflow_proto.rollout.v1 import rollout_pb2
 
 # Deciding so many items needs a few ms of the event loop.
 _BATCH_COUNT: Final = 64
-# Decisions that the journal may be behind; then no more of these are made until it holds them, for
-# an ack would wait the longer, and the thread of the journal for its turn.
-_UNSAFE_COUNT: Final = 2 * _BATCH_COUNT
 # Items that wait to be decided; then nothing more is read, but for the message at hand.
 _INBOX_COUNT: Final = 4 * _BATCH_COUNT
 # Items of one stream whose acks wait for the journal; then the peer waits.
@@ -125,7 +123,7 @@ class Ingest:
         """Decide what comes of the next items, and have them acknowledged once they are safe."""
         self._is_due = False
         commits = self._hub.commits
-        if commits.unsafe_count >= _UNSAFE_COUNT:
+        if commits.unsafe_count >= UNSAFE_COUNT:
             self._is_due = True
             commits.then(commits.ticket - _BATCH_COUNT, self._decide)
             return

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Final
 
 from astraflow.core.batches import EndOfData
 from astraflow.core.effects import (
@@ -33,6 +32,7 @@ from astraflow.core.rollouts import ItemAck
 from astraflow.core.status import WaitReason
 from astraflow.core.tasks import RolloutTask, TaskCredit
 from astraflow.core.versions import PublishAnswer
+from astraflow.dataflow.commits import UNSAFE_COUNT
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.ingest import Ingest
 from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, TaskItem, explain_waits
@@ -50,9 +50,6 @@ from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
 from astraflow_proto.dataflow.v1 import session_service_pb2 as session_pb
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as trainer_pb
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
-
-# Decisions that the journal may be behind; then a node that steers its stream waits.
-_UNSAFE_COUNT: Final = 128
 
 
 class MemberServicer:
@@ -178,7 +175,7 @@ class MemberServicer:
             async for request in request_iterator:
                 self._hub.apply(_steering(member_id, request))
                 # What the journal has yet to take is held here.
-                await commits.passed(commits.ticket - _UNSAFE_COUNT)
+                await commits.passed(commits.ticket - UNSAFE_COUNT)
 
         async with exclusive_stream(self._hub.executor.streams, member_id, "tasks", context):
             outbox = self._hub.executor.outboxes.tasks(member_id)
