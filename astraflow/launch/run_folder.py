@@ -18,6 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState
 from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.recovery import settings_digest
+from astraflow.storage.lock import lock_beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -193,8 +194,7 @@ def is_live(run_dir: RunDir) -> bool:
         return True
     is_same = abs(start_time_s - endpoint.start_time_s) < _CLOCK_SLACK_S
     # A clock that was set since moves what the system says of the start, as after a suspension.
-    journal_lock = run_dir.journal.with_name(f"{run_dir.journal.name}.lock")
-    return is_same or not endpoint.start_time_s or _is_held(journal_lock)
+    return is_same or not endpoint.start_time_s or _is_held(lock_beside(run_dir.journal))
 
 
 def is_starting(run_dir: RunDir) -> bool:

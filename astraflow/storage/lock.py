@@ -8,6 +8,11 @@ from typing import Self
 from astraflow.core.errors import AstraflowError, Reason
 
 
+def lock_beside(path: Path) -> Path:
+    """Return the lock of whoever has a file."""
+    return path.with_name(f"{path.name}.lock")
+
+
 class FileLock:
     """Held by one process at a time."""
 

@@ -22,7 +22,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.fault_points import FaultPoint, armed, hit
-from astraflow.storage.lock import FileLock
+from astraflow.storage.lock import FileLock, lock_beside
 from astraflow.storage.watermark import Level, Watermark, read_level, watermark_of
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -336,7 +336,7 @@ class SqliteJournal:
             AstraflowError: JOURNAL_FAILED when another process has it, it cannot be written, or
                 it is damaged anywhere but at its end.
         """
-        lock = FileLock.take(path.with_name(path.name + ".lock"))
+        lock = FileLock.take(lock_beside(path))
         try:
             must_not_be_lost(path)
             opened, is_new = open_for_writing(path, durability)

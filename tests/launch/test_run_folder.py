@@ -17,7 +17,7 @@ from astraflow.launch.run_folder import (
     next_node_index,
     reopened_recipe,
 )
-from astraflow.storage.lock import FileLock
+from astraflow.storage.lock import FileLock, lock_beside
 
 RECIPE = """
 name: test
@@ -110,7 +110,7 @@ def test_a_process_that_got_the_number_of_a_dead_hub_is_not_taken_for_it(died):
 def test_a_hub_whose_clock_was_set_since_is_live_for_it_holds_its_journal(died):
     began_s = psutil.Process().create_time()
     died.write_endpoint(hub_of(os.getpid(), start_time_s=began_s - 3600))
-    lock = FileLock.take(died.journal.with_name(f"{died.journal.name}.lock"))
+    lock = FileLock.take(lock_beside(died.journal))
     try:
         with pytest.raises(AstraflowError, match="is a live run"):
             reopened_recipe(died)
