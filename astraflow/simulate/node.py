@@ -74,9 +74,8 @@ def make_rollout(
     )
 
 
-def make_late(task: RolloutTask, index: int, *, last_version: int) -> Rollout:
+def make_late(task: RolloutTask, index: int) -> Rollout:
     """Return a rollout that took longer than its timeout, as a node sends it."""
-    del last_version
     return Rollout(
         rollout_id=RolloutId(f"{task.task_id}/{index}"),
         task_id=task.task_id,
@@ -252,12 +251,13 @@ class SimulatedNode:
             work.busy_count += 1
             tokens, timeout = next(self.lengths), work.task.timeout
             seconds = tokens / self.pool.tokens_per_s
-            make = partial(make_rollout, tokens=tokens, first_version=self._version)
             if timeout is not None and seconds > timeout.total_seconds():
-                seconds, make = timeout.total_seconds(), make_late
-            self._after(seconds + 2 * self.pool.latency_s, partial(self._finish, work, index, make))
+                seconds, tokens = timeout.total_seconds(), None
+            done = partial(self._finish, work, index, tokens, self._version)
+            self._after(seconds + 2 * self.pool.latency_s, done)
 
-    def _finish(self, work: _Work, index: int, make: Callable[..., Rollout]) -> None:
+    def _finish(self, work: _Work, index: int, tokens: float | None, first_version: int) -> None:
+        """Send what came of a sample; tokens None: it took too long."""
         task = work.task
         if self._work.get(task.task_id) is not work or self.member_id is None:
             # It was withdrawn.
@@ -266,7 +266,17 @@ class SimulatedNode:
         work.busy_count -= 1
         work.open.discard(index)
         work.sent_count += 1
-        rollout = make(task, index, last_version=self._version)
+        rollout = (
+            make_late(task, index)
+            if tokens is None
+            else make_rollout(
+                task,
+                index,
+                tokens=tokens,
+                first_version=first_version,
+                last_version=self._version,
+            )
+        )
         self._say(ev.RolloutArrived(member_id=self.member_id, rollout=rollout))
         if not work.open:
             self._work.pop(task.task_id, None)
