@@ -14,17 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from math import inf
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    Final,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -81,7 +71,7 @@ def least(bound: int) -> Check:
     return check
 
 
-_MOST_STEPS: Final = 1 << 53
+_MOST_STEPS = 1 << 53
 
 
 def step_count(value: int, field: str) -> int:
@@ -282,7 +272,7 @@ class _Pair:
             read, writes = self._repeated(field, own, hint, first)
             if rule.most:
                 bound = f"{self._name(_at_most(rule.most))}({field}, {first.name!r})"
-                read = read.replace(field, bound)
+                read, _ = self._repeated(bound, own, hint, first)
         else:
             read, writes = self._single(field, own, hint, first)
         if rule.check is not None:
