@@ -93,13 +93,13 @@ def _unwrap_help(group: typer.Typer) -> None:
 _unwrap_help(app)
 
 
-def _tell_sudden_ends() -> None:
+def _report_sudden_ends() -> None:
     """Have a crash, and `os._exit` in code of a user, say where: nothing else tells what ran."""
     if sys.stderr is sys.__stderr__ is not None:
         faulthandler.enable(all_threads=False)
     leave, process = os._exit, os.getpid()
 
-    def tell_and_leave(status: int) -> NoReturn:
+    def report_and_leave(status: int) -> NoReturn:
         frame = currentframe()
         # A child that was forked ends so.
         if os.getpid() == process and frame is not None:
@@ -111,7 +111,7 @@ def _tell_sudden_ends() -> None:
                 print(place.traceback, file=sys.stderr, flush=True)  # noqa: T201 - as a traceback
         leave(status)
 
-    os._exit = tell_and_leave
+    os._exit = report_and_leave
 
 
 def main() -> None:
@@ -121,7 +121,7 @@ def main() -> None:
     the command that installs it.
     """
     keep_files_private()
-    _tell_sudden_ends()
+    _report_sudden_ends()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A sign that a terminal cannot show is a question mark, not the end of a run.

@@ -86,7 +86,7 @@ def _install() -> None:
 
 
 @contextmanager
-def telling_what_holds_up(after_s: float = 10.0) -> Generator[None]:
+def reporting_delays(after_s: float = 10.0) -> Generator[None]:
     """Say where code of a user is that this thread runs for long, as an import that never ends."""
     caller, over = threading.get_ident(), threading.Event()
 

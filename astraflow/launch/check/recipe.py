@@ -15,7 +15,7 @@ from astraflow.launch.check.guard import (
     UserLoop,
     message_of,
     no_processes,
-    telling_what_holds_up,
+    reporting_delays,
 )
 from astraflow.launch.check.subject import CheckReport, Finding, Findings, Subject
 from astraflow.launch.executors.finding import LOCAL, reachable
@@ -83,7 +83,7 @@ def check_recipe(
     else:
         loop = UserLoop(limit_s)
         found = subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=loop)
-        with no_processes(), telling_what_holds_up():
+        with no_processes(), reporting_delays():
             for check in _CHECKS:
                 try:
                     check(subject)

@@ -17,7 +17,7 @@ from astraflow.launch.check.guard import (
     is_process_refused,
     message_of,
     no_processes,
-    telling_what_holds_up,
+    reporting_delays,
     user_lines,
 )
 
@@ -82,7 +82,7 @@ def test_code_that_takes_long_is_told_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.told_for_a_test", told, raising=False)
     monkeypatch.setattr(sys, "stderr", Console())
     monkeypatch.syspath_prepend(tmp_path)
-    with telling_what_holds_up(after_s=0.01):
+    with reporting_delays(after_s=0.01):
         importlib.import_module("imported_for_long")
     assert "imported_for_long.py, line 2" in sys.stderr.getvalue()
 
