@@ -18,7 +18,7 @@ SAID = {
     "missing file": "FileNotFoundError",
     "exit": "SystemExit",
     "no numbers": "not a name and a number",
-    "endless": "took longer than 5 s (timeout_s)",
+    "endless": "took longer than 30 s (timeout_s)",
     "bad template": "KeyError: 'question'",
     "dead server": "ConnectionRefusedError",
     "nothing sampled": "ended without sampling a token",
@@ -34,14 +34,18 @@ def beside_the_user(monkeypatch):
 
 @pytest.fixture(scope="module")
 def buggy(tmp_path_factory, cache):
-    """One run with all bugs that leave the others of a group well."""
+    """One run with all bugs that leave the others of a group well.
+
+    An engine that begins on a busy machine may need seconds for its first tokens: what is endless has
+    to wait longer than that.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
         with started(
             "sort.yaml",
             "workflows.sort={name: user_bugs:Buggy, scorer: user_bugs:score}",
             "rollouts.group_size=16",
-            "rollouts.timeout_s=5",
+            "rollouts.timeout_s=30",
             "rollouts.max_attempts=1",
             "rollouts.max_failed_share=1.0",
             "rollouts.max_failed_groups=1000",
