@@ -245,9 +245,10 @@ def main() -> None:
         work = Work(folder, ranks)
         for name in work.counts:
             work.train_and_save(name)
-        if work.counts:
-            work.publish("plain")
-            work.publish("lora")
+        for name in ("plain", "lora"):
+            if name in work.counts:
+                work.publish(name)
+        if "plain" in work.counts:
             work.refuse()
         work.variants()
         work.compare_families()

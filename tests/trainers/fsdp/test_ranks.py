@@ -100,7 +100,11 @@ CONTEXTS = {
     "experts of replicas": (4, {}, {"expert_parallel": 2, "replicas": 2}),
     "experts of contexts": (4, {}, {"expert_parallel": 4, "context_parallel": 2}),
 }
-FOUR = [name for name, (count, _, _) in CONTEXTS.items() if count == 4]
+# Of each kind one; the others show more of the same.
+FEW = {
+    *("plain", "m2po", "minibatches", "many experts"),
+    *("context", "tensor and lora", "experts and kl", "tensor of contexts"),
+}
 # What can be shared out of which families, and what is said of others.
 FAMILIES = {
     "tensor_parallel": {
@@ -119,6 +123,10 @@ FAMILIES = {
         "llama4_text": "it has no experts with a plan in transformers",
     },
 }
+FEW_FAMILIES = {
+    *(("tensor_parallel", name) for name in ("llama", "gpt2", "phi3", "qwen3_moe")),
+    *(("expert_parallel", name) for name in ("qwen3_moe", "gpt_oss", "qwen3")),
+}
 SETTINGS = {
     name: TrainerConfig.model_validate({**PLAIN, **fields})
     for name, fields in {"plain": {}, "lora": {}, "critic": CRITIC, **VARIANTS, **MIXTURES}.items()
@@ -135,19 +143,26 @@ COUNTS = {"plain": STEPS, "lora": 10, "critic": 10, "many experts": 10}
 class Ran:
     """What ranks found, and what one process finds with the same batches."""
 
-    def __init__(self, folder: Path, batches: list, shared: dict) -> None:
-        self.shared = shared
+    def __init__(self, folder: Path, batches: list, given: dict) -> None:
         self.folder = folder
-        self.ranks = [
-            pickle.loads((folder / f"found-{rank}.pickle").read_bytes()) for rank in range(RANKS)
-        ]
-        self.found = self.ranks[0]
         self.batches = batches
         self.alone = cache(self._alone)
+        self.four = cache(self._four)
+        self._given = given
+        self.ranks = launch(folder, RANKS, given)
+        self.found = self.ranks[0]
 
     def _alone(self, name: str, start: int = 0) -> list:
         engine, end = alone_engine(self.folder, name), COUNTS.get(name, STEPS)
         return [dict(engine.train_step(batch)) for batch in self.given(name)[start:end]]
+
+    def _four(self) -> tuple[Path, list]:
+        """Return where four ranks saved, and what each found."""
+        folder = self.folder / "four"
+        folder.mkdir()
+        for name in ("model", "mixture"):
+            (folder / name).symlink_to(self.folder / name)
+        return folder, launch(folder, 4, self._given | {"families": {}})
 
     def given(self, name: str) -> list:
         """Return what one process trains on."""
@@ -165,15 +180,20 @@ def alone_engine(folder, name):
     return engine
 
 
+def few(names):
+    """Leave all but some to `make test-all`."""
+    long = pytest.mark.long
+    return [name if name in FEW else pytest.param(name, marks=long) for name in names]
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory, make_model, make_mixture, make_rows, to_part) -> Ran:
+def run_of(tmp_path_factory, make_model, make_mixture, make_rows, to_part):
+    """Return what makes the run that a name is of: the few, or all others."""
     folder = tmp_path_factory.mktemp("ranks")
     write_tokenizer(folder / "tokenizer", "abcdefghij>")
     # 23 rows of a matrix for each of two ranks are not even over two more.
     module = make_model(num_attention_heads=4, intermediate_size=46).module
-    save_model(module, folder / "model", companions_of=folder / "tokenizer")
     mixture = make_mixture(num_attention_heads=4, tie_word_embeddings=True)
-    save_model(mixture, folder / "mixture", companions_of=folder / "tokenizer")
     rows = [make_rows(12 + step % 3, seed=step) for step in range(STEPS)]
     rows[3] = [{**row, "advantages": row["advantages"] * 0} for row in rows[3]]
     rows[4] = rows[4][:1]
@@ -196,17 +216,36 @@ def ran(tmp_path_factory, make_model, make_mixture, make_rows, to_part) -> Ran:
         sharing = fsdp.get("context_parallel", 1) * fsdp.get("tensor_parallel", 1)
         shared[name] = shares(name, count // sharing)
     whole = {has_experts(name): shares(name, 1)[0] for name in COUNTS}
-    for name in COUNTS:
-        write_by_one(folder, name, whole[has_experts(name)])
-    given = {
-        "settings": SETTINGS,
-        "lora": LORA,
-        "counts": COUNTS,
-        "batches": shares("plain", RANKS),
-    }
-    families = {kind: [*some] for kind, some in FAMILIES.items()}
-    launch(folder, RANKS, given | {"contexts": shared, "families": families})
-    return Ran(folder, whole, shared)
+    batches = shares("plain", RANKS)
+
+    @cache
+    def run(is_few: bool) -> Ran:
+        ours = folder / ("few" if is_few else "others")
+        save_model(module, ours / "model", companions_of=folder / "tokenizer")
+        save_model(mixture, ours / "mixture", companions_of=folder / "tokenizer")
+        counts = {name: COUNTS[name] for name in COUNTS if (name in FEW) is is_few}
+        for name in counts:
+            write_by_one(ours, name, whole[has_experts(name)])
+        families = {
+            kind: [name for name in some if ((kind, name) in FEW_FAMILIES) is is_few]
+            for kind, some in FAMILIES.items()
+        }
+        given = {
+            "settings": {name: SETTINGS[name] for name in SETTINGS if (name in FEW) is is_few},
+            "lora": LORA,
+            "counts": counts,
+            "batches": batches,
+            "contexts": shared,
+            "families": families,
+        }
+        return Ran(ours, whole, given)
+
+    return lambda name: run(name in FEW)
+
+
+@pytest.fixture
+def ran(run_of) -> Ran:
+    return run_of("plain")
 
 
 def routes(row):
@@ -216,8 +255,8 @@ def routes(row):
     return scores.argsort(axis=2)[:, :, :2].astype(np.uint16)
 
 
-def launch(folder, count, given):
-    """Have so many ranks do what is for them."""
+def launch(folder, count, given) -> list:
+    """Have so many ranks do what is for them; return what each found."""
     some = {name: each for name, each in given["settings"].items() if each.ranks == count}
     counts = given["counts"] if count == RANKS else {}
     batches = given["batches"] if count == RANKS else [[]] * count
@@ -237,6 +276,8 @@ def launch(folder, count, given):
     script = Path(__file__).with_name("ranks_at_work.py")
     with handlers_kept():
         elastic_launch(config, sys.executable)(str(script), str(folder))
+    found = (folder / f"found-{rank}.pickle" for rank in range(count))
+    return [pickle.loads(each.read_bytes()) for each in found]
 
 
 @contextmanager
@@ -287,8 +328,9 @@ def furthest(one, other, name="train/loss"):
     return max(abs(a[name] - b[name]) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_two_ranks_have_the_loss_curve_of_one(ran, name):
+@pytest.mark.parametrize("name", few(COUNTS))
+def test_two_ranks_have_the_loss_curve_of_one(run_of, name):
+    ran = run_of(name)
     alone, found = ran.alone(name), ran.found[name]
     for each in ("train/loss", "train/entropy", "train/clip_frac", "mismatch/kl"):
         assert furthest(found, alone, each) < 1e-4, each
@@ -300,15 +342,18 @@ def test_two_ranks_have_the_loss_curve_of_one(ran, name):
     assert len(set(moved)) >= COUNTS[name] - 2
 
 
-def test_ranks_have_the_critic_of_one(ran):
+@pytest.mark.long
+def test_ranks_have_the_critic_of_one(run_of):
+    ran = run_of("critic")
     alone, found = ran.alone("critic"), ran.found["critic"]
     for each in ("critic/loss", "critic/value_mean", "critic/explained_variance"):
         assert furthest(found, alone, each) < 1e-4, each
     assert alone[-1]["critic/value_mean"] != 0
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "bf16"])
-def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
+@pytest.mark.parametrize("name", few(name for name in VARIANTS if name != "bf16"))
+def test_what_counts_the_whole_batch_does_not_depend_on_ranks(run_of, name):
+    ran = run_of(name)
     alone = ran.alone(name, STEPS - LAST)
     assert furthest(ran.found[name], alone) < 1e-4
     if name == "m2po":
@@ -318,39 +363,24 @@ def test_what_counts_the_whole_batch_does_not_depend_on_ranks(ran, name):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_blocks_of_ranks_learn_what_plain_ones_do(ran, tmp_path):
+def test_compiled_blocks_of_ranks_learn_what_plain_ones_do(run_of, tmp_path):
+    ran = run_of("plain")
     (tmp_path / "model").symlink_to(ran.folder / "model")
     compiled = {"fsdp": {"compile": True, "checkpointing": True}}
     settings = {"compiled": TrainerConfig.model_validate({**PLAIN, **compiled})}
     given = pickle.loads((ran.folder / "given.pickle").read_bytes())
     empty = {name: {} for name in ("lora", "counts", "contexts", "families")}
-    launch(tmp_path, RANKS, {**given, **empty, "settings": settings})
     alone = ran.alone("plain", STEPS - LAST)
-    for rank in range(RANKS):
-        found = pickle.loads((tmp_path / f"found-{rank}.pickle").read_bytes())
+    for found in launch(tmp_path, RANKS, {**given, **empty, "settings": settings}):
         assert furthest(found["compiled"], alone) < 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in CONTEXTS if name not in FOUR])
-def test_two_ranks_may_share_rows(ran, name):
-    require_like_one(ran, name, ran.folder, ran.ranks)
-
-
-@pytest.fixture(scope="module")
-def four(ran, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("four")
-    for name in ("model", "mixture"):
-        (folder / name).symlink_to(ran.folder / name)
-    given = {"settings": SETTINGS, "lora": {}, "counts": {}, "batches": [], "contexts": ran.shared}
-    launch(folder, 4, {**given, "families": {}})
-    ranks = [pickle.loads((folder / f"found-{rank}.pickle").read_bytes()) for rank in range(4)]
-    return folder, ranks
-
-
-@pytest.mark.parametrize("name", FOUR)
-def test_ranks_may_share_rows_and_batches(ran, four, name):
-    """Two shares of a batch, each of two ranks; or one share of four."""
-    require_like_one(ran, name, *four)
+@pytest.mark.parametrize("name", few(CONTEXTS))
+def test_ranks_may_share_rows_and_batches(run_of, name):
+    """Two ranks; or four, which are two shares of a batch, each of two, or one share of four."""
+    ran = run_of(name)
+    folder, ranks = (ran.folder, ran.ranks) if SETTINGS[name].ranks == RANKS else ran.four()
+    require_like_one(ran, name, folder, ranks)
 
 
 def require_like_one(ran, name, folder, ranks):
@@ -371,16 +401,23 @@ def require_like_one(ran, name, folder, ranks):
     for key, parameter in engine.named_parameters():
         saved = parameter.detach().bfloat16().view(torch.int16).numpy().view(np.uint16)
         assert np.array_equal(saved, bits[key]), key
-    few = ran.given(name)[STEPS - LAST :][:2]
-    then = [dict(engine.train_step(each)) for each in few]
+    given = ran.given(name)[STEPS - LAST :][:2]
+    then = [dict(engine.train_step(each)) for each in given]
     assert furthest(then, ranks[0][f"{name} then"]) < 1e-4
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, some in FAMILIES.items() for name in some]
+    ("kind", "name", "why"),
+    [
+        pytest.param(
+            kind, name, why, marks=() if (kind, name) in FEW_FAMILIES else pytest.mark.long
+        )
+        for kind, some in FAMILIES.items()
+        for name, why in some.items()
+    ],
 )
-def test_a_family_is_shared_out_or_refused_by_name(ran, kind, name):
-    found, why = ran.found[kind][name], FAMILIES[kind][name]
+def test_a_family_is_shared_out_or_refused_by_name(run_of, kind, name, why):
+    found = run_of("plain" if (kind, name) in FEW_FAMILIES else "lora").found[kind][name]
     if why is None:
         assert found < 1e-4
     else:
@@ -397,17 +434,21 @@ def same_everywhere(ranks, name) -> bool:
     )
 
 
-def test_ranks_that_share_experts_out_balance_them_alike(ran):
+@pytest.mark.long
+def test_ranks_that_share_experts_out_balance_them_alike(run_of):
+    ran = run_of("whole experts")
     found, whole = ran.found["balanced experts"], ran.found["balanced whole experts"]
     for name in ("train/loss", "train/router_imbalance"):
         assert furthest(found, whole, name) < 1e-4
     assert furthest(found, ran.found["whole experts"]) > 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "other"), [("bf16", "whitened"), ("bf16 experts", "whole experts")]
 )
-def test_blocks_may_compute_in_bf16(ran, name, other):
+def test_blocks_may_compute_in_bf16(run_of, name, other):
+    ran = run_of(name)
     first, exact = ran.found[name][0], ran.alone(other, STEPS - LAST)[0]
     assert 0 < abs(first["train/entropy"] - exact["train/entropy"]) < 0.02
 
@@ -418,8 +459,9 @@ def test_a_batch_that_is_no_numbers_on_one_rank_is_refused_by_all(ran):
         assert "not finite" in found["refused"]
 
 
-@pytest.mark.parametrize("name", ["plain", "lora"])
-def test_what_shards_publish_is_what_gathered_weights_would_be(ran, name):
+@pytest.mark.parametrize("name", few(["plain", "lora"]))
+def test_what_shards_publish_is_what_gathered_weights_would_be(run_of, name):
+    ran = run_of(name)
     ranks = [rank[f"{name} published"] for rank in ran.ranks]
     found = ranks[0]
     layout = Layout.of((key, Dtype.BF16, bits.shape) for key, bits in found["version 0"].items())
@@ -446,8 +488,9 @@ def test_a_version_of_which_one_rank_has_no_patch_can_be_had_whole_from_all(ran)
     assert {rank for base, rank in ways if base is None} == {*range(RANKS)}
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_one_process_goes_on_from_the_checkpoint_of_two_ranks(ran, name):
+@pytest.mark.parametrize("name", few(COUNTS))
+def test_one_process_goes_on_from_the_checkpoint_of_two_ranks(run_of, name):
+    ran = run_of(name)
     directory = ran.folder / f"{name} by ranks"
     own = ["adapter_config.json", "adapter_model.safetensors"]
     model = ["config.json", "generation_config.json", "model.safetensors"]
@@ -467,15 +510,18 @@ def test_one_process_goes_on_from_the_checkpoint_of_two_ranks(ran, name):
     assert furthest(rest, ran.found[name][then]) < 1e-4
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_two_ranks_go_on_from_the_checkpoint_of_one_process(ran, name):
+@pytest.mark.parametrize("name", few(COUNTS))
+def test_two_ranks_go_on_from_the_checkpoint_of_one_process(run_of, name):
+    ran = run_of(name)
     then = after_half(name)
     resumed = ran.found[f"{name} resumed"]
     assert furthest(resumed, ran.found[name][then]) < 1e-4
     assert furthest(resumed, ran.alone(name)[then]) < 1e-4
 
 
-def test_peft_reads_the_adapters_of_two_ranks(ran):
+@pytest.mark.long
+def test_peft_reads_the_adapters_of_two_ranks(run_of):
+    ran = run_of("lora")
     directory = ran.folder / "lora by ranks"
     lora = read_lora(directory)
     assert (lora.rank, lora.alpha) == (3, 6)
