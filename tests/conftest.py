@@ -20,7 +20,7 @@ from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.rpc.tls import Tls
-from astraflow.telemetry.garbage import keep_for_good
+from astraflow.telemetry.garbage import expect_imports, keep_for_good
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
 from astraflow.wire.dataflow import (
     decode_ack_batch,
@@ -60,6 +60,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 JOIN_TOKEN = "join-secret"
 CUT = object()
+
+expect_imports()
 
 # No test asserts a time: an example may take long where the machine is busy.
 settings.register_profile("astraflow", deadline=None)

@@ -13,6 +13,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
 from astraflow.storage.cache import cache_dir
+from astraflow.telemetry.garbage import expect_imports
 from astraflow.telemetry.traces import configure_tracing, use_recorder
 
 
@@ -28,6 +29,7 @@ def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls |
 
 def begin(recipe: Path, overrides: Sequence[str] | None) -> Recipe:
     """Read the recipe of a process that ends with the one that started it."""
+    expect_imports()
     hold_lifeline()
     return load_recipe(recipe, overrides or ())
 

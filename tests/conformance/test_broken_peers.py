@@ -227,17 +227,14 @@ def no_traceback(caplog):
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
-def one_of_each(faults):
-    """Return the first fault of each check; the others show what else it sees."""
-    firsts = {check: name for name, (check, *_) in reversed(faults.items())}
-    return {name: faults[name] for name in firsts.values()}
+def few(faults):
+    """Return every sixth fault: of these each has another check."""
+    return {name: faults[name] for name in [*faults][::6]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", broken.JOINS)
-@pytest.mark.parametrize(
-    "of", [one_of_each, pytest.param(dict, id="every_one", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("of", [few, pytest.param(dict, id="every_one", marks=pytest.mark.long)])
 async def test_a_broken_member_fails_the_check_of_the_law_that_it_breaks(role, of):
     faults, turn = of(broken.table(role)), asyncio.Semaphore(AT_ONCE)
     found = await asyncio.gather(*(findings(role, name, turn) for name in faults))

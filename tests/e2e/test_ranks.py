@@ -60,12 +60,13 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     assert "PAYLOAD_LOST" not in str(books)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recipe", "kind", "count"),
     [
         ("sort.yaml", "context_parallel", 3),
-        pytest.param("sort.yaml", "tensor_parallel", 3, marks=pytest.mark.long),
-        pytest.param("sort-moe.yaml", "expert_parallel", 2, marks=pytest.mark.long),
+        ("sort.yaml", "tensor_parallel", 3),
+        ("sort-moe.yaml", "expert_parallel", 2),
     ],
 )
 def test_ranks_that_share_rows_or_experts_train_and_publish(tmp_path, cache, recipe, kind, count):

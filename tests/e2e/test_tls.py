@@ -26,6 +26,7 @@ def ended_well(run: Run, code: int = 0) -> None:
     assert all("relaying weights" in log for log in logs), run.output
 
 
+@pytest.mark.long
 def test_hub_trainer_nodes_relays_gateway_and_agents_meet_over_tls(tmp_path, cache, pem):
     sorter = ROOT / "recipes" / "agents" / "sorter.py"
     files = [

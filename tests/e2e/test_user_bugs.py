@@ -36,8 +36,8 @@ def beside_the_user(monkeypatch):
 def buggy(tmp_path_factory, cache):
     """One run with all bugs that leave the others of a group well.
 
-    An engine that begins on a busy machine may need seconds for its first tokens: what is endless has
-    to wait longer than that.
+    An engine that begins on a busy machine may need seconds for its first tokens: what is endless
+    has to wait longer than that.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")

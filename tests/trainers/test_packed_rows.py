@@ -128,7 +128,7 @@ def test_blocks_may_round_and_compute_again(compute, checkpointing, make_model, 
 )
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_compiled_blocks_say_and_learn_what_plain_ones_do(
     checkpointing, device, make_model, rows, monkeypatch
 ):

@@ -61,7 +61,7 @@ def test_a_publisher_takes_little_more_than_one_copy_and_its_patches():
     assert found["beside"] - found["peak"] <= 48 << 20, found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_a_node_that_holds_nothing_pulls_a_model_in_little_more_memory_than_it_has(tmp_path):
     script = Path(__file__).parent.parent.parent / "benchmarks" / "cold_join.py"
