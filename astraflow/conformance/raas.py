@@ -1,7 +1,7 @@
 """The script for a RaaS: a real run gives it tasks, a source that lies once its weights."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, ContractCheck
@@ -36,6 +36,11 @@ def results(tap: Tap) -> list[Any]:
     """Return the results of tasks that the member sent."""
     sent = [item for call in tap.of("StreamRollouts") for item in items(call)]
     return [item.result for item in sent if item.HasField("result")]
+
+
+def _rollouts(tap: Tap) -> list[Any]:
+    sent = [item for call in tap.of("StreamRollouts") for item in items(call)]
+    return [item.rollout for item in sent if item.HasField("rollout")]
 
 
 def tasks(tap: Tap) -> list[Any]:
@@ -77,18 +82,19 @@ def _versions_rise(tap: Tap) -> str | None:
 
 
 def _are_sound(tap: Tap) -> str | None:
-    return _rejected(tap) or _below_its_version(tap)
+    return _fits_no_task(tap) or _rejected(tap)
 
 
-def _below_its_version(tap: Tap) -> str | None:
-    least = {
-        (task.task_id, policy_id): bounds.min
-        for task in tasks(tap)
-        for policy_id, bounds in task.versions.items()
-    }
-    for rollout in (item.rollout for call in tap.of("StreamRollouts") for item in items(call)):
+def _fits_no_task(tap: Tap) -> str | None:
+    """Look at what was sent itself: a result may come before the hub has answered."""
+    given = {task.task_id: task for task in tasks(tap)}
+    for rollout in _rollouts(tap):
+        task = given.get(rollout.task_id)
+        if task is None:
+            return f"{rollout.rollout_id} is of {rollout.task_id}: it was given no such task"
         for trajectory in rollout.trajectories:
-            wanted = least.get((rollout.task_id, trajectory.policy_id), 0)
+            bounds = task.versions.get(trajectory.policy_id)
+            wanted = 0 if bounds is None else bounds.min
             found = min((span.version for span in trajectory.version_spans), default=wanted)
             if found < wanted:
                 return (
@@ -137,27 +143,20 @@ def _results_close(tap: Tap) -> str | None:
         if given_back := closed & nacked:
             return f"a TaskResult came of {min(given_back)}, which it had given back by a TaskNack"
     sample_counts = {task.task_id: len(task.sample_indexes) for task in tasks(tap)}
-    rollouts = _rollouts(tap)
+    samples = defaultdict[str, set[int]](set)
+    for rollout in _rollouts(tap):
+        samples[rollout.task_id].add(rollout.sample_index)
     for result in results(tap):
         wanted = sample_counts.get(result.task_id)
         found = result.rollout_count + len(result.failures)
         if wanted is not None and found != wanted:
             return f"{result.task_id} asked for {wanted} samples, its result has {found}"
-        sent = len(rollouts[result.task_id])
+        sent = len(samples[result.task_id])
         if sent != result.rollout_count:
             return (
                 f"{result.task_id} has {result.rollout_count} rollouts by its result, {sent} came"
             )
     return None
-
-
-def _rollouts(tap: Tap) -> Mapping[str, Set[int]]:
-    """Return of which samples of each task the member sent rollouts."""
-    found = defaultdict[str, set[int]](set)
-    for item in (item for call in tap.of("StreamRollouts") for item in items(call)):
-        if item.HasField("rollout"):
-            found[item.rollout.task_id].add(item.rollout.sample_index)
-    return found
 
 
 JOIN: Final = "JoinPool"
