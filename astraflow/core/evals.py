@@ -112,11 +112,15 @@ class EvalAccumulator:
     missing_count: int = 0
     _reward_sum: float = 0.0
     _metric_sums: dict[str, float] = field(default_factory=dict[str, float])
+    _metric_counts: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, reward: float, metrics: Mapping[str, float]) -> None:
         self.scored_count += 1
         self._reward_sum += reward
         for name, value in metrics.items():
+            # An older release, of whose snapshot this may be, counted all rollouts for each name.
+            before = self.scored_count - 1 if name in self._metric_sums else 0
+            self._metric_counts[name] = self._metric_counts.get(name, before) + 1
             self._metric_sums[name] = self._metric_sums.get(name, 0.0) + value
 
     def close(self, rewards: Sequence[float]) -> None:
@@ -126,7 +130,6 @@ class EvalAccumulator:
             self.prompts.append((len(rewards), correct))
 
     def result(self) -> EvalResult:
-        count = max(1, self.scored_count)
         return EvalResult(
             data_set=self.settings.data_set,
             prompt_count=self.prompt_count,
@@ -136,9 +139,12 @@ class EvalAccumulator:
                 k: _mean([pass_at_k(scored=n, correct=c, k=k) for n, c in self.prompts if n >= k])
                 for k in _powers(self.settings.repeats)
             },
-            mean_reward=self._reward_sum / count,
+            mean_reward=self._reward_sum / max(1, self.scored_count),
             missing_count=self.missing_count,
-            metrics={name: total / count for name, total in sorted(self._metric_sums.items())},
+            metrics={
+                name: total / self._metric_counts.get(name, self.scored_count)
+                for name, total in sorted(self._metric_sums.items())
+            },
         )
 
 

@@ -32,6 +32,20 @@ def test_averages_are_over_prompts_first():
     assert result.missing_count == 3
 
 
+def test_a_metric_is_the_mean_of_the_rollouts_that_have_it():
+    data = tally()
+    for metrics in ({}, {"turns": 2.0}, {"turns": 4.0, "tests": 1.0}, {}):
+        data.add(1.0, metrics)
+    assert data.result().metrics == {"tests": 1.0, "turns": 3.0}
+
+
+def test_sums_of_an_older_release_are_of_all_rollouts():
+    data = tally()
+    data.scored_count, data._metric_sums = 4, {"turns": 4.0, "tests": 2.0}
+    data.add(1.0, {"turns": 6.0})
+    assert data.result().metrics == {"tests": 0.4, "turns": 2.0}
+
+
 def test_data_sets_count_alike():
     one, two = tally(name="one"), tally(name="two")
     one.add(1.0, {})
