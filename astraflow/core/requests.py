@@ -64,6 +64,7 @@ def _restart(run: Components, event: ev.HubRestarted, now: datetime) -> None:
     for member in run.sessions:
         # Nobody could say anything meanwhile.
         member.keep_alive(now)
+    run.intake.expire(now, is_counted=False)
     run.prompts.draw_again()
     run.evaluation.draw_again()
     run.ending.begin_again(now)

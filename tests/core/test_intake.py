@@ -146,6 +146,18 @@ def test_task_that_takes_too_long_is_issued_again_elsewhere(world):
     assert answer(world.send(other, again, 0))[0] is Disposition.DUPLICATE
 
 
+def test_a_task_that_ran_out_while_no_hub_was_there_is_no_failed_attempt(make_world):
+    world = make_world(max_attempts=1, group_size=1)
+    _, node = world.started(credit=1)
+    task = world.pop_task(node)
+    world.clock.advance(3600)
+    world.apply(ev.HubRestarted())
+    world.tick()
+    assert world.cancelled[0].task_id == task.task_id
+    assert not world.account().drops
+    assert answer(world.send(node, task, 0))[0] is Disposition.ACCEPTED
+
+
 def test_returned_rollouts_are_not_failed_attempts(make_world):
     world = make_world(max_attempts=1, group_size=1)
     _, node = world.started(credit=1)

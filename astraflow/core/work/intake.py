@@ -238,8 +238,13 @@ class Intake:
         for index in group.unissued:
             self._try_again(group, index, failure, now, is_counted=False)
 
-    def expire(self, now: datetime) -> None:
-        """Issue again what is out for too long; its RaaS keeps the credit until it answers."""
+    def expire(self, now: datetime, *, is_counted: bool = True) -> None:
+        """Issue again what is out for too long; its RaaS keeps the credit until it answers.
+
+        Args:
+            now: What is due by then.
+            is_counted: Whether it is a failed attempt of its samples.
+        """
         while (assignment := self.tasks.take_overdue(now)) is not None:
             self.tasks.withdraw(assignment, CancelReason.DEADLINE)
             failure = Failure(
@@ -247,7 +252,7 @@ class Intake:
                 message=f"task {assignment.task_id} had no result after {self.tasks.ttl}",
                 retryable=True,
             )
-            self._reissue(assignment, failure, now, is_counted=True)
+            self._reissue(assignment, failure, now, is_counted=is_counted)
 
     def recall(self, policy: PolicyState, now: datetime) -> None:
         """Issue again what waits for a version of a policy that nobody can have any more."""
