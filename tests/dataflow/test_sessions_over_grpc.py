@@ -285,6 +285,23 @@ async def test_a_newer_process_fences_the_older(start_hub, recipe_of, reason_of)
         await newer.keep_alive()
 
 
+@pytest.mark.parametrize("is_raas", [True, False])
+async def test_a_newer_process_fences_one_whose_session_had_ended(
+    start_hub, recipe_of, reason_of, is_raas
+):
+    async with start_hub(recipe_of()) as scene:
+        make = scene.raas if is_raas else scene.trainer
+        older, newer = make(), make()
+        await (older.join() if is_raas else older.register())
+        await older.leave()
+        assert await reason_of(older.keep_alive()) is Reason.SESSION_ENDED
+        resume = SessionResume(resume_token=older.token, incarnation=2)
+        await (newer.join(resume) if is_raas else newer.register(resume=resume))
+        assert newer.member_id == older.member_id
+        assert await reason_of(older.keep_alive()) is Reason.SESSION_FENCED
+        await newer.keep_alive()
+
+
 async def test_unsettled_batches_come_again_whole_as_sources_or_as_columns(start_hub, recipe_of):
     async with start_hub(recipe_of()) as scene:
         raas = scene.raas()

@@ -390,13 +390,18 @@ class Joining:
     def _take_over(
         self, known: MemberId | None, resume: SessionResume | None, now: datetime
     ) -> LiveRaas | LiveTrainer | None:
-        """Return the live session to go on with; one of an older incarnation is ended."""
+        """Return the live session to go on with; one of an older incarnation is ended for good."""
         live = None if known is None else self.sessions.members.get(known)
-        if live is None or self._goes_on(known, resume):
+        if known is None or self._goes_on(known, resume):
             return live
-        self.membership.close(
-            live, now, is_lost=False, is_fenced=True, message="a newer process took over"
-        )
+        message = "a newer process took over"
+        if live is not None:
+            self.membership.close(live, now, is_lost=False, is_fenced=True, message=message)
+        elif known in self.sessions.departed:
+            # Its process may only have been silent: it does not speak for the newer one.
+            self.effects.do(
+                CloseSession(member_id=known, is_lost=False, is_fenced=True, message=message)
+            )
         return None
 
     def _opened(
