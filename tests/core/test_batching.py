@@ -107,6 +107,23 @@ def test_ranks_settle_a_batch_before_they_listen_again(world, is_lost):
     assert world.account().trained_count == 4
 
 
+def test_what_ranks_said_of_a_batch_does_not_count_once_it_is_shared_out_anew(world):
+    trainer, node = world.started(world_size=4)
+    for rank in (1, 2, 3):
+        world.open_stream(trainer, rank=rank, world_size=4)
+    world.work(node)
+    header, _ = world.pop_batch(trainer)
+    for rank in (2, 3):
+        world.ack(trainer, header.batch_id, rank=rank)
+    world.register(resumes=trainer, held=[header.batch_id])
+    for rank in range(3):
+        world.open_stream(trainer, rank=rank, world_size=3)
+    shares = [world.pop_batch(trainer, rank)[1] for rank in range(3)]
+    assert sum(part.row_count for parts in shares for part in parts) == header.row_count
+    settled = [world.ack(trainer, header.batch_id, rank=rank) for rank in range(3)]
+    assert settled == [False, False, True]
+
+
 def test_ranks_agree_on_their_number(world):
     trainer, _ = world.started(world_size=2)
     reason = refused(world.open_stream, trainer, rank=1, world_size=3)

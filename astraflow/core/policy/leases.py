@@ -221,6 +221,10 @@ class LeaseTable:
                 f"rank {rank} says world_size {world_size}, the other ranks of "
                 f"{self._policy_id} say {self.world_size}",
             )
+        if world_size != self.world_size:
+            for lease in self.leases.values():
+                # They were for other shares of the batch.
+                lease.acks.clear()
         self.world_size = world_size
         self.streams[rank] = stream
         self._ended_ranks.discard(rank)
