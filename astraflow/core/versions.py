@@ -257,6 +257,7 @@ class VersionLedger:
                 Reason.VERSION_EVICTED,
                 f"version {version} of {self._policy_id} is no longer listed; "
                 f"the oldest is {next(iter(self._infos))}",
+                metadata={"version": str(version)},
             )
         return self._infos[version]
 
@@ -285,6 +286,7 @@ class VersionLedger:
             raise AstraflowError(
                 Reason.VERSION_NOT_NEXT,
                 f"{self._policy_id} publishes version {self.next_version} next, not {info.version}",
+                metadata={"next_version": str(self.next_version)},
             )
         newest = self.newest
         if newest is not None and newest.layout_digest != info.layout_digest:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from astraflow.config.run_dir import read_json_lines
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.versions import VersionState
 from astraflow.rpc.access import HubTokens
+from astraflow.rpc.errors import translate_errors
 from astraflow.wire import versions as wire
 from astraflow.wire.signatures import PatchSigner
 from astraflow_proto.control.v1.control_service_pb2 import STOP_MODE_CANCEL, StopRunRequest
@@ -70,10 +71,25 @@ async def test_versions_grow_by_one(scene, reason_of):
     _, trainer = await members_of(scene)
     await trainer.publish()
     trainer.next_version = 5
-    assert await reason_of(trainer.publish()) is Reason.VERSION_NOT_NEXT
+    with pytest.raises(AstraflowError) as caught:
+        await trainer.publish()
+    assert caught.value.reason is Reason.VERSION_NOT_NEXT
+    assert caught.value.metadata == {"next_version": "1"}
     trainer.next_version = 0
     await trainer.publish()
     assert trainer.next_version == 1
+
+
+async def test_a_version_that_is_no_longer_listed_is_named(scene):
+    raas, trainer = await members_of(scene)
+    while trainer.next_version <= 64:
+        trainer.step = trainer.next_version
+        await trainer.publish()
+    request = pb.ListSourcesRequest(policy_id="solver", version=0)
+    with pytest.raises(AstraflowError) as caught, translate_errors():
+        await VersionServiceStub(scene.channel).ListSources(request, metadata=raas.metadata)
+    assert caught.value.reason is Reason.VERSION_EVICTED
+    assert caught.value.metadata == {"version": "0"}
 
 
 async def test_a_trainer_gets_the_key_of_its_policy_and_signs_with_it(scene, reason_of):
