@@ -341,10 +341,13 @@ class TestFaults:
         assert pulled.update.base_version is None
         assert training.is_live(tools.live(pulled.update))
 
-    async def test_a_base_that_is_forgotten_costs_a_whole_pull(self, serve, puller, tools):
+    @pytest.mark.parametrize("unreachable", [[], ["127.0.0.1:1"]])
+    async def test_a_base_that_is_forgotten_costs_a_whole_pull(
+        self, serve, puller, tools, unreachable
+    ):
         training = tools.training(keep_patches=2)
         source = await serve(training.store)
-        training.endpoints = [source.address]
+        training.endpoints = [source.address, *unreachable]
         await pull(puller, training, training.publish())
         for _ in range(4):
             info = training.publish()

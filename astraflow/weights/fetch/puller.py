@@ -34,7 +34,7 @@ from astraflow.weights.fetch.lanes import (
     ListVersions,
     PullListener,
 )
-from astraflow.weights.fetch.sources import Fetch, FetchSettings, SourceMemory
+from astraflow.weights.fetch.sources import NO_WAY, Fetch, FetchSettings, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
 from astraflow.weights.patches.routes import payload_nbytes, steps
 from astraflow.weights.patches.state import HeldState, stage
@@ -91,15 +91,11 @@ class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as Astr
 
 
 # Another way may be open where this one is not; a source that cannot be reached has none.
-_BARRED: Final = frozenset(
-    {
-        Reason.VERSION_EVICTED,
-        Reason.PATCH_UNKNOWN,
-        Reason.DIGEST_MISMATCH,
-        Reason.CHUNK_INVALID,
-        Reason.SIGNATURE_INVALID,
-    }
-)
+_BARRED: Final = NO_WAY | {
+    Reason.DIGEST_MISMATCH,
+    Reason.CHUNK_INVALID,
+    Reason.SIGNATURE_INVALID,
+}
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -283,7 +279,8 @@ class WeightPuller:
             try:
                 return await self._go(base, target, known, fetch)
             except AstraflowError as error:
-                if error.reason not in _BARRED:
+                # The origin counts, whoever was asked after it.
+                if error.reason not in _BARRED and not fetch.is_barred:
                     raise
                 log.warning(
                     "the shortest way to a version is barred, trying the next",

@@ -96,6 +96,9 @@ class FetchSettings:
     avoided_s: float = 60.0
 
 
+NO_WAY: Final = frozenset({Reason.VERSION_EVICTED, Reason.PATCH_UNKNOWN})
+"""What a source answers that has no way from a base to a version."""
+
 # What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
 _BLOCK_S: Final = 0.25
 _FIRST_BLOCK_COUNT: Final = 4
@@ -172,6 +175,15 @@ class Fetch:
         first = next(iter(self.tried), None)
         is_origin = first is not None and first.source.kind is SourceKind.ORIGIN
         return first if first and is_origin and first.failure is None else None
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether an origin has answered that it has no way like the one asked for last."""
+        return any(
+            each.source.kind is SourceKind.ORIGIN and each.failure.reason in NO_WAY
+            for each in self.tried
+            if each.failure is not None
+        )
 
     async def layout(self, digest: bytes) -> ShardLayout:
         for stats in self._honest():
