@@ -29,7 +29,12 @@ from astraflow.wire.dataflow import (
     encode_join_pool,
     encode_task_credit,
 )
-from astraflow.wire.rollout import decode_payload_store, encode_rollout, encode_task_result
+from astraflow.wire.rollout import (
+    decode_payload_store,
+    encode_rollout,
+    encode_task_result,
+    is_read,
+)
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow.wire.versions import decode_source, decode_version_info, encode_version_report
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
@@ -158,9 +163,6 @@ _MESSAGE_NBYTES = 1 << 20
 # Messages cost both ends more than rollouts do: those that end one soon after another share one.
 _PAUSE_S = 0.005
 
-# What a message adds to a single item.
-_FRAME_NBYTES = 64
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -185,7 +187,7 @@ class RolloutStream:
     def send(self, rollout: Rollout) -> bool:
         """Send a rollout; return False, and send nothing, when it is larger than the run reads."""
         item = pb.RolloutItem(rollout=encode_rollout(rollout))
-        if item.ByteSize() > self._session.info.max_message_nbytes - _FRAME_NBYTES:
+        if not is_read(item, self._session.info.max_message_nbytes):
             return False
         self._put(rollout.rollout_id, item)
         return True

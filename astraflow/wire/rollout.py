@@ -235,6 +235,21 @@ def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
 # In objects they take up to a hundred times as much.
 _MOST_NBYTES: Final = 2 << 20
 
+# What a message adds to a single item.
+_FRAME_NBYTES: Final = 64
+
+
+def is_read(item: raas_service_pb2.RolloutItem, max_message_nbytes: int) -> bool:
+    """Whether a run reads an item that comes alone."""
+    nbytes = item.ByteSize() + _FRAME_NBYTES
+    if not _MOST_NBYTES < nbytes <= max_message_nbytes:
+        return nbytes <= max_message_nbytes
+    return _is_read(raas_service_pb2.StreamRolloutsRequest(items=[item]).SerializeToString())
+
+
+def _is_read(data: bytes) -> bool:
+    return len(data) <= _MOST_NBYTES or (fits or fits_in_python)(data, _MOST_NBYTES)
+
 
 def read_items(data: bytes) -> list[tuple[bool, bytes]]:
     """Return the items of a serialized StreamRolloutsRequest: whether it is a rollout, its bytes.
@@ -242,7 +257,7 @@ def read_items(data: bytes) -> list[tuple[bool, bytes]]:
     Raises:
         AstraflowError: INVALID_FIELD for what is none, MESSAGE_TOO_LARGE.
     """
-    if len(data) > _MOST_NBYTES and not (fits or fits_in_python)(data, _MOST_NBYTES):
+    if not _is_read(data):
         raise AstraflowError(
             Reason.MESSAGE_TOO_LARGE,
             f"a message of rollouts has at most {_MOST_NBYTES} bytes beside the elements of its "

@@ -18,8 +18,12 @@ from astraflow.core.members import (
     RaasLoad,
     ServedPolicy,
 )
+from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
 from astraflow.core.tasks import TaskCredit
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
+from astraflow.wire.rollout import encode_rollout, read_items
+from astraflow_proto.dataflow.v1.raas_service_pb2 import RolloutItem, StreamRolloutsRequest
+from made_up import made_up_trajectory
 
 JOIN = JoinPool(
     name="raas-1",
@@ -264,3 +268,30 @@ async def test_a_name_of_another_is_refused_at_once(fake_hub, pool):
         with pytest.raises(AstraflowError, match="raas-1 is here already"):
             await client.join()
     assert fake_hub.calls["JoinPool"] == 1
+
+
+@pytest.mark.parametrize(("part_count", "token_count"), [(1, 1 << 18), (1 << 17, 1)])
+async def test_a_rollout_is_sent_if_the_run_reads_it(fake_hub, pool, part_count, token_count):
+    fake_hub.max_message_nbytes = 64 << 20
+    spans = [VersionSpan(version=0, length=token_count)]
+    rollout = Rollout(
+        rollout_id="r",
+        task_id="t",
+        group_id="g",
+        sample_index=0,
+        outcome=Outcome.SCORED,
+        reward=1.0,
+        reward_parts={f"part {n}": 0.0 for n in range(part_count)},
+        trajectories=(made_up_trajectory("r/0", "solver", spans),),
+    )
+    item = RolloutItem(rollout=encode_rollout(rollout))
+    assert item.ByteSize() > 2 << 20
+    message = StreamRolloutsRequest(items=[item]).SerializeToString()
+    if part_count > 1:
+        with pytest.raises(AstraflowError, match="MESSAGE_TOO_LARGE"):
+            read_items(message)
+    else:
+        assert read_items(message)
+    async with pool() as client:
+        await client.join()
+        assert client.rollouts.send(rollout) is (part_count == 1)
