@@ -66,8 +66,11 @@ def decode_layout(message: layout_pb2.Layout) -> Layout:
 
     Raises:
         AstraflowError: INVALID_FIELD when tensors overlap, are misaligned or have another size
-            than their shape says.
+            than their shape says; for one that says what it adapts.
     """
+    if message.HasField("adapter"):
+        # Its digest would be another one than this release counts.
+        raise invalid("adapter", "layouts that have it are not read here; leave it out")
     specs: list[TensorSpec] = []
     for each in message.tensors:
         spec = TensorSpec(

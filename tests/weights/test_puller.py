@@ -483,6 +483,19 @@ class TestLies:
         source.spoil_layout = rename
         await refused(puller, training, training.publish(), Reason.DIGEST_MISMATCH)
 
+    async def test_a_layout_that_says_what_it_adapts_is_named_and_its_source_no_liar(
+        self, training, serve, puller
+    ):
+        source = await serve()
+
+        def adapt(layout):
+            layout.adapter.base_name = "base"
+
+        source.spoil_layout = adapt
+        error = await refused(puller, training, training.publish(), Reason.INVALID_FIELD)
+        assert "adapter" in error.message
+        assert [report.bad_chunk_count for report in error.reports] == [0]
+
     async def test_a_layout_is_proven_before_memory_is_given_to_its_ranges(
         self, training, serve, puller
     ):
