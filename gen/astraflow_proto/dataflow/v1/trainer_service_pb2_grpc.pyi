@@ -66,9 +66,11 @@ class TrainerServiceStub:
     """PublishVersion announces weights that can now be pulled. It never waits for anybody.
     Idempotent for the same content_digest; a repeat with more patches adds them.
 
-    Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-    for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
-    patch that VersionInfo.signing_key has not signed.
+    Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT, LAYOUT_MISMATCH with the version
+    before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
+    version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
+    is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
+    VersionInfo.signing_key has not signed.
     """
 
 @_typing.type_check_only
@@ -109,9 +111,11 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     """PublishVersion announces weights that can now be pulled. It never waits for anybody.
     Idempotent for the same content_digest; a repeat with more patches adds them.
 
-    Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-    for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
-    patch that VersionInfo.signing_key has not signed.
+    Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT, LAYOUT_MISMATCH with the version
+    before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
+    version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
+    is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
+    VersionInfo.signing_key has not signed.
     """
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -173,9 +177,11 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         """PublishVersion announces weights that can now be pulled. It never waits for anybody.
         Idempotent for the same content_digest; a repeat with more patches adds them.
 
-        Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT); ALREADY_EXISTS (REQUEST_CONFLICT)
-        for another content under the same version; DATA_LOSS (SIGNATURE_INVALID) for a
-        patch that VersionInfo.signing_key has not signed.
+        Errors: FAILED_PRECONDITION (VERSION_NOT_NEXT, LAYOUT_MISMATCH with the version
+        before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
+        version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
+        is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
+        VersionInfo.signing_key has not signed.
         """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

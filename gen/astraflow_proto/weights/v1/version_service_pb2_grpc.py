@@ -92,7 +92,7 @@ class VersionServiceServicer:
     def ListSources(self, request, context):
         """ListSources returns who has a version now, best first for the caller. Idempotent.
 
-        Errors: NOT_FOUND (VERSION_UNKNOWN, VERSION_EVICTED).
+        Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +103,7 @@ class VersionServiceServicer:
         endpoint is a source from PULLING until EVICTED. Idempotent: the last report of a
         version counts, its numbers replace the earlier ones.
 
-        Errors: NOT_FOUND (VERSION_UNKNOWN).
+        Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

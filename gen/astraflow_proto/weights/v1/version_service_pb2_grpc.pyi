@@ -51,14 +51,14 @@ class VersionServiceStub:
     ListSources: _grpc.UnaryUnaryMultiCallable[_version_service_pb2.ListSourcesRequest, _version_service_pb2.ListSourcesResponse]
     """ListSources returns who has a version now, best first for the caller. Idempotent.
 
-    Errors: NOT_FOUND (VERSION_UNKNOWN, VERSION_EVICTED).
+    Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED).
     """
     ReportVersion: _grpc.UnaryUnaryMultiCallable[_version_service_pb2.ReportVersionRequest, _version_service_pb2.ReportVersionResponse]
     """ReportVersion says where a version stands on the caller. A member with a relay
     endpoint is a source from PULLING until EVICTED. Idempotent: the last report of a
     version counts, its numbers replace the earlier ones.
 
-    Errors: NOT_FOUND (VERSION_UNKNOWN).
+    Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN).
     """
     RequestPublish: _grpc.UnaryUnaryMultiCallable[_version_service_pb2.RequestPublishRequest, _version_service_pb2.RequestPublishResponse]
     """RequestPublish asks the trainer of a policy for a version, for runs in which the
@@ -90,14 +90,14 @@ class VersionServiceAsyncStub(VersionServiceStub):
     ListSources: _aio.UnaryUnaryMultiCallable[_version_service_pb2.ListSourcesRequest, _version_service_pb2.ListSourcesResponse]  # type: ignore[assignment]
     """ListSources returns who has a version now, best first for the caller. Idempotent.
 
-    Errors: NOT_FOUND (VERSION_UNKNOWN, VERSION_EVICTED).
+    Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED).
     """
     ReportVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.ReportVersionRequest, _version_service_pb2.ReportVersionResponse]  # type: ignore[assignment]
     """ReportVersion says where a version stands on the caller. A member with a relay
     endpoint is a source from PULLING until EVICTED. Idempotent: the last report of a
     version counts, its numbers replace the earlier ones.
 
-    Errors: NOT_FOUND (VERSION_UNKNOWN).
+    Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN).
     """
     RequestPublish: _aio.UnaryUnaryMultiCallable[_version_service_pb2.RequestPublishRequest, _version_service_pb2.RequestPublishResponse]  # type: ignore[assignment]
     """RequestPublish asks the trainer of a policy for a version, for runs in which the
@@ -144,7 +144,7 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_version_service_pb2.ListSourcesResponse, _abc.Awaitable[_version_service_pb2.ListSourcesResponse]]:
         """ListSources returns who has a version now, best first for the caller. Idempotent.
 
-        Errors: NOT_FOUND (VERSION_UNKNOWN, VERSION_EVICTED).
+        Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED).
         """
 
     @_abc_1.abstractmethod
@@ -157,7 +157,7 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         endpoint is a source from PULLING until EVICTED. Idempotent: the last report of a
         version counts, its numbers replace the earlier ones.
 
-        Errors: NOT_FOUND (VERSION_UNKNOWN).
+        Errors: NOT_FOUND (POLICY_UNKNOWN, VERSION_UNKNOWN).
         """
 
     @_abc_1.abstractmethod
