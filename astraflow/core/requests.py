@@ -97,6 +97,7 @@ def _publish(
             f"version {info.version} of {info.policy_id} says step={info.step}, no more than "
             f"version {newest.version}, though batches were trained on up to step {trained} since; "
             "say in `step` how many optimizer steps are behind its weights",
+            metadata={"field": "step"},
         )
     if policy.versions.publish(info, now):
         if is_new:

@@ -124,6 +124,17 @@ def test_what_ranks_said_of_a_batch_does_not_count_once_it_is_shared_out_anew(wo
     assert settled == [False, False, True]
 
 
+def test_an_ack_of_a_rank_that_there_is_not_is_refused_by_its_field(world):
+    trainer, node = world.started(world_size=2)
+    world.open_stream(trainer, rank=1, world_size=2)
+    world.work(node)
+    header, _ = world.pop_batch(trainer)
+    with pytest.raises(AstraflowError, match="no rank 2") as caught:
+        world.ack(trainer, header.batch_id, rank=2)
+    assert caught.value.reason is Reason.INVALID_FIELD
+    assert caught.value.metadata == {"field": "rank"}
+
+
 def test_ranks_agree_on_their_number(world):
     trainer, _ = world.started(world_size=2)
     reason = refused(world.open_stream, trainer, rank=1, world_size=3)

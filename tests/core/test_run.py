@@ -88,6 +88,7 @@ def test_a_version_that_hides_the_steps_behind_it_is_refused(make_world):
     with pytest.raises(AstraflowError, match="step=0, no more than version 1") as caught:
         world.publish(trainer, step=0)
     assert caught.value.reason is Reason.INVALID_FIELD
+    assert caught.value.metadata == {"field": "step"}
     world.publish(trainer, step=2)
     assert world.policy().version == 2
 

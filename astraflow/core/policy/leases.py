@@ -252,7 +252,9 @@ class LeaseTable:
     def check(self, lease: Lease, rank: int | None, outcome: BatchOutcome) -> None:
         """Refuse an ack that contradicts an earlier one."""
         if rank is not None and not 0 <= rank < max(1, self.world_size):
-            raise AstraflowError(Reason.INVALID_FIELD, f"there is no rank {rank}")
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"there is no rank {rank}", metadata={"field": "rank"}
+            )
         if any(other is not outcome for other in lease.acks.values()):
             raise AstraflowError(
                 Reason.REQUEST_CONFLICT,
