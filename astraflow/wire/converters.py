@@ -368,7 +368,8 @@ class _Pair:
             table = enum_table(hint, field.enum_type)
             numbers, members = self._name(table.numbers), self._name(table.members)
             # A member is true; only a number without one is worth a call, which raises.
-            decode = f"({members}.get({{0}}) or {self._name(table.decode)}({{0}}))"
+            refuse = f"{self._name(table.refuse)}({{0}}, {field.name!r})"
+            decode = f"({members}.get({{0}}) or {refuse})"
             return _One(decode, f"{numbers}[{{0}}]", "")
         if field.message_type is None:
             is_bytes = field.type == FieldDescriptor.TYPE_BYTES

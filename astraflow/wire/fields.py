@@ -77,6 +77,11 @@ class EnumTable(Generic[Member]):
         self.encode, self.decode = self.numbers.__getitem__, self.members.__getitem__
         TABLES[core] = self
 
+    def refuse(self, number: int, field: str) -> Member:
+        """Raise INVALID_FIELD for what a field has in a member's place."""
+        why = f"{number} is no {self.members.what}"
+        raise AstraflowError(Reason.INVALID_FIELD, why, metadata={"field": field})
+
 
 def enum_table(core: Any, wire: EnumDescriptor) -> EnumTable[Any]:
     """Return the table of a core enum; without one, the one by the name of the wire's enum."""

@@ -6,10 +6,15 @@ from blake3 import blake3
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
-from astraflow.wire.versions import decode_version_info, encode_version_info
+from astraflow.wire.versions import (
+    decode_version_info,
+    decode_version_report,
+    encode_version_info,
+)
 from astraflow.wire.weights import chunk_digest, decode_layout, encode_layout, layout_digest
 from astraflow_proto.common.v1 import tensor_pb2
 from astraflow_proto.weights.v1 import patch_pb2
+from astraflow_proto.weights.v1.version_service_pb2 import ReportVersionRequest
 
 
 def canonical(message) -> bytes:
@@ -108,6 +113,16 @@ class TestLayout:
 
         with pytest.raises(AstraflowError, match="overlaps"):
             decode_layout(message)
+
+
+class TestVersionReport:
+    def test_a_number_that_is_no_state_is_refused_by_its_field(self):
+        message = ReportVersionRequest(policy_id="solver", version=1)
+
+        with pytest.raises(AstraflowError, match="0 is no version_state") as caught:
+            decode_version_report(message)
+
+        assert caught.value.metadata == {"field": "state"}
 
 
 class TestVersionInfo:
