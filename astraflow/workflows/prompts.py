@@ -55,8 +55,8 @@ def show_prompt(recorder: Recorder, options: PromptOptions, prompt: Prompt) -> N
     """Start a trajectory with the prompt that the options make of a row.
 
     Raises:
-        AstraflowError: INVALID_FIELD when the row lacks a field that is named, or has `messages`
-            that are none.
+        AstraflowError: INVALID_FIELD when the row lacks a field that is named, has null in it, or
+            has `messages` that are none.
     """
     if options.text is not None:
         recorder.observe(fill(options.text, prompt))
@@ -90,7 +90,7 @@ def fill(text: str, prompt: Prompt, /, **extra: str) -> str:
     braces around a name stand for one.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a name that is no field.
+        AstraflowError: INVALID_FIELD for a name that is no field, or of one that is null.
 
     Example: of `{a} + 1 = \boxed{}, as {"x": 1} or \boxed{{a}}` and a field a of 2:
         `2 + 1 = \boxed{}, as {"x": 1} or \boxed{a}`.
@@ -102,7 +102,7 @@ def fill(text: str, prompt: Prompt, /, **extra: str) -> str:
         if kept is not None:
             return f"{{{kept}}}" if kept in fields or kept.isidentifier() else match.group()
         if name in fields:
-            return _written(fields[name])
+            return _written(prompt, name, fields[name])
         if name.isidentifier():
             raise AstraflowError(
                 Reason.INVALID_FIELD,
@@ -115,7 +115,14 @@ def fill(text: str, prompt: Prompt, /, **extra: str) -> str:
     return _BRACES.sub(filled, text)
 
 
-def _written(value: Any) -> str:
+def _written(prompt: Prompt, name: str, value: Any) -> str:
+    if value is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"prompt {prompt.prompt_id} has null in its field {name!r}; write what is to be read "
+            "there, such as an empty text, or leave the row out",
+            metadata={"field": name},
+        )
     if isinstance(value, (Mapping, list, tuple)):
         return json.dumps(value, ensure_ascii=False)
     return str(value)

@@ -38,6 +38,12 @@ def test_a_name_that_is_no_field_is_an_error_that_names_the_fields():
         fill(r"\boxed{x}", row(a=1, b=2))
 
 
+def test_a_field_that_is_null_is_an_error_that_names_the_row():
+    with pytest.raises(AstraflowError, match="train/1 has null in its field 'a'") as failed:
+        fill("{b} {a}", row(a=None, b=2))
+    assert failed.value.metadata == {"field": "a"}
+
+
 def test_what_a_workflow_adds_comes_before_the_rows_own():
     assert fill("{answer}", row(answer="gold"), answer="mine") == "mine"
 
