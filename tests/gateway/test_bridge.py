@@ -42,6 +42,17 @@ async def test_a_raas_serves_a_run(serving, raas, sender, step_count):
         assert held == weights_of(number - 1).tobytes()
 
 
+async def test_results_of_no_task_cost_no_others(serving, raas, sender):
+    raas.strays = [None, {}, *({"task_id": each} for each in (None, "one", [1], 1e400, 10**6))]
+    async with serving(step_count=1, node=False) as (run, gateway):
+        registering = asyncio.create_task(register(gateway, raas))
+        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), 1)
+        await registering
+        await run.finish()
+        [account] = run.accounts()
+    assert account.trained_count == 4
+
+
 @pytest.mark.slow
 async def test_every_version_can_be_pulled_as_a_delta(serving, raas, sender):
     async with serving(step_count=6, node=False) as (_, gateway):

@@ -72,13 +72,25 @@ class RaasCalls:
         return self._number(self._mapping(answer), "task_id")
 
     async def pull(self, *, is_eval: bool) -> list[Mapping[str, Any]]:
-        """Take what has finished; what is taken here is nowhere else."""
+        """Take what has finished; what is taken here is nowhere else.
+
+        Each has the number of a task: what has none is dropped, and costs no other its result.
+        """
         path = "/eval_pull" if is_eval else "/pull"
         answer = await self._call(path, {"max_items": 16, "timeout": 0.1})
         items = self._mapping(answer).get("items") if is_eval else answer
         if not isinstance(items, list):
             raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url}{path} answers no list")
-        return [self._mapping(each) for each in cast("list[Any]", items)]
+        results = cast("list[Any]", items)
+        numbered = [
+            cast("Mapping[str, Any]", each)
+            for each in results
+            if isinstance(each, dict) and type(cast("Any", each).get("task_id")) is int
+        ]
+        if len(numbered) < len(results):
+            count = len(results) - len(numbered)
+            log.warning("an HTTP RaaS returned results of no task", url=self.url, count=count)
+        return numbered
 
     async def mark_evals(self, *, are_on: bool) -> None:
         """Say that evaluations begin, or that they have ended."""

@@ -202,7 +202,7 @@ class HeldTasks:
 
     def take(self, item: Mapping[str, Any]) -> RolloutTask | None:
         """Return the task that an item is the result of; None: nobody waits for it, or not yet."""
-        number = int(item["task_id"])
+        number: int = item["task_id"]
         if number not in self._numbers:
             self._early[number] = item
             if len(self._early) > _EARLY_COUNT:

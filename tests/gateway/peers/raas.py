@@ -37,6 +37,7 @@ class PeerRaas:
         self.state = "ready"
         # Faults that a test asks for.
         self.fails = 0
+        self.strays = []
         self.keeps = False
         self.keeps_evals = False
         self.may_load = Event()
@@ -98,7 +99,7 @@ class PeerRaas:
 
     def _pull(self, finished):
         with self._lock:
-            done = finished[:]
+            done = [*self.strays, *finished]
             finished.clear()
         return done
 
