@@ -9,7 +9,6 @@ import contextlib
 import json
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from astraflow.workflows.kept.program import (
     ExitCause,
     Program,
     ProgramExit,
+    ProgramFolder,
     ProgramLimits,
     environment,
     trim_output,
@@ -135,7 +135,7 @@ class _KeptProgram:
 
     program: Program
     lane: str
-    folder: tempfile.TemporaryDirectory[str]
+    folder: ProgramFolder
 
     async def stop(self) -> None:
         try:
@@ -306,7 +306,7 @@ class Command(AgentWorkflow):
     async def _start_kept(self, door: AgentServer) -> _KeptProgram:
         lane, options = secrets.token_hex(8), self._options
         url, token = await door.queue(lane)
-        folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
+        folder = ProgramFolder(prefix="astraflow-agent-")
         told = {"ASTRAFLOW_TAKE_URL": url, "ASTRAFLOW_TAKE_TOKEN": token}
         with contextlib.ExitStack() as undo:
             undo.callback(folder.cleanup)
@@ -322,7 +322,7 @@ class Command(AgentWorkflow):
     async def _started(self, session: AgentSession, entrance: SessionEndpoint) -> str:
         """Start a program for this episode alone, and return its answer."""
         options = self._options
-        with tempfile.TemporaryDirectory(prefix="astraflow-agent-") as name:
+        with ProgramFolder(prefix="astraflow-agent-") as name:
             folder = Path(name)
             task = folder / "task.json"
             task.write_text(json.dumps(describe(session)), encoding="utf-8")

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -142,6 +143,18 @@ async def _line_of(process: asyncio.subprocess.Process) -> bytes:
     said = b"" if process.stdout is None else await process.stdout.read()
     await process.wait()
     return said
+
+
+class ProgramFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder of a program, which may leave anything in it."""
+
+    def cleanup(self) -> None:
+        """Remove it, however deep its folders are in each other."""
+        try:
+            super().cleanup()
+        except (OSError, RecursionError):  # It takes a call and a descriptor for each.
+            removal = ("rm", "-rf", self.name)
+            subprocess.run(removal, check=False, capture_output=True)  # noqa: S603 - its own name
 
 
 def trim_output(folder: Path) -> None:

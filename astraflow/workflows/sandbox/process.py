@@ -6,12 +6,11 @@ machines where nothing better starts; that is why a recipe has to say `unsafe_pr
 
 import os
 import sys
-import tempfile
 
 import psutil
 from pydantic import Field
 
-from astraflow.workflows.kept.program import environment
+from astraflow.workflows.kept.program import ProgramFolder, environment
 from astraflow.workflows.sandbox.channel import GUEST, GuestPlace, GuestSandbox
 from astraflow.workflows.sandbox.protocol import SandboxLimits
 
@@ -30,7 +29,7 @@ class UnsafeProcess:
 
     async def start(self) -> GuestSandbox:
         """Start one; see `SandboxProvider.start`."""
-        folder = tempfile.TemporaryDirectory(prefix="astraflow-process-")
+        folder = ProgramFolder(prefix="astraflow-process-")
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder.name, "LANG": "C.UTF-8"}
         place = GuestPlace(
             home=folder.name,

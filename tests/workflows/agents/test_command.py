@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -187,6 +188,17 @@ async def test_an_agent_that_locks_its_folder_has_printed_nothing(episode):
     scorer = GuardedScorer(Exact(Exact.Options()), name="exact")
     made = Command(Command.Options(command=words, answer="stdout"), scorer)
     assert (await made.run(episode())).reward == 0.0
+
+
+@pytest.mark.slow
+async def test_folders_as_deep_as_an_agent_likes_are_removed(episode, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make = "import os; os.chdir(os.path.dirname(os.environ['ASTRAFLOW_TASK_FILE']));"
+    make += "[(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]; print('abc')"
+    options = Command.Options(command=(sys.executable, "-c", make), answer="stdout")
+    scorer = GuardedScorer(Exact(Exact.Options()), name="exact")
+    assert (await Command(options, scorer).run(episode())).reward == 1.0
+    assert not list(tmp_path.glob("astraflow-agent-*"))
 
 
 def test_a_harness_that_is_unknown_is_named_with_the_nearest():
