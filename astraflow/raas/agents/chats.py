@@ -67,10 +67,12 @@ def _begun(request: ChatRequest) -> tuple[Sequence[Message], str]:
 def _prompt(
     capture: Capture, messages: Sequence[Message], begun: str, request: ChatRequest
 ) -> list[int]:
-    forced = request.forced_tool
-    begun += opened_call(forced) if forced else ""
-    begun_ids = capture.port.tokenizer.encode(begun) if begun else ()
-    return [*capture.chats.prompt(messages, request.offered_tools), *begun_ids]
+    chats, tools, forced = capture.chats, request.offered_tools, request.forced_tool
+    before = chats.cut(messages, tools, begun) if begun else None
+    rest = begun if before is None else ""
+    rest += opened_call(forced) if forced else ""
+    rest_ids = capture.port.tokenizer.encode(rest) if rest else ()
+    return [*(before or chats.prompt(messages, tools)), *rest_ids]
 
 
 def message_of(choice: Choice) -> dict[str, Any]:

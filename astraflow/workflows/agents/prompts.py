@@ -42,6 +42,17 @@ class Chats:
         is_bare = not self._template.has_start
         return list(self._tokenizer.encode(text, add_special_tokens=is_bare))
 
+    def cut(self, messages: Sequence[Message], tools: Sequence[Any], said: str) -> list[int] | None:
+        """Return the tokens up to the end of an answer that a budget cut; None: it is no such."""
+        chat = [*messages, {"role": "assistant", "content": said}]
+        *_, key = conversation_keys(_start(tools), chat)
+        turn = self._answered.get(key)
+        if turn is None or turn.generation.finish_reason is not FinishReason.LENGTH:
+            return None
+        # White space at its end, which the key leaves out, is a part of what it goes on from.
+        is_whole = said.endswith(self._tokenizer.decode(turn.generation.tokens.tolist()))
+        return turn.tokens.tolist() if is_whole else None
+
     def keep(
         self, messages: Sequence[Message], tools: Sequence[Any], answer: Message, turn: Turn
     ) -> None:

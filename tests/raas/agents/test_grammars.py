@@ -267,3 +267,24 @@ async def test_ids_and_likeliest_tokens_are_told(stage, folder, is_streamed):
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
         assert each.logprob <= values[0]
+
+
+async def test_an_answer_that_was_cut_goes_on_from_its_own_tokens(stage):
+    """Its text would be encoded to others, and halves of characters to none of it."""
+    messages, text, tokens = ASKED["messages"], "", []
+    async with stage() as (chats, episode):
+        for _ in range(3):
+            begun = [{"role": "assistant", "content": text}] if text else []
+            made = await chats.create(
+                model="m",
+                messages=[*messages, *begun],
+                max_tokens=3,
+                extra_body={"return_token_ids": True, "continue_final_message": bool(begun)},
+            )
+            (choice,) = made.choices
+            assert made.prompt_token_ids == tokens or not begun
+            text += choice.message.content
+            tokens = [*made.prompt_token_ids, *choice.token_ids]
+        (trajectory,) = episode.trajectories()
+    assert trajectory.tokens.tolist() == tokens
+    assert trajectory.sampled_count == 9
