@@ -41,7 +41,7 @@ def conversation_keys(start: bytes, messages: Sequence[Message]) -> Iterator[byt
     Args:
         start: What the whole conversation depends on, such as its tools.
         messages: Normal ones; white space around what an assistant said makes no difference,
-            nor do the ids of tool calls.
+            nor do the ids of tool calls, nor how their numbers are written.
     """
     key = start
     for message in messages:
@@ -129,7 +129,9 @@ def _arguments(arguments: Any) -> Any:
 def _identity(message: Message) -> Message:
     if message["role"] != "assistant":
         return message
-    calls = [call["function"] for call in message.get("tool_calls", ())]
+    calls = json.dumps([call["function"] for call in message.get("tool_calls", ())])
+    # Numbers as JavaScript has them: its clients bring 1.0 back as 1.
+    calls = json.loads(calls, parse_int=float)
     return {"role": "assistant", "content": message["content"].strip(), "calls": calls}
 
 

@@ -44,6 +44,28 @@ async def test_messages_call_tools_and_go_on(stage):
         assert len(at.episode.trajectories()) == 1
 
 
+async def test_arguments_whose_numbers_javascript_writes_another_way_are_known_again(stage):
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1.0, "b": 12345678901234567890}}'
+
+    def answer(told):
+        return "3" if "[t]3" in told else f"{call}</tool_call>"
+
+    async with stage(answer, sampling=SamplingParams(max_new_tokens=256)) as at:
+        async with at.client() as client:
+            user = {"role": "user", "content": "1+2?"}
+            asked = {"model": "m", "max_tokens": 256, "tools": [TOOL], "messages": [user]}
+            (said,) = (await client.post("v1/messages", json=asked)).json()["content"]
+            assert said["input"]["a"] == 1
+            said["input"] = {"a": 1, "b": 12345678901234567000}
+            result = {"type": "tool_result", "tool_use_id": said["id"], "content": "3"}
+            asked["messages"] += [
+                {"role": "assistant", "content": [said]},
+                {"role": "user", "content": [result]},
+            ]
+            await client.post("v1/messages", json=asked)
+        assert len(at.episode.trajectories()) == 1
+
+
 async def test_streams_have_the_events_in_their_order(stage):
     sampling = SamplingParams(max_new_tokens=256)
     async with stage(answer, sampling=sampling) as at, at.client() as client:
