@@ -199,11 +199,18 @@ class AgentSession:
         Raises:
             AstraflowError: CONTEXT_TOO_LONG.
         """
-        try:
-            capture.port.fit(capture.port.sampling, token_count)
-        except AstraflowError as error:
-            self._too_long = error
-            raise
+        limit = capture.port.engine.max_context_token_count
+        if token_count < limit:
+            return
+        # Agents know it by these words alone, and shorten the chat then: Claude Code by the first,
+        # those on litellm by either.
+        self._too_long = AstraflowError(
+            Reason.CONTEXT_TOO_LONG,
+            f"prompt is too long: {token_count} tokens > {limit - 1} maximum. This model's maximum "
+            f"context length is {limit} tokens: shorten the messages, leave out long prompts "
+            "(data.*.max_prompt_chars) or raise raas.engine.max_context",
+        )
+        raise self._too_long
 
     async def sample(
         self,

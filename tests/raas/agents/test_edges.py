@@ -145,7 +145,11 @@ async def test_a_prompt_that_is_too_long_is_refused_even_as_a_stream(stage):
     async with stage(lambda text: "ok", max_context=8) as at, at.client() as client:
         for more in ({}, {"stream": True}):
             answer = await client.post(CHAT, json=HI | more)
-            assert answer.json()["error"]["code"] == "context_length_exceeded"
+            told = answer.json()["error"]
+            assert told["code"] == "context_length_exceeded"
+            # By which agents on litellm, and Claude Code, know it and shorten the chat.
+            assert "prompt is too long: 9 tokens > 7 maximum" in told["message"]
+            assert "This model's maximum context length is 8 tokens" in told["message"]
 
 
 @pytest.mark.slow
