@@ -127,6 +127,9 @@ class AgentSession:
             models: Policy by the model name that the agent asks for; other names than these and
                 the policies' own mean the first policy.
             chooses_sampling: Whether temperature and the like are the agent's, not the recipe's.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN when a model is to be a policy that there is not.
         """
         self.session_id = secrets.token_hex(16)
         self.key = f"sk-{secrets.token_hex(24)}"
@@ -134,6 +137,8 @@ class AgentSession:
         self.chooses_sampling = chooses_sampling
         self.score: Score | None = None
         self._models = models or {}
+        for policy_id in self._models.values():
+            episode.port(policy_id)
         self._captures = {
             policy_id: Capture(episode.port(policy_id), prefix=episode.rollout_id)
             for policy_id in episode.policy_ids

@@ -113,6 +113,13 @@ async def test_several_policies_have_to_be_named(stage):
         assert [each.policy_id for each in at.episode.trajectories()] == ["judge"]
 
 
+@pytest.mark.parametrize("name", ["gpt", "*"])
+async def test_a_model_that_means_no_policy_is_told_before_anything_is_asked(stage, name):
+    with pytest.raises(AstraflowError, match="has no policy coder, only solver, judge"):
+        async with stage(policies=("solver", "judge"), terms={"models": {name: "coder"}}):
+            pass
+
+
 async def test_too_much_at_once_is_to_come_again(stage):
     agents = Agents(max_requests=1, max_body_nbytes=1024)
     async with stage(lambda text: "ok", agents=agents) as at, at.client() as client:
