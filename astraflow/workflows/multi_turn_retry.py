@@ -54,8 +54,9 @@ class MultiTurnRetry:
             is_full = not talk.has_context
             if is_full:
                 break
+        is_cut = is_full or reply.is_cut
         if not is_right:
-            talk.finish_reason = FinishReason.LENGTH if is_full else FinishReason.TURNS
+            talk.finish_reason = FinishReason.LENGTH if is_cut else FinishReason.TURNS
         metrics = {
             "turns": float(turn),
             "solved": float(is_right),
@@ -65,5 +66,5 @@ class MultiTurnRetry:
             score,
             reward=score.reward * options.turn_discount ** (turn - 1),
             metrics={**score.metrics, **metrics},
-            truncated=score.truncated or is_full,
+            truncated=score.truncated or is_cut,
         )

@@ -48,3 +48,9 @@ async def test_a_context_that_is_full_ends_it_with_the_last_answer(parrot, episo
     assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, 0.0)
     assert rollout.metrics["turns"] == 2
     assert rollout.trajectories[0].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_last_answer_without_an_end_is_truncated(parrot, episode, loaded):
+    rollout = await run_episode(loaded(retry()), episode(solver=parrot("x", "y", "abcabcabc")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, 0.0)
+    assert rollout.trajectories[0].finish_reason is FinishReason.LENGTH

@@ -115,6 +115,7 @@ class EnvironmentWorkflow:
                 if action is None:
                     unparsable += 1
                     if options.on_unparsable == "end":
+                        is_cut = reply.is_cut
                         break
                     messages = self._messages(options.unparsable or _how(options.action))
                 else:

@@ -83,7 +83,12 @@ async def test_who_gives_no_action_may_end_there(play):
     rollout = await play("3", "hm", action="regex:[0-9]", on_unparsable="end")
     assert rollout.reward == pytest.approx(1 / 3)
     assert rollout.metrics["turns"] == 2.0
-    assert rollout.trajectories[0].finish_reason is FinishReason.STOP
+    assert (rollout.outcome, rollout.trajectories[0].finish_reason) == (
+        Outcome.SCORED,
+        FinishReason.STOP,
+    )
+    rollout = await play("3", "hm" * 9, action="regex:[0-9]", on_unparsable="end")
+    assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, pytest.approx(1 / 3))
 
 
 async def test_the_chat_begins_as_the_recipe_says(play):
