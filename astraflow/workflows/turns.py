@@ -2,7 +2,8 @@
 
 A workflow says itself what goes on from what. For an agent the tokens do: a prompt that begins with
 all tokens of an earlier turn extends it; any other begins anew. What extends each other is one
-trajectory, with a seed of its own; where a turn is extended twice, the second is a branch.
+trajectory, with a seed of its own; where a turn is extended twice, the second is a branch. A turn
+extends those of its temperature alone, under which a trainer scores all of a trajectory.
 """
 
 import hashlib
@@ -124,10 +125,10 @@ class TurnTree:
         self._places: dict[Turn | None, _Place] = {None: _Place(branch=0)}
         self._branch_count = 1
 
-    def open(self, prompt: Sequence[int] | np.ndarray) -> Opening:
+    def open(self, prompt: Sequence[int] | np.ndarray, *, temperature: float = 1.0) -> Opening:
         """Return where a generation after `prompt` hangs; its branch is taken from now on."""
         ids = np.asarray(prompt, np.int32)
-        parent = self.deepest(ids)
+        parent = self._deepest(ids, temperature)
         place = self._places[parent]
         branch = place.branch
         if place.is_extended:
@@ -151,25 +152,26 @@ class TurnTree:
             self._places[turn] = _Place(branch=opening.branch)
         return turn
 
-    def deepest(self, prompt: np.ndarray) -> Turn | None:
-        """Return the last turn whose tokens all stand at the start of `prompt`, i32[n]."""
-        found: Turn | None = None
-        while (turn := self._child(found, prompt)) is not None:
-            found = turn
-        return found
-
     def paths(self) -> Iterator[tuple[Turn, ...]]:
         """Yield the turns of every branch, from the first one, in the order of their last ones."""
         for turn in self.turns:
             if not self._places[turn].children:
                 yield turn.path
 
-    def _child(self, parent: Turn | None, prompt: np.ndarray) -> Turn | None:
+    def _deepest(self, prompt: np.ndarray, temperature: float) -> Turn | None:
+        """Return the last turn whose tokens all stand at the start of `prompt`, i32[n]."""
+        found: Turn | None = None
+        while (turn := self._child(found, prompt, temperature)) is not None:
+            found = turn
+        return found
+
+    def _child(self, parent: Turn | None, prompt: np.ndarray, temperature: float) -> Turn | None:
         """Return the newest turn after `parent` that `prompt` goes on from."""
         at = parent.end if parent else 0
         for turn in reversed(self._places[parent].children):
             if (
-                turn.end <= len(prompt)
+                turn.sampling.temperature == temperature
+                and turn.end <= len(prompt)
                 and np.array_equal(prompt[at : turn.start], turn.seen)
                 and np.array_equal(prompt[turn.start : turn.end], turn.generation.tokens)
             ):

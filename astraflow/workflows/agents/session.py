@@ -72,12 +72,14 @@ class Capture:
         Raises:
             AstraflowError: CONTEXT_TOO_LONG, and what the engine raises.
         """
-        port, opening = self.port, self._tree.open(prompt)
+        port = self.port
+        wanted = replace(port.sampling, **overrides)
+        opening = self._tree.open(prompt, temperature=wanted.temperature)
         own_seed = trajectory_seed(port.sampling.seed, opening.branch)
         chosen = own_seed if seed is None else mixed_seed(own_seed, seed)
-        wanted = replace(port.sampling, **overrides, seed=chosen)
-        before = None if opening.parent is None else opening.parent.sampling
-        generation, sampling = await port.generate(prompt, wanted, before=before, watch=watch)
+        generation, sampling = await port.generate(
+            prompt, replace(wanted, seed=chosen), watch=watch
+        )
         if not port.is_trained:  # no trainer scores it, so all of it counts
             generation = replace(generation, constrained=None)
         sampling = replace(sampling, grammar=None, top_logprobs=0)

@@ -35,7 +35,9 @@ class Stage:
         return httpx.AsyncClient(base_url=self.entrance.session_url, **settings)
 
 
-def make_episode(engine, *, policies=("solver",), sampling=None, door=None, fields=None):
+def make_episode(
+    engine, *, policies=("solver",), sampling=None, door=None, fields=None, is_trained=False
+):
     sampling = sampling or SamplingParams(max_new_tokens=32, seed=5)
     task = RolloutTask(
         task_id="t1",
@@ -54,6 +56,7 @@ def make_episode(engine, *, policies=("solver",), sampling=None, door=None, fiel
             tokenizer=CharTokenizer(),
             sampling=sampling,
             template=ChatTemplate(CHAT),
+            is_trained=is_trained,
         )
         for name in policies
     }

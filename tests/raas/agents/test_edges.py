@@ -217,6 +217,29 @@ async def test_the_recipe_says_how_is_sampled_unless_it_leaves_that_to_the_agent
 
 
 @pytest.mark.slow
+async def test_what_an_agent_samples_at_another_temperature_is_a_trajectory_of_its_own(stage):
+    terms = {"chooses_sampling": True}
+    async with stage(lambda text: str(text.count("[u]")), terms=terms, is_trained=True) as at:
+        async with at.client() as client:
+            chat = []
+            for number, temperature in enumerate((0.5, 1.0, 0.5), start=1):
+                chat.append({"role": "user", "content": "x"})
+                asked = {"model": "m", "messages": chat, "temperature": temperature}
+                told = (await client.post(CHAT, json=asked)).json()["choices"][0]["message"]
+                assert told["content"] == str(number)
+                chat.append(told)
+        trajectories = at.episode.trajectories()
+    decode = at.episode.port().tokenizer.decode
+    assert [
+        (each.sampling.temperature, decode(each.tokens), decode(each.tokens[each.sampled_mask]))
+        for each in trajectories
+    ] == [
+        (1.0, "[u]x;[a]1;[u]x;[a]2", "2"),
+        (0.5, "[u]x;[a]1;[u]x;[a]2;[u]x;[a]3", "13"),
+    ]
+
+
+@pytest.mark.slow
 async def test_an_engine_that_fails_is_no_fault_of_the_policy_until_it_is_mended(stage):
     async with stage(lambda text: "ok") as at, at.client() as client:
         at.engine.version = None
