@@ -63,6 +63,11 @@ class Turn:
         return self.start + len(self.generation.tokens)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a token budget ended it."""
+        return self.generation.finish_reason is FinishReason.LENGTH
+
+    @property
     def sampled_mask(self) -> np.ndarray:
         """bool[n], which of its tokens the policy drew as it would have without a grammar."""
         constrained = self.generation.constrained

@@ -47,7 +47,7 @@ class Chats:
         chat = [*messages, {"role": "assistant", "content": said}]
         *_, key = conversation_keys(_start(tools), chat)
         turn = self._answered.get(key)
-        if turn is None or turn.generation.finish_reason is not FinishReason.LENGTH:
+        if turn is None or not turn.is_cut:
             return None
         # White space at its end, which the key leaves out, is a part of what it goes on from.
         is_whole = said.endswith(self._tokenizer.decode(turn.generation.tokens.tolist()))

@@ -12,7 +12,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.rollouts import FinishReason, Trajectory
+from astraflow.core.rollouts import Trajectory
 from astraflow.core.texts import whole_text
 from astraflow.engines.protocol import Watch
 from astraflow.workflows.agents.prompts import Chats, Texts
@@ -165,14 +165,21 @@ class AgentSession:
     def is_cut(self) -> bool:
         """Whether a token budget ended the last thing that any policy said."""
         last = (capture.turns[-1] for capture in self._captures.values() if capture.turns)
-        return any(turn.generation.finish_reason is FinishReason.LENGTH for turn in last)
+        return any(turn.is_cut for turn in last)
 
     @property
     def last_text(self) -> str:
-        """What the first policy that said anything said last; special tokens left out."""
+        """What the first policy that said anything said last; special tokens left out.
+
+        Of an answer that was cut and gone on with, all of it.
+        """
         for capture in self._captures.values():
             if capture.turns:
-                tokens = capture.turns[-1].generation.tokens.tolist()
+                turn = capture.turns[-1]
+                tokens = turn.generation.tokens.tolist()
+                while turn.parent is not None and turn.parent.is_cut and not len(turn.seen):
+                    turn = turn.parent
+                    tokens = [*turn.generation.tokens.tolist(), *tokens]
                 return capture.port.tokenizer.decode(tokens)
         return ""
 

@@ -286,5 +286,7 @@ async def test_an_answer_that_was_cut_goes_on_from_its_own_tokens(stage):
             text += choice.message.content
             tokens = [*made.prompt_token_ids, *choice.token_ids]
         (trajectory,) = episode.trajectories()
+        (session,) = episode._sessions
+        assert session.last_text == text
     assert trajectory.tokens.tolist() == tokens
     assert trajectory.sampled_count == 9
