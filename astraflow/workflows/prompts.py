@@ -90,7 +90,7 @@ def fill(text: str, prompt: Prompt, /, **extra: str) -> str:
     braces around a name stand for one.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a name that is no field, or of one that is null.
+        AstraflowError: INVALID_FIELD for a name that is no field, or of one that is null or NaN.
 
     Example: of `{a} + 1 = \boxed{}, as {"x": 1} or \boxed{{a}}` and a field a of 2:
         `2 + 1 = \boxed{}, as {"x": 1} or \boxed{a}`.
@@ -116,10 +116,11 @@ def fill(text: str, prompt: Prompt, /, **extra: str) -> str:
 
 
 def _written(prompt: Prompt, name: str, value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # noqa: PLR0124 - NaN, as a column with holes has it
+        hole = "null" if value is None else "NaN"
         raise AstraflowError(
             Reason.INVALID_FIELD,
-            f"prompt {prompt.prompt_id} has null in its field {name!r}; write what is to be read "
+            f"prompt {prompt.prompt_id} has {hole} in its field {name!r}; write what is to be read "
             "there, such as an empty text, or leave the row out",
             metadata={"field": name},
         )

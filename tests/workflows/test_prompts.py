@@ -38,9 +38,10 @@ def test_a_name_that_is_no_field_is_an_error_that_names_the_fields():
         fill(r"\boxed{x}", row(a=1, b=2))
 
 
-def test_a_field_that_is_null_is_an_error_that_names_the_row():
-    with pytest.raises(AstraflowError, match="train/1 has null in its field 'a'") as failed:
-        fill("{b} {a}", row(a=None, b=2))
+@pytest.mark.parametrize(("hole", "name"), [(None, "null"), (float("nan"), "NaN")])
+def test_a_field_that_is_a_hole_is_an_error_that_names_the_row(hole, name):
+    with pytest.raises(AstraflowError, match=f"train/1 has {name} in its field 'a'") as failed:
+        fill("{b} {a}", row(a=hole, b=2))
     assert failed.value.metadata == {"field": "a"}
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -154,7 +155,7 @@ def seed_of(prompt: Prompt) -> int:
     if seed is None:
         digest = hashlib.blake2b(prompt.prompt_id.encode(), digest_size=4).digest()
         return int.from_bytes(digest, "big") >> 1
-    if not isinstance(seed, int | float) or seed < 0 or seed != int(seed):
+    if not isinstance(seed, int | float) or not 0 <= seed < inf or seed != int(seed):
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"prompt {prompt.prompt_id}: the seed {seed!r} is no whole number from 0 on",

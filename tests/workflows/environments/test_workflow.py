@@ -199,8 +199,9 @@ def test_the_rollouts_of_a_prompt_have_one_seed():
 
     assert seed_of(prompt(seed=12)) == 12
     assert seed_of(prompt()) == seed_of(prompt(game="x")) >= 0
-    with pytest.raises(AstraflowError, match="no whole number"):
-        seed_of(prompt(seed="one"))
+    for seed in ("one", -1, 0.5, float("nan"), float("inf")):
+        with pytest.raises(AstraflowError, match="no whole number"):
+            seed_of(prompt(seed=seed))
 
 
 async def test_a_run_is_trained_on_an_environment_from_its_recipe_alone(tmp_path):
