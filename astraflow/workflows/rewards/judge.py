@@ -1,7 +1,9 @@
 """A judge: a model behind any OpenAI-compatible endpoint says what an answer is worth."""
 
+import asyncio
 import os
 import re
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -17,6 +19,11 @@ _QUESTION = (
     "Task:\n{prompt}\n\nAnswer:\n{text}\n\nHow good is the answer? "
     "End with one line: Score: N, where N is from 0 to 10."
 )
+
+
+# Of who has too much to do, or a limit of requests; it is asked again after these pauses.
+_BUSY = (429, 502, 503, 504)
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 
 class Judge:
@@ -82,11 +89,18 @@ class Judge:
         }
         try:
             async with httpx.AsyncClient(timeout=options.time_s, trust_env=False) as client:
-                answer = await client.post(
+                ask = partial(
+                    client.post,
                     f"{options.base_url.rstrip('/')}/chat/completions",
                     json=asked,
                     headers={"Authorization": f"Bearer {key}"},
                 )
+                answer = await ask()
+                for pause_s in _PAUSES_S:
+                    if answer.status_code not in _BUSY:
+                        break
+                    await asyncio.sleep(pause_s)
+                    answer = await ask()
             answer.raise_for_status()
             return str(answer.json()["choices"][0]["message"]["content"] or "")
         except httpx.TimeoutException as error:

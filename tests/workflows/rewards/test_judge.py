@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
 from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.rewards.judge import Judge
 from crash_ends.postgres import free_port
@@ -66,6 +67,31 @@ async def test_a_judge_that_refuses_or_is_away_has_failed(bench):
             with pytest.raises(AstraflowError, match=why) as caught:
                 await each(run.prompt, "4")
             assert caught.value.reason is Reason.SCORER_FAILED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
+async def test_a_judge_that_is_busy_is_asked_again(monkeypatch, status):
+    monkeypatch.setattr("astraflow.workflows.rewards.judge._PAUSES_S", (0.0, 0.0))
+    statuses = iter([status, "200 OK", *[status] * 3])
+    said = b'{"choices": [{"message": {"content": "Score: 5"}}]}'
+
+    async def answer(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+        length = f"content-length: {len(said)}\r\nconnection: close\r\n\r\n"
+        writer.write(f"HTTP/1.1 {next(statuses)}\r\n{length}".encode() + said)
+        writer.close()
+
+    prompt = Prompt(prompt_id="1", data_set="train", fields={"prompt": "2 + 2?"})
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        judge = Judge(Judge.Options(base_url=f"http://127.0.0.1:{port}/v1", model="judge"))
+        assert (await judge(prompt, "4")).reward == 0.5
+        with pytest.raises(AstraflowError, match=status[:3]) as caught:
+            await judge(prompt, "4")
+    assert caught.value.reason is Reason.SCORER_FAILED
+    assert not list(statuses)
 
 
 @pytest.mark.slow
