@@ -53,6 +53,12 @@ class AgentOptions(Strict):
     of 0 for what was sampled until then."""
 
 
+# Of an agent or an engine: these say what became of it whatever `infra_error` is.
+_NO_FAILURE_OF_ITS = frozenset(
+    {Reason.CONTEXT_TOO_LONG, Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT}
+)
+
+
 class AgentWorkflow:
     """Has episodes run by an agent, and says what each is worth once its agent is done."""
 
@@ -64,12 +70,14 @@ class AgentWorkflow:
         """Run one episode.
 
         Raises:
-            AstraflowError: What failed, unless the recipe wants a reward of 0.
+            AstraflowError: What failed, unless it was the agent or an engine and the recipe wants a
+                reward of 0.
         """
         try:
             return await self.play(episode)
-        except AstraflowError:
-            if self._agent.infra_error == "retry" or not episode.has_sampled:
+        except AstraflowError as error:
+            is_its_failure = error.reason not in _NO_FAILURE_OF_ITS
+            if self._agent.infra_error == "retry" or not (is_its_failure and episode.has_sampled):
                 raise
             return Score(reward=0.0, parts={"infra_error": 1.0})
 

@@ -93,6 +93,35 @@ async def test_an_agent_whose_context_is_full_is_told_so_and_nothing_failed(comm
     assert caught.value.reason is Reason.CONTEXT_TOO_LONG
 
 
+TWICE = """
+import json, os
+from urllib.request import Request, urlopen
+for text in ("hi", os.environ["SECOND"]):
+    asked = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    urlopen(Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", asked, head)).read()
+"""
+
+
+def no_scorer(prompt, text):
+    raise KeyError(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [("long " * 1000, Reason.CONTEXT_TOO_LONG), ("more", Reason.SCORER_FAILED)],
+)
+async def test_what_is_no_failure_of_an_agent_is_no_reward_of_zero(episode, second, reason):
+    options = {"command": (sys.executable, "-c", TWICE), "env": {"SECOND": second}}
+    workflow = Command(
+        Command.Options(**options, infra_error="zero"), GuardedScorer(no_scorer, name="none")
+    )
+    with pytest.raises(AstraflowError) as caught:
+        await workflow.run(episode())
+    assert caught.value.reason is reason
+
+
 @pytest.mark.slow
 async def test_an_agent_that_hangs_is_out_of_time(episode):
     options = Command.Options(command=("sleep", "600"), time_s=0.2, attempts=2)
