@@ -229,8 +229,8 @@ class Advantages(AgentAdvantages):
     turn's. With a critic they are discounted by its gamma."""
     agents: dict[str, AgentAdvantages] = Field(default={})
     """By the name that a workflow gives its trajectories: what holds for those in place of the keys
-    above, such as another baseline for a verifier than for a solver. Rewards of turns are compared,
-    or not, as the keys above have it."""
+    above, such as another baseline for a verifier than for a solver. Of rewards of turns it is the
+    baseline alone."""
 
 
 class Optimizer(Strict):

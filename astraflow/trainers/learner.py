@@ -240,12 +240,7 @@ class PolicyLearner:
         loss = rows.loss
         if self._critic is None:
             # A critic has seen the rewards of turns.
-            earned = turn_advantages(
-                rows,
-                discount=settings.advantages.turn_discount,
-                is_compared=settings.advantages.baseline != "none",
-                peers=self._peers,
-            )
+            earned = turn_advantages(rows, settings.advantages, peers=self._peers)
             loss = replace(loss, advantages=loss.advantages + earned)
         loss = prepared(loss, settings.loss, self._peers, reference_logprobs=reference)
         rows = replace(rows, loss=loss)

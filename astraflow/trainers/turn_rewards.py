@@ -1,14 +1,15 @@
 """Rewards within a row: which turn each is of, and what a turn earned from there on."""
 
+from zlib import crc32
+
 import numpy as np
 
+from astraflow.config.recipe import Advantages
 from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
 
 
-def turn_advantages(
-    rows: TrainRows, *, discount: float, is_compared: bool, peers: Peers = ALONE
-) -> np.ndarray:
+def turn_advantages(rows: TrainRows, settings: Advantages, *, peers: Peers = ALONE) -> np.ndarray:
     """Return f32[K], what is added to the advantage of each loss token for the rewards of turns.
 
     A = R - mean R, with R the discounted rewards of a token's turn and those after it in its row,
@@ -18,8 +19,7 @@ def turn_advantages(
 
     Args:
         rows: This rank's share of a batch; 0 for a batch without such rewards.
-        discount: Per turn.
-        is_compared: Whether the mean is taken off.
+        settings: The discount per turn; and for each agent whether the mean is taken off.
         peers: The ranks that have the others; all make the same calls.
 
     Example: two rows of a group, whose turns earned 1, 0 and 0, 1, without a discount: R are 1, 0
@@ -37,13 +37,19 @@ def turn_advantages(
     returns = np.bincount(turn_of, weights=given, minlength=len(turn_rows))
     for turn in range(len(returns) - 2, -1, -1):
         if turn_rows[turn] == turn_rows[turn + 1]:
-            returns[turn] += discount * returns[turn + 1]
-    if is_compared:
-        numbers = np.arange(len(turn_rows)) - np.searchsorted(turn_rows, turn_rows)
-        keys = np.stack([rows.compared_with[turn_rows], numbers.astype(np.uint64)], axis=1)
-        all_keys, all_returns = peers.all_gather(keys), peers.all_gather(returns)
-        _, places = np.unique(np.concatenate([keys, all_keys]), axis=0, return_inverse=True)
-        own, place = np.split(places.ravel(), [len(keys)])
-        means = np.bincount(place, weights=all_returns) / np.bincount(place)
-        returns = returns - means[own]
-    return returns[turn_of].astype(np.float32)
+            returns[turn] += settings.turn_discount * returns[turn + 1]
+    numbers = np.arange(len(turn_rows)) - np.searchsorted(turn_rows, turn_rows)
+    keys = np.stack([rows.compared_with[turn_rows], numbers.astype(np.uint64)], axis=1)
+    all_keys, all_returns = peers.all_gather(keys), peers.all_gather(returns)
+    _, places = np.unique(np.concatenate([keys, all_keys]), axis=0, return_inverse=True)
+    own, place = np.split(places.ravel(), [len(keys)])
+    means = np.bincount(place, weights=all_returns) / np.bincount(place)
+    earned = returns - np.where(_is_compared(rows, settings)[turn_rows], means[own], 0)
+    return earned[turn_of].astype(np.float32)
+
+
+def _is_compared(rows: TrainRows, settings: Advantages) -> np.ndarray:
+    """Return bool[N], whether the baseline of a row's agent is some mean."""
+    baselines = {crc32(name.encode()): each.baseline for name, each in settings.agents.items()}
+    agents: list[int] = (rows.compared_with & np.uint64(0xFFFFFFFF)).tolist()
+    return np.array([baselines.get(each, settings.baseline) != "none" for each in agents], np.bool_)

@@ -1,6 +1,7 @@
 """Rewards of turns: what each turn earned, compared with the same turn of its group."""
 
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def by_turn(found):
 
 def test_a_turn_is_compared_with_the_same_turn_of_its_group(part):
     rows = TrainRows.from_parts([part])
-    found = by_turn(turn_advantages(rows, discount=1.0, is_compared=True))
+    found = by_turn(turn_advantages(rows, Advantages()))
     # Returns of the group: (1, 0), (1, 1), (0, 0); means 2/3 and 1/3.
     np.testing.assert_allclose(
         found, [[1 / 3, -1 / 3], [1 / 3, 2 / 3], [-2 / 3, -1 / 3], [0, 0]], atol=1e-6
@@ -56,15 +57,74 @@ def test_a_turn_is_compared_with_the_same_turn_of_its_group(part):
 
 def test_turns_are_discounted_and_need_not_be_compared(part):
     rows = TrainRows.from_parts([part])
-    found = by_turn(turn_advantages(rows, discount=0.5, is_compared=False))
+    found = by_turn(turn_advantages(rows, Advantages(turn_discount=0.5, baseline="none")))
     assert found == [[1, 0], [0.5, 1], [0, 0], [5.5, 5]]
 
 
 def test_agents_of_a_group_are_not_compared_with_each_other(part):
     agents = Column(axis=ColumnAxis.ROW, values=np.array([1, 1, 2, 1], np.uint32))
     rows = TrainRows.from_parts([replace(part, columns={**part.columns, "agent_crc": agents})])
-    found = by_turn(turn_advantages(rows, discount=0.0, is_compared=True))
+    found = by_turn(turn_advantages(rows, Advantages(turn_discount=0.0)))
     assert found == [[0.5, -0.5], [-0.5, 0.5], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_agent_is_compared_as_its_own_baseline_has_it(make_row, to_part, seed):
+    rng = np.random.default_rng(seed)
+    names = ["", "solver/2", "verifier"]
+    baselines = dict(zip(names, rng.permutation(["group", "none", "leave_one_out"]), strict=True))
+    settings = Advantages.model_validate(
+        {
+            "turn_discount": 0.5,
+            "baseline": baselines[""],
+            "agents": {name: {"baseline": baselines[name]} for name in names[1:]},
+        }
+    )
+    rows, agents, paid = [], rng.choice(names, 12), []
+    for _ in agents:
+        row = make_row(rng, prompt=2, length=int(rng.integers(4, 20)))
+        row["group"] = int(rng.integers(2))
+        row["loss_mask"][2:] = rng.random(len(row["tokens"]) - 2) < 0.7
+        paid.append(np.where(row["loss_mask"], rng.integers(3, size=len(row["tokens"])), 0))
+        rows.append(row)
+    part = to_part(rows)
+    columns = {
+        "token_rewards": Column(
+            axis=ColumnAxis.TOKEN, values=np.concatenate(paid).astype(np.float32)
+        ),
+        "agent_crc": Column(
+            axis=ColumnAxis.ROW, values=np.array([crc32(each.encode()) for each in agents], "u4")
+        ),
+    }
+    found = turn_advantages(
+        TrainRows.from_parts([replace(part, columns={**part.columns, **columns})]), settings
+    )
+    # Of each row, turn by turn: which tokens, and what it and those after it earned.
+    turns = []
+    for row, given in zip(rows, paid, strict=True):
+        spans = []
+        for at in np.flatnonzero(row["loss_mask"]).tolist():
+            if spans and spans[-1][-1] == at - 1:
+                spans[-1].append(at)
+            else:
+                spans.append([at])
+        sums = [given[span].sum() for span in spans]
+        earned = [
+            sum(0.5 ** (later - turn) * sums[later] for later in range(turn, len(sums)))
+            for turn in range(len(sums))
+        ]
+        turns.append((spans, earned))
+    right = []
+    for row, agent, (spans, earned) in zip(rows, agents, turns, strict=True):
+        for turn, span in enumerate(spans):
+            others = [
+                its[turn]
+                for other, name, (_, its) in zip(rows, agents, turns, strict=True)
+                if (other["group"], name) == (row["group"], agent) and len(its) > turn
+            ]
+            mean = 0 if baselines[agent] == "none" else np.mean(others)
+            right += [earned[turn] - mean] * len(span)
+    np.testing.assert_allclose(found, right, atol=1e-6)
 
 
 def test_rows_of_other_ranks_count_for_the_mean(part):
@@ -78,7 +138,7 @@ def test_rows_of_other_ranks_count_for_the_mean(part):
             return np.concatenate([values, values[:2] if values.ndim == 2 else np.zeros(2)])
 
     rows = TrainRows.from_parts([part])
-    found = by_turn(turn_advantages(rows, discount=0.0, is_compared=True, peers=Two()))
+    found = by_turn(turn_advantages(rows, Advantages(turn_discount=0.0), peers=Two()))
     np.testing.assert_allclose(found[0], [1 - 1 / 4, -1 / 4], atol=1e-6)
 
 
