@@ -292,11 +292,12 @@ class PolicyLearner:
         """
         rows, settings = batch.rows, self._settings.loss
         beta, loss = settings.pairs.beta, rows.loss
+        reference = batch.reference_logprobs
         said = self.likelihoods(rows, batch.is_trained).logprobs
-        if batch.reference_logprobs is None:
-            beta, values = 1.0, said.astype(np.float64)
-        else:
-            values = beta * log_ratios(loss, said, batch.reference_logprobs, rows.row_count)
+        if reference is None:
+            # Scores are as they are.
+            beta, reference = 1.0, np.zeros_like(said)
+        values = beta * log_ratios(loss, said, reference, rows.row_count)
         found = compare(values, rows, settings.pairs, self._peers)
         if found is None:
             return None

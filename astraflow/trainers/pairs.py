@@ -44,10 +44,13 @@ def compare(
     Example: two rows of numbers 1.0 and 0.0, the first of the higher reward: z is 1, the loss .313
         and the slopes -.269 and .269.
     """
-    rewards, groups = rows.rewards.astype(np.float64), rows.compared_with
+    # Nothing is learned of a row without a loss token, as of what a filter masks.
+    has_loss = np.isin(np.arange(rows.row_count), rows.loss.rows)
+    rewards = np.where(has_loss, rows.rewards, np.nan).astype(np.float64)
+    groups = rows.compared_with
     others = [peers.all_gather(each) for each in (values, rewards, groups)]
-    gap = rewards[:, None] - others[1]  # [N, M], of each own row to all
-    is_pair = (groups[:, None] == others[2]) & (gap != 0) & np.isfinite(gap)
+    gap = np.nan_to_num(rewards[:, None] - others[1])  # [N, M], of each own row to all
+    is_pair = (groups[:, None] == others[2]) & (gap != 0)
     if (others[2] >> np.uint64(32) == _NO_GROUP).any():
         raise AstraflowError(
             Reason.INVALID_FIELD, "a batch without group_index has no rows that can be compared"
@@ -88,17 +91,18 @@ def log_ratios(
 def scored_at_the_end(rows: TrainRows) -> TrainRows:
     """Return rows whose one loss token comes after their last: there the model says a score.
 
-    Each has a token more, 0, which nothing that counts attends to.
+    Each has a token more, 0, which nothing that counts attends to. Rows without a loss stay so.
     """
+    kept = np.unique(rows.loss.rows)
     ends = rows.offsets[1:] + np.arange(rows.row_count)
-    ones, zeros = np.ones(rows.row_count, np.float32), np.zeros(rows.row_count, np.float32)
+    ones, zeros = np.ones(len(kept), np.float32), np.zeros(len(kept), np.float32)
     return replace(
         rows,
         tokens=np.insert(rows.tokens, rows.offsets[1:], 0),
         offsets=rows.offsets + np.arange(rows.row_count + 1),
         loss=LossTokens(
-            positions=ends,
-            rows=np.arange(rows.row_count),
+            positions=ends[kept],
+            rows=kept,
             sampler_logprobs=zeros,
             advantages=zeros,
             weights=ones,

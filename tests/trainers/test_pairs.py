@@ -104,6 +104,32 @@ def test_a_reward_model_is_that_of_transformers(model_dir):
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("surrogate", ["dpo", "bradley_terry"])
+def test_a_row_without_a_loss_token_is_compared_with_none(model_dir, make_model, surrogate):
+    """As rollouts of the filter `truncated` with `action: mask`."""
+    rows = pair_rows(6, seed=2)
+    is_masked = np.arange(rows.row_count) % 5 == 0
+    # Those of a group of their own are compared with none, either.
+    apart = (1000 + is_masked.cumsum()).astype(np.uint64) << np.uint64(32)
+    batches = [
+        replace(rows, loss=rows.loss.where(~is_masked[rows.loss.rows])),
+        replace(rows, compared_with=np.where(is_masked, apart, rows.compared_with)),
+    ]
+    scores = surrogate == "bradley_terry"
+    found = [
+        learned(
+            load_causal_model(model_dir, device="cpu", makes_scores=scores),
+            batch,
+            settings(surrogate),
+            reference=None if scores else make_model(initializer_range=0.2),
+        )
+        for batch in batches
+    ]
+    assert found[0][1]["train/loss"] == pytest.approx(found[1][1]["train/loss"], abs=1e-6)
+    for name, gradient in found[1][0].items():
+        torch.testing.assert_close(found[0][0][name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_numbers_of_pairs_are_means_over_pairs():
     rows = pair_rows(1)
     rows = replace(rows, rewards=np.array([1.0, 0.0], np.float32))
