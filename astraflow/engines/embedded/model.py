@@ -51,7 +51,8 @@ class Architecture:
     Attributes:
         vocab_size: Ids that it knows.
         layer_count: Attention layers.
-        max_context: Positions that it was made for.
+        max_context: Positions that it was made for; with longrope those before all rows of a pass
+            with a longer one have other frequencies.
         window: Keys that a sliding layer attends to; None: no layer slides.
         layer_kinds: Names of the masks that its forward pass picks from; empty: one mask.
         row_step: What the number of computed rows is a multiple of.
@@ -125,7 +126,7 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
     return Architecture(
         vocab_size=fields.vocab_size,
         layer_count=fields.num_hidden_layers,
-        max_context=fields.max_position_embeddings,
+        max_context=min([fields.max_position_embeddings, *_bounds(fields)]),
         window=window if not kinds or _SLIDING in kinds else None,
         layer_kinds=kinds,
         row_step=row_step(_widths(fields)),
@@ -136,15 +137,21 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
 
 def _is_static(fields: Any) -> bool:
     """Return False where experts are chosen, or positions scaled, by what is seen."""
+    kinds = {part.get("rope_type") for part in _ropes(fields)}
+    return fields.model_type in _STATIC and kinds <= _STATIC_ROPE
+
+
+def _bounds(fields: Any) -> list[int]:
+    """Return up to which position the rows of a pass do not depend on the longest of them."""
+    key = "original_max_position_embeddings"
+    return [part[key] for part in _ropes(fields) if part.get("rope_type") == "longrope"]
+
+
+def _ropes(fields: Any) -> list[dict[str, Any]]:
+    """Return how positions are told; models of several layer kinds have one entry per kind."""
     found: Any = getattr(fields, "rope_parameters", None) or getattr(fields, "rope_scaling", None)
     rope: dict[str, Any] = found or {}
-    # Models of several layer kinds have one entry per kind.
-    parts: list[dict[str, Any]] = [
-        rope,
-        *(cast("Any", part) for part in rope.values() if isinstance(part, dict)),
-    ]
-    kinds = {part.get("rope_type") for part in parts}
-    return fields.model_type in _STATIC and kinds <= _STATIC_ROPE
+    return [rope, *(cast("Any", part) for part in rope.values() if isinstance(part, dict))]
 
 
 def _widths(fields: Any) -> list[int]:

@@ -16,6 +16,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -203,6 +205,27 @@ async def test_models_of_other_families_agree_with_transformers(
                 expected = model.logprobs(0, prompt, generation.tokens)
                 np.testing.assert_allclose(generation.logprobs, expected, atol=2e-5)
                 prompt.extend([*generation.tokens, 5, 9])
+
+
+async def test_rows_are_no_longer_than_where_longrope_changes_all_rows(
+    make_model: Callable[..., Any],
+):
+    """Beyond that transformers scales the positions of every row by the longest of them."""
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    fields = {"original_max_position_embeddings": 32, "rope_parameters": scaling}
+    model = make_model(Phi3Config(**SMALL, **fields), Phi3ForCausalLM)
+    prompts = [[3, 4, 5], [6] * 25]
+    async with running(model) as engine:
+        assert engine.max_context_token_count == 32
+        asked = [engine.generate(each, knobs(0)) for each in prompts]
+        for prompt, generation in zip(prompts, await asyncio.gather(*asked), strict=True):
+            assert len(prompt) + len(generation.tokens) == 32
+            expected = model.logprobs(0, prompt, generation.tokens)
+            np.testing.assert_allclose(generation.logprobs, expected, atol=2e-5)
+    with pytest.raises(AstraflowError, match="max_context 64 is more than the model's 32"):
+        EmbeddedEngine.from_directory(
+            model.folder, EngineSettings(device="cpu", max_context=64), POLICY
+        )
 
 
 async def test_a_model_without_keys_and_values_is_refused(make_model: Callable[..., Any]):
