@@ -269,7 +269,8 @@ class Hub:
         """Draw prompts as the run asks for them, for ever."""
         while True:
             for request in await self.executor.prompt_requests.take():
-                self.apply(await read_prompts(request, self._sources, self._data_sets))
+                async for event in read_prompts(request, self._sources, self._data_sets):
+                    self.apply(event)
 
     async def tick(self) -> None:
         """Tell the run when a deadline of it has passed, for ever."""

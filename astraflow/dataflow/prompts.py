@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -15,7 +15,12 @@ from astraflow.core.events import EvalPromptsOffered, Event, PromptsOffered, Run
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
 from astraflow.dataflow.effect_executor import PromptRequest
+from astraflow.wire.fields import encode_json
 from astraflow.workflows.data_sets import DataSetReader, open_data_set
+
+# Of the prompts of one event, which is one record of the journal: SQLite takes 1 GB, and the hub
+# does nothing else while it encodes them. A row of programs to be judged may have megabytes.
+_EVENT_NBYTES = 8 << 20
 
 
 class PromptSource:
@@ -47,9 +52,9 @@ class PromptSource:
             for prompt in self._reader.epoch(number, start=start if number == first else 0)
         )
 
-    def draw(self, count: int) -> tuple[Prompt, ...]:
-        """Return the next prompts; fewer than asked for means that the last pass is through."""
-        return tuple(itertools.islice(self._rows, count))
+    def draw(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        """Return up to so many of the next prompts, and whether the last pass is through."""
+        return _take(self._rows, count)
 
 
 class DataSets:
@@ -110,23 +115,39 @@ def open_data_sets(recipe: Recipe) -> DataSets:
     return DataSets(readers)
 
 
+def _take(prompts: Iterator[Prompt], count: int) -> tuple[tuple[Prompt, ...], bool]:
+    """Return the next prompts, of one event, and whether there are no more."""
+    found: list[Prompt] = []
+    nbytes = 0
+    while len(found) < count and nbytes < _EVENT_NBYTES:
+        prompt = next(prompts, None)
+        if prompt is None:
+            return tuple(found), True
+        found.append(prompt)
+        nbytes += len(encode_json(prompt.fields)) + sum(map(len, prompt.blobs.values()))
+    return tuple(found), False
+
+
 async def read_prompts(
     request: PromptRequest, sources: Mapping[str, PromptSource], data_sets: DataSets
-) -> Event:
+) -> AsyncIterator[Event]:
     """Read what a request asks for; what cannot be read breaks the run."""
     try:
         if isinstance(request, DrawPrompts):
             name, count = request.data_set, request.count
-            prompts = await asyncio.to_thread(sources[name].draw, count)
-            return PromptsOffered(prompts=prompts, data_set=name, is_last=len(prompts) < count)
-        if isinstance(request, DrawAgain):
-            again = await asyncio.to_thread(data_sets.find, request.prompts)
-            return PromptsOffered(prompts=again, is_again=True)
-        rows = await asyncio.to_thread(data_sets.first_passes, request.data_sets)
-        return EvalPromptsOffered(eval_run_id=request.eval_run_id, prompts=rows)
+            prompts, is_last = await asyncio.to_thread(sources[name].draw, count)
+            yield PromptsOffered(prompts=prompts, data_set=name, is_last=is_last)
+        elif isinstance(request, DrawAgain):
+            again, is_last = iter(await asyncio.to_thread(data_sets.find, request.prompts)), False
+            while not is_last:
+                prompts, is_last = await asyncio.to_thread(_take, again, len(request.prompts) + 1)
+                yield PromptsOffered(prompts=prompts, is_again=True)
+        else:
+            rows = await asyncio.to_thread(data_sets.first_passes, request.data_sets)
+            yield EvalPromptsOffered(eval_run_id=request.eval_run_id, prompts=rows)
     except AstraflowError as error:
-        return RunBroken(failure=error.to_failure())
+        yield RunBroken(failure=error.to_failure())
     except (OSError, ValueError, KeyError) as error:
         message = f"the prompts cannot be read ({error}); look at the recipe's data sets"
         log.exception("prompts cannot be read")
-        return RunBroken(failure=Failure(reason=Reason.INTERNAL, message=message))
+        yield RunBroken(failure=Failure(reason=Reason.INTERNAL, message=message))

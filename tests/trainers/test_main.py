@@ -281,7 +281,7 @@ async def synchronous(recipe, warm_model):
         tokenizer = load_tokenizer(warm_model)
         groups = [
             await sample_group(recipe, engine, tokenizer, workflow, prompt)
-            for prompt in source.draw(settings.groups_per_batch)
+            for prompt in source.draw(settings.groups_per_batch)[0]
         ]
         rows = to_rows(groups)
         metrics = learner.step(rows, divisor=len(rows.loss))
