@@ -23,7 +23,6 @@ from astraflow.cli.options import (
     run_async,
 )
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError, Reason
 
 dataflow_app = typer.Typer(
     no_args_is_help=True, help="The hub: prompts, tasks, rollouts, batches, versions."
@@ -245,13 +244,18 @@ def run_trainer(
     tls_ca: CaFile = None,
 ) -> None:
     """Train one policy: takes batches, publishes every version, writes checkpoints."""
-    from astraflow.cli.roles import begin, make_warm_up, tls_of, traced, use_threads  # noqa: PLC0415
+    from astraflow.cli.roles import (  # noqa: PLC0415
+        begin,
+        make_warm_up,
+        must_have_policy,
+        tls_of,
+        traced,
+        use_threads,
+    )
 
     tls = tls_of(tls_certificate, tls_key, tls_ca)
     settings = begin(recipe, overrides)
-    if policy not in settings.policies:
-        known = ", ".join(settings.policies)
-        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
+    must_have_policy(settings, policy)
     if engine is not None:
         own = given({f"policies.{policy}.trainer.engine": engine})
         settings = begin(recipe, [*(overrides or []), *own])

@@ -34,6 +34,17 @@ def begin(recipe: Path, overrides: Sequence[str] | None) -> Recipe:
     return load_recipe(recipe, overrides or ())
 
 
+def must_have_policy(recipe: Recipe, policy: str) -> None:
+    """Refuse a policy that the recipe does not have.
+
+    Raises:
+        AstraflowError: POLICY_UNKNOWN.
+    """
+    if policy not in recipe.policies:
+        known = ", ".join(recipe.policies)
+        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
+
+
 @contextmanager
 def http_extra() -> Generator[None]:
     """Say what to install where an import of the gateway fails."""
@@ -52,6 +63,7 @@ def make_warm_up(recipe: Path, overrides: Sequence[str] | None, *, policy: str) 
     What is done is printed, one line each.
     """
     settings = begin(recipe, overrides)
+    must_have_policy(settings, policy)
     use_threads(settings.policies[policy].trainer.thread_count)
     # Threads that wait for each other would spin, and take the cores from those they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -311,7 +311,8 @@ def _print(advice: ScaleAdvice, plan: ScalePlan, *, as_json: bool) -> None:
         print(json.dumps(to_json(advice, plan)), flush=True)  # noqa: T201 - the command's output
         return
     count, target = advice.member_count, advice.target_member_count
-    Console().print(f"[bold]{advice.action}[/] {count} to {target} nodes: {advice.message}")
+    nodes = f"{count} to {target} nodes" if target != count else f"at {count} nodes"
+    Console().print(f"[bold]{advice.action}[/] {nodes}: {advice.message}")
     for name in plan.start:
         Console().print(f"  starts {name}")
     for member in advice.members:

@@ -95,6 +95,7 @@ USES = {
     "conformance trainer --exec nope": "names no program",
     f"raas join {SORT} --hub nope --token x": "trainer warm-up",
     f"trainer run {SORT} --policy nope --hub 127.0.0.1:1 --token x --model /x": "nope",
+    f"trainer warm-up {SORT} --policy nope": "the recipe has solver",
     # Commands.
     "frob": "No such command",
     "rnu recipes/sort.yaml": "run",

@@ -113,3 +113,11 @@ async def test_what_a_command_says_is_shown_as_it_is(tmp_path, capsys):
         loop = loop_of(control, starter, run.run_dir)
         assert await loop._step()
     assert capsys.readouterr().err.count("[/dev/nvidia0]") == 6
+
+
+async def test_advice_to_leave_a_pool_as_it_is_names_one_size(tmp_path, capsys):
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"autoscale.min": 0})
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        loop = loop_of(await run.control(), shell(tmp_path, "true"), run.run_dir)
+        assert await loop._step()
+    assert "hold at 0 nodes: " in capsys.readouterr().out
