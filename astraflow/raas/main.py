@@ -139,8 +139,12 @@ def model_directories(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyI
     """Return where the model of each policy lies.
 
     Raises:
-        AstraflowError: INVALID_FIELD for a model that a warm-up is to make, or that is none.
+        AstraflowError: INVALID_FIELD for a model that a warm-up is to make, or that is none;
+            POLICY_UNKNOWN for one of a policy that the recipe does not have.
     """
+    for name in given.keys() - recipe.policies.keys():
+        known = ", ".join(recipe.policies)
+        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--model {name}: the recipe has {known}")
     found: dict[PolicyId, Path] = {}
     for name, policy in recipe.policies.items():
         report = partial(log.info, policy=name)
@@ -149,7 +153,8 @@ def model_directories(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyI
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 f"policy {name} starts from a warm-up model; make it with"
-                f" `astraflow trainer warm-up` and give --model {name}=DIR",
+                f" `astraflow trainer warm-up` and give --model {name}=DIR; where nobody can, as"
+                f" in a Deployment, begin the run with that: policies.{name}.model={{path: DIR}}",
             )
         found[PolicyId(name)] = checked_model_dir(name, directory)
     return found

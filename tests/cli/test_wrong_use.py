@@ -94,6 +94,7 @@ USES = {
     "bench link --from nope": "--token",
     "conformance trainer --exec nope": "names no program",
     f"raas join {SORT} --hub nope --token x": "trainer warm-up",
+    f"raas join {SORT} --hub nope --token x --model sovler=/x": "--model sovler: the recipe has",
     f"trainer run {SORT} --policy nope --hub 127.0.0.1:1 --token x --model /x": "nope",
     f"trainer warm-up {SORT} --policy nope": "the recipe has solver",
     # Commands.
