@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from threading import Condition
+from typing import Any
 
 import structlog
+from grpc.aio import UnaryStreamCall
 
 from astraflow.client.payloads import PayloadReader
 from astraflow.client.session import SessionCalls
@@ -18,6 +20,7 @@ from astraflow.core.packing import laid_out
 from astraflow.wire.common import decode_directive
 from astraflow.wire.dataflow import encode_stream_batches
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
+from astraflow_proto.dataflow.v1.trainer_service_pb2 import StreamBatchesResponse
 from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -71,7 +74,8 @@ async def batch_items(
 ) -> AsyncGenerator[TrainerItem | EndOfData]:
     """Yield what the run sends to one rank, over cuts; EndOfData is the last.
 
-    A batch comes again after a cut until it is acknowledged.
+    A batch comes again after a cut until it is acknowledged. One that is still on its way from
+    before the session was opened again may be leased to nobody by now, and is passed over.
 
     Raises:
         AstraflowError: What the hub answered; NOT_READY when it could not be reached;
@@ -82,8 +86,14 @@ async def batch_items(
     request.sources = True
     header: BatchHeader | None = None
     parts: list[BatchPart] = []
-    events = session.follow(lambda: stub.StreamBatches(request, metadata=session.metadata))
-    async with aclosing(events):
+    token = b""
+
+    def open_stream() -> UnaryStreamCall[Any, StreamBatchesResponse]:
+        nonlocal token
+        token = session.token
+        return stub.StreamBatches(request, metadata=session.metadata)
+
+    async with aclosing(session.follow(open_stream)) as events:
         async for event in events:
             match event.WhichOneof("event"):
                 case "header":
@@ -109,7 +119,9 @@ async def batch_items(
             if header is not None and len(parts) == header.part_count:
                 batch = TrainerBatch(header=header, parts=tuple(parts))
                 header = None
-                yield await _whole(batch, payloads, url, max_tokens=share.max_tokens)
+                batch = await _whole(batch, payloads, url, max_tokens=share.max_tokens)
+                if token == session.token:
+                    yield batch
 
 
 async def _whole(
@@ -146,15 +158,20 @@ class ItemQueue:
         self._given: set[BatchId] = set()
         # A copy can be on its way while the ack is: it comes soon after, or never.
         self._discarded: deque[BatchId] = deque(maxlen=64)
+        self._is_reopening = False
         self._is_closed = False
         self._error: AstraflowError | None = None
         self.end_of_data: EndOfData | None = None
         """Why no batch follows; None while some may."""
 
-    @property
-    def held(self) -> tuple[BatchId, ...]:
-        """Batches that wait here or were handed out and are not acknowledged."""
+    def name_held(self) -> tuple[BatchId, ...]:
+        """Return the batches that wait here or were handed out and are not acknowledged.
+
+        Others that come before `keep` are not queued: the run does not know of them that they are
+        here, and sends again what is leased to this trainer.
+        """
         with self._changed:
+            self._is_reopening = True
             return (*self._given, *self._waiting)
 
     def put(self, item: TrainerItem | EndOfData) -> None:
@@ -168,7 +185,7 @@ class ItemQueue:
             elif isinstance(item, TrainerBatch):
                 batch_id = item.header.batch_id
                 known = (self._given, self._waiting, self._discarded)
-                if not any(batch_id in place for place in known):
+                if not self._is_reopening and not any(batch_id in place for place in known):
                     self._waiting[batch_id] = item
             elif item not in self._orders:
                 self._orders.append(item)
@@ -206,6 +223,7 @@ class ItemQueue:
     def keep(self, batch_ids: tuple[BatchId, ...]) -> None:
         """Drop what waits here and is no longer leased to this trainer."""
         with self._changed:
+            self._is_reopening = False
             for batch_id in self._waiting.keys() - set(batch_ids):
                 del self._waiting[batch_id]
 

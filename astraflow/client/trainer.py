@@ -397,7 +397,7 @@ class TrainerClient:
         """Hold the session from the registration until `_leave`."""
         hooks = MemberHooks(
             load=self._meter.report,
-            held=lambda: Held(batch_ids=self._queue.held),
+            held=lambda: Held(batch_ids=self._queue.name_held()),
             opened=self._reopened,
             directed=self._directed,
             on_transfer_token=self._notify_transfer_token,

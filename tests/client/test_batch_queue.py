@@ -63,10 +63,19 @@ def test_held_are_those_that_wait_and_those_that_are_out(queue, batch):
     for number in (1, 2, 3):
         queue.put(batch(number))
     taken(queue)
-    assert set(queue.held) == {"b1", "b2", "b3"}
+    assert set(queue.name_held()) == {"b1", "b2", "b3"}
     queue.discard("b1")
     queue.keep(("b3",))
-    assert queue.held == ("b3",)
+    assert queue.name_held() == ("b3",)
+
+
+def test_a_batch_that_comes_after_those_were_named_that_are_held_is_not_trained_on(queue, batch):
+    assert queue.name_held() == ()
+    queue.put(batch(1))
+    queue.put(SaveOrder("mine"))
+    queue.keep(())
+    queue.put(batch(2))
+    assert [queue.take(), taken(queue)] == [SaveOrder("mine"), "b2"]
 
 
 def test_closing_wakes_who_waits(queue):

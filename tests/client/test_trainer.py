@@ -83,6 +83,25 @@ def test_an_ended_session_is_continued_with_what_is_held(hub, client, tell, make
     batches.close()
 
 
+def test_a_batch_on_its_way_from_before_the_session_ended_is_passed_over(
+    hub, client, tell, loop, make_batch
+):
+    # As when a process stood still while its session ended and the batch waited in its socket.
+    batches = client.batches(prefetch=2)
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(lambda: next(batches))
+        loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 1))
+        tell(hub.expire)
+        client.publish_version(INFO)
+        tell(hub.offer, *make_batch(1))
+        tell(hub.unsettled.clear)
+        tell(hub.cut, "StreamBatches")
+        loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 2))
+        tell(hub.offer, *make_batch(2))
+        assert taking.result().header.batch_id == "b2"
+    batches.close()
+
+
 def test_a_hub_that_forgot_its_members_is_joined_afresh(hub, client, loop):
     loop.call(hub.restart(forgets=True))
     client.ack("b1", BatchOutcome.RETURNED, step=1)
