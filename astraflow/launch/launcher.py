@@ -58,7 +58,8 @@ from astraflow.rpc.concurrency import Backoff, Retry
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
 
-_HUB_START_S = 60.0
+# Then people are told why it takes long: reading millions of rows may take minutes.
+_HUB_SLOW_S = 30.0
 
 _END_S = 20.0
 
@@ -248,17 +249,20 @@ class Launcher:
     async def _start_all(self) -> None:
         for line in () if self.places.gpus is None else self.places.gpus.lines():
             self.say(line)
-        _, self.hub, models = await asyncio.gather(
-            self.executor.sweep(),
-            self._start_hub(),
-            prepare_models(
-                self.recipe,
-                self.run_dir,
-                executor=self.local,
-                note=self.say,
-                gpus=self.places.gpus if self.places.executor is None else None,
-            ),
-        )
+        # Of which one that fails ends the others: a model may take long to make.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.executor.sweep())
+            starting = group.create_task(self._start_hub())
+            preparing = group.create_task(
+                prepare_models(
+                    self.recipe,
+                    self.run_dir,
+                    executor=self.local,
+                    note=self.say,
+                    gpus=self.places.gpus if self.places.executor is None else None,
+                )
+            )
+        self.hub, models = starting.result(), preparing.result()
         meeting = ""
         if self.places.has_trainers_of_many:
             host = split_addresses(self.hub)[0][0]
@@ -321,14 +325,18 @@ class Launcher:
         hub = await self.local.start(roles.hub(reopens=self.is_resumed))
         self.processes.append(hub)
         ended = asyncio.create_task(hub.wait())
-        deadline = time.monotonic() + _HUB_START_S
+        patient_until: float | None = time.monotonic() + _HUB_SLOW_S
         while not is_up():
             done, _ = await asyncio.wait([ended], timeout=0.05)
-            if done or time.monotonic() > deadline:
-                ended.cancel()
+            if done:
                 raise AstraflowError(
-                    Reason.NOT_READY, f"the hub did not start:\n{hub.last_words()}"
+                    Reason.NOT_READY,
+                    f"the hub did not start, it ended with exit code {ended.result()}:\n"
+                    f"{hub.last_words()}",
                 )
+            if patient_until is not None and time.monotonic() > patient_until:
+                self._note(f"The hub still reads its data sets or its journal: {hub.command.log}")
+                patient_until = None
         ended.cancel()
         # Started again it goes on as it was when it died, and that may be stopping.
         hub.command = roles.hub()

@@ -1,13 +1,17 @@
-"""The launcher of a run whose cluster or hosts do not answer for a while."""
+"""The launcher of a run that cannot start, or whose cluster does not answer for a while."""
 
 import asyncio
 import json
 import os
+import socket
 from io import StringIO
+from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
+from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.launch import launcher as module
@@ -42,6 +46,38 @@ def on_slurm(tmp_path):
 
 def node(tmp_path):
     return RoleCommand(name="raas-1", arguments=("raas",), log=tmp_path / "run" / "raas-1.log")
+
+
+SORT = Path(__file__).parents[2] / "recipes" / "sort.yaml"
+
+
+def on_port(tmp_path, port):
+    recipe, run_dir = load_recipe(SORT, [f"hub.listen=127.0.0.1:{port}"]), RunDir(tmp_path / "run")
+    run_dir.root.mkdir()
+    run_dir.recipe.write_text(dump_recipe(recipe))
+    console = Console(file=StringIO(), width=1000)
+    return Launcher(recipe=recipe, run_dir=run_dir, console=console)
+
+
+@pytest.mark.slow
+async def test_where_the_hub_does_not_start_no_model_is_made(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        _, failure = await on_port(tmp_path, taken.getsockname()[1]).run()
+    assert "did not start, it ended with exit code 1:" in failure
+    assert "choose another port" in failure
+    roles = [each.cmdline() for each in psutil.Process().children()]
+    assert not [each for each in roles if "warm-up" in each]
+
+
+@pytest.mark.slow
+async def test_a_hub_that_takes_long_to_start_is_told_of_and_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_HUB_SLOW_S", 0.0)
+    launcher = on_port(tmp_path, 0)
+    launcher.say = launcher.console.print
+    assert (await launcher._start_hub()).startswith("127.0.0.1:")
+    assert launcher.console.file.getvalue().count("still reads its data sets") == 1
+    await launcher._end_all()
+    await launcher.executor.close()
 
 
 async def test_a_process_that_died_is_started_again_once_its_cluster_answers(
