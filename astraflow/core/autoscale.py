@@ -139,7 +139,8 @@ def _grown(balance: PoolBalance, present: int, finding: str) -> tuple[int, str]:
             f"{finding}, but the pool was {busy:.0%} busy: more nodes do not help; see what the "
             "trainer waits for, or raise max_staleness"
         )
-    return max(present, grown), f"{finding}: {live:.1f} accelerators are too few"
+    # Of no node nothing is known but that it is too few.
+    return max(present, grown, 1), f"{finding}: {live:.1f} accelerators are too few"
 
 
 def _need(balance: PoolBalance) -> float | None:

@@ -160,7 +160,13 @@ class SimulatedNode:
             resources=Resources(accelerator="simulated", accelerator_count=1),
         )
         secrets = ev.SessionSecrets(token=b"", transfer_token=b"")
-        membership = self.hub.apply(ev.RaasJoined(request=request, secrets=secrets))
+        try:
+            membership = self.hub.apply(ev.RaasJoined(request=request, secrets=secrets))
+        except AstraflowError as error:
+            if error.reason is not Reason.RUN_ENDED:
+                raise
+            self._end()
+            return
         member_id: MemberId = membership.session.member_id
         self.member_id = member_id
         self.hub.workers[member_id] = self

@@ -128,6 +128,13 @@ def test_bounds_hold():
     assert (grown.action, grown.target_member_count) == (ScaleAction.GROW, 2)
 
 
+def test_a_pool_that_may_be_empty_grows_while_a_trainer_waits():
+    waits = advice(balance(wait=1.0, live=0.0, entered=0, consumed=0), [], min_count=0)
+    assert (waits.action, waits.target_member_count) == (ScaleAction.GROW, 1)
+    trains = advice(balance(live=0.0, entered=0, consumed=0), [], min_count=0)
+    assert (trains.action, trains.target_member_count) == (ScaleAction.HOLD, 0)
+
+
 def test_slow_idle_and_dear_nodes_go_first():
     members = [
         MemberBalance(member_id="fast", tokens_per_s=100.0),

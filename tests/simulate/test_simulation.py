@@ -65,6 +65,16 @@ def test_rollouts_that_take_longer_than_their_timeout_fail():
     assert "ROLLOUT_TIMEOUT" in nobody.failure
 
 
+def test_nodes_that_come_to_a_run_that_has_failed_are_gone():
+    flapping = {"share": 1.0, "up_s": 60, "down_s": 60, "crash_share": 0.0}
+    rollouts = {"group_size": 4, "mean_tokens": 2000, "spread": 0, "timeout_s": 10}
+    pools = {"steady": {"count": 2}, "only": {"count": 2, "flapping": flapping}}
+    report = simulate(scenario(rollouts=rollouts, pools=pools))
+    assert "ROLLOUT_TIMEOUT" in report.failure
+    assert report.sizes[-1][1] == 0
+    assert not report.broken_laws
+
+
 def test_a_task_that_is_withdrawn_gives_its_slot_back():
     described = scenario(rollouts={"group_size": 1}, trainer={"groups_per_batch": 4})
     hub = SimulatedHub(timeline=Timeline(), settings=settings_of(described))
