@@ -114,6 +114,18 @@ def _report_sudden_ends() -> None:
     os._exit = report_and_leave
 
 
+def _log_to_stderr() -> None:
+    """Keep what is logged apart from what a command prints, which may be JSON for a program.
+
+    Roles log in their own way.
+    """
+    # Help loads nothing that is heavy; nor do completions, whose command line has no argument.
+    if sys.argv[1:] and "--help" not in sys.argv:
+        from astraflow.telemetry.logging import configure_logging  # noqa: PLC0415
+
+        configure_logging("astraflow")
+
+
 def main() -> None:
     """Run the command line; an error that has a name is one line and exit code 1.
 
@@ -127,6 +139,7 @@ def main() -> None:
             # A sign that a terminal cannot show is a question mark, not the end of a run.
             stream.reconfigure(errors="replace")
     try:
+        _log_to_stderr()
         app()
     except AstraflowError as error:
         typer.secho(f"error: {error.message}  [{error.reason}]", err=True, fg=typer.colors.RED)

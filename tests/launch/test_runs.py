@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -108,3 +110,12 @@ def test_logs_are_those_of_the_roles_and_a_line_is_whole(run):
     with pytest.raises(AstraflowError, match="no log of trainer; known: hub, raas-0") as caught:
         next(log_lines(run_dir, "trainer", count=1, is_followed=False))
     assert caught.value.reason is Reason.NOT_READY
+
+
+def test_what_is_logged_is_not_among_what_a_program_reads(tmp_path):
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "recipe.yaml").write_text(": [")
+    command = [sys.executable, "-m", "astraflow", "ls", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [row["state"] for row in json.loads(done.stdout)] == ["unreadable"]
+    assert "a run cannot be read" in done.stderr
