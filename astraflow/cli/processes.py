@@ -86,7 +86,7 @@ def serve_dataflow(
     token that is not set is made, and kept with the address in hub.json in the run's folder.
     SIGTERM or Ctrl-C once drains the run, twice cancels it.
     """
-    from astraflow.cli.roles import traced  # noqa: PLC0415
+    from astraflow.cli.roles import raise_file_limit, traced  # noqa: PLC0415
     from astraflow.config.loader import load_recipe  # noqa: PLC0415
     from astraflow.dataflow.main import main_serve  # noqa: PLC0415
     from astraflow.launch.processes import hold_lifeline  # noqa: PLC0415
@@ -105,6 +105,7 @@ def serve_dataflow(
     # SIGTERM would end the run; with a journal, `astraflow run --resume` goes on with it.
     is_kept = settings.hub.journal.kind != "none"
     hold_lifeline(first=signal.SIGKILL if is_kept else signal.SIGTERM)
+    raise_file_limit()
     folder = run_dir or Path("runs") / settings.name
     with traced("hub", settings.tracing, folder):
         code = main_serve(settings, run_dir=folder, reopens=reopen)

@@ -1,8 +1,9 @@
 """What the commands that are processes do, each before its own part."""
 
 import os
+import resource
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from astraflow.rpc.tls import Tls
 from astraflow.storage.cache import cache_dir
 from astraflow.telemetry.garbage import expect_imports
 from astraflow.telemetry.traces import configure_tracing, use_recorder
+
+# Programs that a node starts have the same limit, and some close every number up to it.
+_FILE_COUNT = 1 << 16
 
 
 def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
@@ -31,7 +35,21 @@ def begin(recipe: Path, overrides: Sequence[str] | None) -> Recipe:
     """Read the recipe of a process that ends with the one that started it."""
     expect_imports()
     hold_lifeline()
+    raise_file_limit()
     return load_recipe(recipe, overrides or ())
+
+
+def raise_file_limit() -> None:
+    """Let this process have more open files, where it may.
+
+    Shells begin with 1,024: a hub has two connections to each member, a node pipes to each program.
+    """
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILE_COUNT if most == resource.RLIM_INFINITY else min(most, _FILE_COUNT)
+    # macOS says that there is no limit, and may refuse it.
+    with suppress(OSError, ValueError):
+        if 0 <= now < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def must_have_policy(recipe: Recipe, policy: str) -> None:

@@ -1,20 +1,26 @@
 """The hub as a process of its own."""
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import psutil
 import pytest
 
+from astraflow.client.control import ControlClient
+from astraflow.config.loader import dump_recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.main import tokens_from
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import HubTokens
+from astraflow.rpc.address import split_address
+from astraflow.testing import small_recipe
 
 PROGRAM = """
 import sys
@@ -86,6 +92,25 @@ def test_a_hub_without_one_of_its_extensions_serves_and_says_so(process_of, reci
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "install a C compiler" in out
+
+
+def test_a_hub_has_more_connections_than_a_shell_lets_it_open_files(tmp_path):
+    recipe, run_dir = tmp_path / "recipe.yaml", RunDir(tmp_path / "run")
+    recipe.write_text(dump_recipe(small_recipe(tmp_path, scorer="exact")))
+    serve = [sys.executable, "-m", "astraflow", "dataflow", "serve", str(recipe)]
+    limited = ["sh", "-c", 'ulimit -Sn 64; exec "$@"', "sh", *serve, "--run-dir", run_dir.root]
+
+    async def is_answered():
+        async with ControlClient.of(run_dir, patience_s=5) as control:
+            return (await control.get_run()).members == ()
+
+    with subprocess.Popen(limited, stderr=subprocess.PIPE) as process, ExitStack() as exits:
+        exits.callback(process.kill)
+        wait_until(process, run_dir.endpoint.exists)
+        address = split_address(run_dir.read_endpoint().address)
+        for _ in range(100):
+            exits.enter_context(socket.create_connection(address))
+        assert asyncio.run(is_answered())
 
 
 def test_tokens_come_from_the_environment_or_are_made():
