@@ -16,6 +16,7 @@ from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import Keep, TrainerConfig
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import AckBatch
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.engine import TrainEngine
 
 STATE_FILE = "trainer_state.json"
@@ -200,7 +201,8 @@ class Checkpoints:
             The checkpoint's id, once it is whole.
 
         Raises:
-            OSError: This one, or the one before, could not be written.
+            AstraflowError: CAPACITY_EXCEEDED: this one, or the one before, could not be written.
+            OSError: Older ones could not be let go of.
         """
         if self._last is not None:
             self._last.result()
@@ -252,8 +254,19 @@ class Checkpoints:
         return [each for each in found if last is None or each.step <= last][-count:]
 
     def _finish(self, draft: Path, target: Path, state: Mapping[str, object]) -> None:
-        self._engine.wait_for_save()
-        (draft / STATE_FILE).write_text(json.dumps(state) + "\n")
+        try:
+            self._engine.wait_for_save()
+            (draft / STATE_FILE).write_text(json.dumps(state) + "\n")
+        except AstraflowError:
+            raise
+        except Exception as error:
+            # Of a full disk torch says "unexpected pos", for one.
+            free_mb = shutil.disk_usage(draft).free >> 20
+            raise AstraflowError(
+                Reason.CAPACITY_EXCEEDED,
+                f"checkpoint {target} cannot be written ({error}); its disk has {free_mb:,} MiB "
+                "left: make room and go on with the run (--resume)",
+            ) from error
         place(draft, target)
         self._drop_optimizers()
 

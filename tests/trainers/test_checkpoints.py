@@ -1,6 +1,7 @@
 """Checkpoints are Hugging Face directories."""
 
 import json
+import resource
 import subprocess
 import sys
 from threading import Event
@@ -134,6 +135,19 @@ def test_a_state_that_cannot_be_let_go_is_told(tmp_path, engine):
     with pytest.raises(OSError) as caught:  # noqa: PT011 - Python 3.13 shows its path alone
         checkpoints.save(step=3, version=3)
     assert "symbolic link" in caught.value.args[0]
+
+
+def test_a_checkpoint_that_the_disk_has_no_room_for_says_so(tmp_path, engine):
+    checkpoints = Checkpoints(engine, run_dir=RunDir(tmp_path), policy_id="solver")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(AstraflowError, match=r"its disk has [\d,]+ MiB left") as caught:
+            checkpoints.save(step=1, version=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.reason is Reason.CAPACITY_EXCEEDED
+    assert start_points(RunDir(tmp_path), "solver")[0].step == 0
 
 
 def test_what_the_run_named_is_kept_whole_and_found_under_both_names(tmp_path, engine):
