@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -37,7 +38,7 @@ def init(
         return
     target = folder or Path(recipe)
     init_recipe(recipe, target, machine=machine)
-    typer.echo(f"{target} is there: cd {target} && astraflow run recipe.yaml")
+    typer.echo(f"{target} is there: cd {quote(str(target))} && astraflow run recipe.yaml")
 
 
 def ls(
@@ -122,4 +123,4 @@ def stop(
     from astraflow.launch.runs import stop_run  # noqa: PLC0415
 
     run_async(stop_run(RunDir(run), is_now=now))
-    typer.echo(f"{run} is over; `astraflow run --resume {run}` goes on with it")
+    typer.echo(f"{run} is over; `astraflow run --resume {quote(str(run))}` goes on with it")

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import psutil
@@ -227,7 +228,7 @@ def _must_have_steps(run_dir: RunDir, recipe: Recipe) -> None:
             Reason.RUN_ENDED,
             f"{run_dir.root} has done its {count} steps; go on with more of them (--set "
             f"policies.{name}.trainer.step_count={2 * count}), start its recipe anew, or see what "
-            f"came of it with `astraflow ledger {run_dir.root}`",
+            f"came of it with `astraflow ledger {quote(str(run_dir.root))}`",
         )
 
 

@@ -7,7 +7,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from astraflow.cli.main import app
 from astraflow.config.loader import load_recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.init import init_recipe, packaged_recipes
@@ -22,6 +24,14 @@ def test_every_recipe_has_what_it_needs_in_its_folder(name, tmp_path):
     for each in named if name != "template" else ():
         assert each.is_relative_to(tmp_path)
         assert each.exists()
+
+
+def test_what_is_said_of_a_folder_with_a_space_can_be_pasted(tmp_path):
+    target = tmp_path / "my first"
+    said = CliRunner().invoke(app, ["init", "sort", str(target)]).stdout
+    command = said.partition(": ")[2].partition(" && ")[0]
+    done = subprocess.check_output(f"{command} && pwd", shell=True, text=True)
+    assert done.strip() == str(target)
 
 
 @pytest.mark.parametrize("name", ["sort", "preferences"])
