@@ -385,6 +385,23 @@ def laws(make_world, suite, rollout_of, picture_of):
                     self.keep(member)
                 self.tick()
 
+        @rule(seconds=st.sampled_from([1, 100, 10_000]))
+        def hub_is_gone_for_a_while(self, seconds):
+            """Nobody is silent by that, and nothing fails."""
+            before = self.members, [account.drops for account in self.world.run.accounts()]
+            self.world.clock.advance(seconds)
+            # One of a run that is over closes as the one before it did.
+            self.world.is_over = False
+            self.world.apply(ev.HubRestarted())
+            self.tick()
+            drops = [account.drops for account in self.world.run.accounts()]
+            assert (self.members, drops) == before
+
+        @property
+        def members(self):
+            status = self.world.run.status(self.world.clock.now())
+            return {each.member_id for each in status.members}
+
         # --- trainers
 
         def policy(self, pick):
@@ -528,7 +545,9 @@ def laws(make_world, suite, rollout_of, picture_of):
             # The version that restores the weights is one that the others did not make.
             self.was_given_up = True
             self.trainers[policy] = trainer
-            self.world.publish(trainer, policy, step=step)
+            # Of a policy that has ended nothing is undone.
+            done = self.world.policy(policy).step if is_ended else step
+            self.world.publish(trainer, policy, step=done)
             self.world.open_stream(trainer, max_outstanding=2)
 
         @rule(pick=picks)
