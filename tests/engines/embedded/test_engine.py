@@ -259,6 +259,16 @@ async def test_sampling_that_leaves_no_token_fails_its_own_request_alone(model: 
     assert [len(each.tokens) for each in generations] == [200, 200, 200]
 
 
+async def test_numbers_beyond_64_bits_mean_all(model: Any):
+    prompt, huge = [3, 4, 5], 10**20
+    async with running(model) as engine:
+        found, plain = await asyncio.gather(
+            engine.generate(prompt, knobs(9, top_k=huge, min_new_tokens=huge)),
+            engine.generate(prompt, knobs(9)),
+        )
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+
+
 async def test_stop_strings_need_a_tokenizer(model: Any):
     (model.folder / "tokenizer.json").unlink()
     async with running(model) as engine:
