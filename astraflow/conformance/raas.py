@@ -44,8 +44,9 @@ def _rollouts(tap: Tap) -> list[Any]:
 
 
 def tasks(tap: Tap) -> list[Any]:
-    """Return the tasks that reached the member."""
-    events = [event for call in tap.of("StreamTasks") for event in call.responses]
+    """Return the tasks that reached the member, also on streams of which no request has come."""
+    streams = (call for call in tap.calls if call.name == "StreamTasks")
+    events = [event for call in streams for event in call.responses]
     return [event.task for event in events if event.HasField("task")]
 
 
