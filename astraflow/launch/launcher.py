@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,6 +24,7 @@ from astraflow.core.errors import (
     CONFIGURATION_EXIT,
     TEMPORARY_EXIT,
     AstraflowError,
+    Failure,
     Reason,
 )
 from astraflow.core.ids import PolicyId
@@ -375,9 +376,19 @@ class Launcher:
                 self.failure = self.failure or f"{why}:\n{process.last_words()}"
 
     async def _show(self, progress: RunProgress) -> None:
-        async for status in self.control.watch_run():
-            self.last = status
-            progress.show(status)
+        try:
+            async for status in self.control.watch_run():
+                self.last = status
+                progress.show(status)
+        except AstraflowError:
+            (*_, hub) = (each for each in self.processes if each.command.name == "hub")
+            if self.last is None or hub.exit_code != 0:
+                raise
+            # One that was started again may end the run between two attempts to reach it.
+            written = read_json(self.run_dir.status)
+            failed = written["failure"]
+            failure = failed and Failure(reason=Reason(failed["reason"]), message=failed["message"])
+            self.last = replace(self.last, state=RunState(written["state"]), failure=failure)
         if self.last is not None and self.last.failure is not None:
             # What a process that could not work said is nearer to the cause than its withdrawal.
             self.failure = self.failure or str(self.last.failure)

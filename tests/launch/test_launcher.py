@@ -11,14 +11,17 @@ import psutil
 import pytest
 from rich.console import Console
 
+from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
+from astraflow.core.status import RunState, StopMode
 from astraflow.launch import launcher as module
 from astraflow.launch.executors.base import RunPlace
 from astraflow.launch.executors.ssh import SshExecutor, SshOptions
 from astraflow.launch.launcher import Launcher
 from astraflow.launch.processes import RoleCommand
+from astraflow.launch.status import RunProgress
 from astraflow.rpc.concurrency import Backoff
 from astraflow.testing import small_recipe
 
@@ -77,6 +80,24 @@ async def test_a_hub_that_takes_long_to_start_is_told_of_and_waited_for(tmp_path
     assert (await launcher._start_hub()).startswith("127.0.0.1:")
     assert launcher.console.file.getvalue().count("still reads its data sets") == 1
     await launcher._end_all()
+    await launcher.executor.close()
+
+
+@pytest.mark.slow
+async def test_an_end_of_which_nothing_was_heard_is_as_the_hub_wrote_it_down(tmp_path):
+    launcher = on_port(tmp_path, 0)
+    await launcher._start_hub()
+    (hub,) = launcher.processes
+    async with ControlClient.of(launcher.run_dir, patience_s=0.1) as launcher.control:
+        launcher.last = await launcher.control.get_run()
+        await launcher.control.stop_run(StopMode.CANCEL)
+        assert await hub.wait() == 0
+        await launcher._show(RunProgress(launcher.console, launcher.recipe))
+        assert launcher.last.state is RunState.DONE
+        assert launcher.failure is None
+        launcher.last = None
+        with pytest.raises(AstraflowError, match="NOT_READY"):
+            await launcher._show(RunProgress(launcher.console, launcher.recipe))
     await launcher.executor.close()
 
 
