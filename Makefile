@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-all test-newer test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs notebooks lock format proto clean
+.PHONY: demo test test-all environments test-newer test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs notebooks lock format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -43,9 +43,12 @@ test: $(VENV)/.dev
 test-all: test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest
 
+# Side by side with --jobs: pip does one thing at a time.
+environments: $(VENV)/.dev $(if $(NEWER),$(VENV)-newer/.dev)
+
 # What Python's own library changes from release to release: processes, files, bytecode, sockets. The
 # compiled parts are those of the other one, as in a wheel.
-test-newer: $(VENV)/.dev $(if $(NEWER),$(VENV)-newer/.dev)
+test-newer: environments
 	$(if $(NEWER),$(VENV)-newer/bin/python -m pytest -m "not long" tests/workflows/kept tests/wire tests/rpc \
 		tests/storage --ignore tests/storage/test_weight_files.py,@echo "no later Python is here: NEWER=… names one")
 
