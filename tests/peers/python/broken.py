@@ -616,7 +616,11 @@ RAASES = {
     "reward_is_nan": ("rollouts.accepted", "reward", each_rollout(put(reward=float("nan")))),
     "stays_at_an_old_version": ("rollouts.accepted", "its task asks for", StaysBehind()),
     "result_does_not_add_up": ("tasks.closed", "its result has", Items(miscounted)),
-    "counts_what_it_never_sent": ("tasks.closed", "has 2 rollouts by its result, 1 came", Items(first_samples_lost)),
+    "counts_what_it_never_sent": (
+        "tasks.closed",
+        "has 2 rollouts by its result, 1 came",
+        Items(first_samples_lost),
+    ),
     "counts_what_it_sent_as_failed": (
         "tasks.closed",
         "by its result, 2 came",
