@@ -1,5 +1,6 @@
 """Checkpoints: written whole or not at all, kept as the recipe says, and resumed from."""
 
+import errno
 import json
 import os
 import shutil
@@ -20,6 +21,11 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.engine import TrainEngine
 
 STATE_FILE = "trainer_state.json"
+
+# Libraries raise errors of their own, with these words in them; torch of a full disk without.
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
+
+_ALMOST_NOTHING = 64 << 20
 
 # What of a checkpoint a resume alone needs: one of these.
 OPTIMIZER_FILE, OPTIMIZER_DIR = "optimizer.pt", "optimizer"
@@ -201,8 +207,8 @@ class Checkpoints:
             The checkpoint's id, once it is whole.
 
         Raises:
-            AstraflowError: CAPACITY_EXCEEDED: this one, or the one before, could not be written.
-            OSError: Older ones could not be let go of.
+            AstraflowError: CAPACITY_EXCEEDED: there was no room for this one, or the one before.
+            Exception: What the engine raised; OSError also where older ones cannot be let go of.
         """
         if self._last is not None:
             self._last.result()
@@ -260,12 +266,13 @@ class Checkpoints:
         except AstraflowError:
             raise
         except Exception as error:
-            # Of a full disk torch says "unexpected pos", for one.
-            free_mb = shutil.disk_usage(draft).free >> 20
+            free_nbytes = shutil.disk_usage(draft).free
+            if free_nbytes > _ALMOST_NOTHING and not any(words in str(error) for words in _FULL):
+                raise
             raise AstraflowError(
                 Reason.CAPACITY_EXCEEDED,
-                f"checkpoint {target} cannot be written ({error}); its disk has {free_mb:,} MiB "
-                "left: make room and go on with the run (--resume)",
+                f"checkpoint {target} cannot be written ({error}); its disk has "
+                f"{free_nbytes >> 20:,} MiB left: make room and go on with the run (--resume)",
             ) from error
         place(draft, target)
         self._drop_optimizers()

@@ -242,9 +242,10 @@ _FRAME_NBYTES: Final = 64
 def is_read(item: raas_service_pb2.RolloutItem, max_message_nbytes: int) -> bool:
     """Whether a run reads an item that comes alone."""
     nbytes = item.ByteSize() + _FRAME_NBYTES
-    if not _MOST_NBYTES < nbytes <= max_message_nbytes:
-        return nbytes <= max_message_nbytes
-    return _is_read(raas_service_pb2.StreamRolloutsRequest(items=[item]).SerializeToString())
+    if nbytes <= min(_MOST_NBYTES, max_message_nbytes):
+        return True
+    message = raas_service_pb2.StreamRolloutsRequest(items=[item])
+    return nbytes <= max_message_nbytes and _is_read(message.SerializeToString())
 
 
 def _is_read(data: bytes) -> bool:

@@ -35,16 +35,16 @@ def here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("compiler", "flags"),
+    ("compiler", "flags", "rounds"),
     # Optimised, what is sanitized takes longer to compile than to run.
     [
-        ("gcc", ("-O0", *SANITIZED)),
-        pytest.param("gcc", ("-O1", "-g", *SANITIZED), marks=pytest.mark.long),
-        pytest.param("clang", TRAPPED, marks=pytest.mark.long),
+        ("gcc", ("-O0", *SANITIZED), 150),
+        pytest.param("gcc", ("-O1", "-g", *SANITIZED), 500, marks=pytest.mark.long),
+        pytest.param("clang", TRAPPED, 500, marks=pytest.mark.long),
     ],
 )
-def test_levels_agree_on_random_and_on_damaged_input(compiler, flags, tmp_path, here):
-    assert fuzz(compiler, flags, tmp_path, 150) == here
+def test_levels_agree_on_random_and_on_damaged_input(compiler, flags, rounds, tmp_path, here):
+    assert fuzz(compiler, flags, tmp_path, rounds) == here
 
 
 @pytest.mark.slow

@@ -42,15 +42,20 @@ async def test_a_raas_serves_a_run(serving, raas, sender, step_count):
         assert held == weights_of(number - 1).tobytes()
 
 
-async def test_results_of_no_task_cost_no_others(serving, raas, sender):
-    raas.strays = [None, {}, *({"task_id": each} for each in (None, "one", [1], 1e400, 10**6))]
-    async with serving(step_count=1, node=False) as (run, gateway):
+async def account_of(serving, raas, sender, *, step_count):
+    """Return the account of a run that this one works for."""
+    async with serving(step_count=step_count, node=False) as (run, gateway):
         registering = asyncio.create_task(register(gateway, raas))
-        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), 1)
+        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), step_count)
         await registering
         await run.finish()
         [account] = run.accounts()
-    assert account.trained_count == 4
+    return account
+
+
+async def test_results_of_no_task_cost_no_others(serving, raas, sender):
+    raas.strays = [None, {}, *({"task_id": each} for each in (None, "one", [1], 1e400, 10**6))]
+    assert (await account_of(serving, raas, sender, step_count=1)).trained_count == 4
 
 
 @pytest.mark.slow
@@ -104,12 +109,7 @@ async def until_loaded(raas, version):
 @pytest.mark.slow
 async def test_what_an_engine_lost_is_no_reward_of_nought(serving, raas, sender):
     raas.fails = 3
-    async with serving(step_count=3, node=False) as (run, gateway):
-        registering = asyncio.create_task(register(gateway, raas))
-        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), 3)
-        await registering
-        await run.finish()
-        [account] = run.accounts()
+    account = await account_of(serving, raas, sender, step_count=3)
     assert account.trained_count == 12
     assert account.is_balanced
 

@@ -137,6 +137,16 @@ def test_a_state_that_cannot_be_let_go_is_told(tmp_path, engine):
     assert "symbolic link" in caught.value.args[0]
 
 
+def test_what_an_engine_raises_that_saves_is_raised_as_it_is(tmp_path, engine, monkeypatch):
+    def fail():
+        raise KeyError("of the user's engine")
+
+    checkpoints = Checkpoints(engine, run_dir=RunDir(tmp_path), policy_id="solver")
+    monkeypatch.setattr(engine, "wait_for_save", fail)
+    with pytest.raises(KeyError, match="of the user's engine"):
+        checkpoints.save(step=1, version=1)
+
+
 def test_a_checkpoint_that_the_disk_has_no_room_for_says_so(tmp_path, engine):
     checkpoints = Checkpoints(engine, run_dir=RunDir(tmp_path), policy_id="solver")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -101,11 +101,20 @@ GPU = torch.device("cuda")
 PACKED = [900, 500, 500, 100, 48]
 
 
-# Every two of the three together.
 @pytest.mark.parametrize(
     ("lengths", "checkpointing", "compute"),
-    [(None, False, "f32"), (None, True, "bf16"), (PACKED, False, "bf16"), (PACKED, True, "f32")],
-    ids=["padded", "padded and checkpointed", "packed", "packed and checkpointed"],
+    [
+        # Every two of the three are together in four of them; `make test-all` has all eight.
+        pytest.param(
+            lengths,
+            checkpointing,
+            compute,
+            marks=pytest.mark.long if is_packed ^ checkpointing ^ (compute == "bf16") else (),
+        )
+        for is_packed, lengths in enumerate((None, PACKED))
+        for checkpointing in (False, True)
+        for compute in ("f32", "bf16")
+    ],
 )
 def test_arithmetic_is_what_torch_allocates(make_model, compute, checkpointing, lengths):
     fsdp = Fsdp(compute=compute, checkpointing=checkpointing)
