@@ -133,6 +133,8 @@ def test_compiled_blocks_say_and_learn_what_plain_ones_do(
     checkpointing, device, make_model, rows, monkeypatch
 ):
     monkeypatch.setattr(blocks, "_FEW", 0)
+    # Helpers of the compiler would import torch, each of them.
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     is_gpu = device == "cuda"
     found = []
     for is_compiled in (False, True):

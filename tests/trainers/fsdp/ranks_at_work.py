@@ -1,8 +1,8 @@
-"""What one rank does in these tests: `torchrun ranks_at_work.py FOLDER`."""
+"""What one rank does in these tests."""
 
 import copy
+import os
 import pickle
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -239,21 +239,20 @@ def gathered(engine: ShardedEngine) -> dict[str, np.ndarray]:
     }
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def work(rank: str, count: str, port: str, folder: str) -> None:
+    """Be one rank, which torchrun would tell the same."""
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    torch.set_num_threads(1)
     with joined_ranks(device="cpu", fsdp=Fsdp()) as ranks:
-        work = Work(folder, ranks)
-        for name in work.counts:
-            work.train_and_save(name)
+        mine = Work(Path(folder), ranks)
+        for name in mine.counts:
+            mine.train_and_save(name)
         for name in ("plain", "lora"):
-            if name in work.counts:
-                work.publish(name)
-        if "plain" in work.counts:
-            work.refuse()
-        work.variants()
-        work.compare_families()
-        (folder / f"found-{ranks.rank}.pickle").write_bytes(pickle.dumps(work.found))
-
-
-if __name__ == "__main__":
-    main()
+            if name in mine.counts:
+                mine.publish(name)
+        if "plain" in mine.counts:
+            mine.refuse()
+        mine.variants()
+        mine.compare_families()
+        (Path(folder) / f"found-{ranks.rank}.pickle").write_bytes(pickle.dumps(mine.found))

@@ -1,9 +1,7 @@
-"""Two ranks that torchrun starts train as one does, publish shards, and save for any count."""
+"""Two ranks train as one does, publish shards, and save for any count."""
 
 import pickle
-import signal
-import sys
-from contextlib import contextmanager
+import time
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -12,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.recipe import Lora, TrainerConfig
@@ -27,6 +23,8 @@ from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.workflows.tutors import write_tokenizer
+from crash_ends.nursery import Nursery
+from crash_ends.postgres import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -143,13 +141,14 @@ COUNTS = {"plain": STEPS, "lora": 10, "critic": 10, "many experts": 10}
 class Ran:
     """What ranks found, and what one process finds with the same batches."""
 
-    def __init__(self, folder: Path, batches: list, given: dict) -> None:
+    def __init__(self, nursery: Nursery, folder: Path, batches: list, given: dict) -> None:
+        self.nursery = nursery
         self.folder = folder
         self.batches = batches
         self.alone = cache(self._alone)
         self.four = cache(self._four)
         self._given = given
-        self.ranks = launch(folder, RANKS, given)
+        self.ranks = launch(nursery, folder, RANKS, given)
         self.found = self.ranks[0]
 
     def _alone(self, name: str, start: int = 0) -> list:
@@ -162,7 +161,7 @@ class Ran:
         folder.mkdir()
         for name in ("model", "mixture"):
             (folder / name).symlink_to(self.folder / name)
-        return folder, launch(folder, 4, self._given | {"families": {}})
+        return folder, launch(self.nursery, folder, 4, self._given | {"families": {}})
 
     def given(self, name: str) -> list:
         """Return what one process trains on."""
@@ -187,7 +186,15 @@ def few(names):
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory, make_model, make_mixture, make_rows, to_part):
+def nursery():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        with Nursery("ranks_at_work") as nursery:
+            yield nursery
+
+
+@pytest.fixture(scope="module")
+def run_of(nursery, tmp_path_factory, make_model, make_mixture, make_rows, to_part):
     """Return what makes the run that a name is of: the few, or all others."""
     folder = tmp_path_factory.mktemp("ranks")
     write_tokenizer(folder / "tokenizer", "abcdefghij>")
@@ -238,7 +245,7 @@ def run_of(tmp_path_factory, make_model, make_mixture, make_rows, to_part):
             "contexts": shared,
             "families": families,
         }
-        return Ran(ours, whole, given)
+        return Ran(nursery, ours, whole, given)
 
     return lambda name: run(name in FEW)
 
@@ -255,41 +262,21 @@ def routes(row):
     return scores.argsort(axis=2)[:, :, :2].astype(np.uint16)
 
 
-def launch(folder, count, given) -> list:
+def launch(nursery, folder, count, given) -> list:
     """Have so many ranks do what is for them; return what each found."""
     some = {name: each for name, each in given["settings"].items() if each.ranks == count}
     counts = given["counts"] if count == RANKS else {}
     batches = given["batches"] if count == RANKS else [[]] * count
     ours = {**given, "settings": some, "counts": counts, "batches": batches}
     (folder / "given.pickle").write_bytes(pickle.dumps(ours))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id="test",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-    )
-    script = Path(__file__).with_name("ranks_at_work.py")
-    with handlers_kept():
-        elastic_launch(config, sys.executable)(str(script), str(folder))
+    place = (str(count), str(free_port()), str(folder))
+    pids = [nursery.start("work", str(rank), *place) for rank in range(count)]
+    while None in (codes := [nursery.exit_code(pid) for pid in pids]):
+        assert not any(codes), "a rank has failed, as it says above"
+        time.sleep(0.1)
+    assert not any(codes)
     found = (folder / f"found-{rank}.pickle" for rank in range(count))
     return [pickle.loads(each.read_bytes()) for each in found]
-
-
-@contextmanager
-def handlers_kept():
-    """Leave the signal handlers of this process as they are; torchrun takes them over."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    handlers = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, handlers, strict=True):
-            signal.signal(number, handler)
 
 
 def write_by_one(folder, name, batches):
@@ -371,7 +358,7 @@ def test_compiled_blocks_of_ranks_learn_what_plain_ones_do(run_of, tmp_path):
     given = pickle.loads((ran.folder / "given.pickle").read_bytes())
     empty = {name: {} for name in ("lora", "counts", "contexts", "families")}
     alone = ran.alone("plain", STEPS - LAST)
-    for found in launch(tmp_path, RANKS, {**given, **empty, "settings": settings}):
+    for found in launch(ran.nursery, tmp_path, RANKS, {**given, **empty, "settings": settings}):
         assert furthest(found["compiled"], alone) < 1e-4
 
 
