@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-all environments test-newer test-e2e test-long-runs test-long-rest unit unit-models unit-weights unit-rest slow-models slow-rest check docs notebooks lock format proto clean
+.PHONY: demo test test-all environments test-newer test-e2e test-long-runs test-long-rest test-models test-agents test-weights test-rest check docs notebooks lock format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -35,10 +35,8 @@ demo: $(VENV)/.demo
 # Three parts at once for two cores: tests wait for sockets and processes, whole runs for each
 # other. The longest begin. Every part imports what it needs only: torch and transformers take
 # seconds.
-PARTS := $(MAKE) --no-print-directory --jobs 3 --output-sync=target
-
 test: $(VENV)/.dev
-	$(PARTS) slow-rest test-e2e slow-models unit-models unit-rest unit-weights
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-models test-rest test-e2e test-agents test-weights
 
 test-all: test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest
@@ -61,28 +59,22 @@ test-long-runs: $(VENV)/.dev
 test-long-rest: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "long and not e2e"
 
-UNIT := $(BIN)/python -m pytest -m "not e2e and not slow and not long"
-SLOW := $(BIN)/python -m pytest -m "slow and not e2e and not long"
-MODELS := $(addprefix tests/,cli docs engines gateway raas testing tinker trainers workflows)
+TESTS := $(BIN)/python -m pytest -m "not e2e and not long"
+MODELS := $(addprefix tests/,engines tinker trainers)
+AGENTS := $(addprefix tests/,cli docs gateway raas testing workflows)
 WEIGHTS := $(addprefix tests/,codec launch transport weights)
 
-unit: $(VENV)/.dev
-	$(PARTS) unit-models unit-weights unit-rest
+test-models: $(VENV)/.dev
+	$(TESTS) $(MODELS)
 
-unit-models: $(VENV)/.dev
-	$(UNIT) $(MODELS)
+test-agents: $(VENV)/.dev
+	$(TESTS) $(AGENTS)
 
-unit-weights: $(VENV)/.dev
-	$(UNIT) $(WEIGHTS)
+test-weights: $(VENV)/.dev
+	$(TESTS) $(WEIGHTS)
 
-unit-rest: $(VENV)/.dev
-	$(UNIT) tests $(addprefix --ignore ,$(MODELS) $(WEIGHTS))
-
-slow-models: $(VENV)/.dev
-	$(SLOW) $(MODELS)
-
-slow-rest: $(VENV)/.dev
-	$(SLOW) tests $(addprefix --ignore ,$(MODELS) tests/e2e)
+test-rest: $(VENV)/.dev
+	$(TESTS) tests $(addprefix --ignore ,$(MODELS) $(AGENTS) $(WEIGHTS) tests/e2e)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -141,6 +141,9 @@ class VersionGate:
             await self.release()
         ready = [waiter for waiter in self._waiters if _is_reached(waiter[0], live)]
         for waiter in ready:
+            # It may have been withdrawn while those before it were let pass.
+            if waiter not in self._waiters:
+                continue
             self._waiters.remove(waiter)
             versions, passed = waiter
             try:

@@ -138,3 +138,33 @@ async def test_what_a_withdrawn_task_was_about_to_pin_is_let_go(engine, gate, go
     assert entering.cancelled()
     await gate.release()
     assert not engine.pins
+
+
+async def test_who_is_withdrawn_while_another_is_let_pass_breaks_nothing(engine, gate, go_live):
+    """Such as all tasks of a node that is asked to leave while its evaluation begins."""
+    await go_live(0)
+    first, second = (asyncio.ensure_future(gate.enter(exactly(1))) for _ in range(2))
+    await asyncio.sleep(0)
+    swapped = asyncio.Event()
+
+    async def swap():
+        async with gate.swapping():
+            await engine.swap(
+                WeightUpdate(policy_id="solver", version=1, base_version=None, tensors=())
+            )
+            await engine._changed.acquire()
+            swapped.set()
+
+    swapping = asyncio.ensure_future(swap())
+    await swapped.wait()
+    while not engine.pins:  # noqa: ASYNC110 - the gate makes it true
+        await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait({second})
+    engine._changed.release()
+    await swapping
+    assert await first == 1
+    assert gate.waiting_count == 0
+    await gate.leave(1)
+    await gate.release()
+    assert not engine.pins
