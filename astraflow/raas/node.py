@@ -22,6 +22,7 @@ from astraflow.core.members import (
     Directive,
     DirectiveKind,
     JoinPool,
+    PoolMembership,
     RaasLoad,
     Resources,
     ServedPolicy,
@@ -35,7 +36,7 @@ from astraflow.raas.metrics import LoadMeter
 from astraflow.raas.policies import ServedModel, ServedPolicies
 from astraflow.raas.runner import EpisodeRunner, headroom
 from astraflow.raas.updater import PublishRequester, Puller, WeightUpdater
-from astraflow.rpc.concurrency import beside
+from astraflow.rpc.concurrency import beside, either
 from astraflow.rpc.tls import Tls
 from astraflow.weights.serve.server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
@@ -226,7 +227,16 @@ class RaasNode:
         )
 
     async def _serve(self, client: RaasClient) -> NodeDeparture:
-        membership = await client.join()
+        membership: PoolMembership | None = None
+
+        async def join() -> None:
+            nonlocal membership
+            membership = await client.join()
+
+        await either(join(), self._departing.wait())
+        if membership is None:
+            # Asked to leave while no hub answered: nothing is held.
+            return NodeDeparture.STOPPED
         self._admit(membership.session)
         # On every record from here on; the node's tasks inherit it.
         bind_contextvars(run=membership.run_id, member=membership.session.member_id)

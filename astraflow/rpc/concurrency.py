@@ -265,7 +265,7 @@ async def together(*parts: Coroutine[Any, Any, None]) -> None:
                 group.create_task(part)
 
 
-async def either(*parts: Coroutine[Any, Any, None]) -> None:
+async def either(*parts: Coroutine[Any, Any, object]) -> None:
     """Run parts side by side until the first one ends, then end the others; as `together`."""
     with first_error():
         async with asyncio.TaskGroup() as group:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -44,14 +44,14 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class _Leave(BaseException):
-    """Ends a wait for the next batch."""
+    """Ends a wait for the run or for the next batch."""
 
 
 class GracefulShutdown:
     """Ends the iteration over batches when the process is asked to leave.
 
-    A signal that comes during a step lets it end; one that comes while the next batch is
-    waited for ends the wait. The second one is a KeyboardInterrupt wherever it comes.
+    A signal that comes during a step lets it end; one that comes while the run or the next
+    batch is waited for ends the wait. The second one is a KeyboardInterrupt wherever it comes.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,10 @@ class GracefulShutdown:
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Take SIGTERM and SIGINT; outside the main thread, which alone can, do nothing."""
+        """Take SIGTERM and SIGINT; outside the main thread, which alone can, do nothing.
+
+        A wait that one of them ends ends the block.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -68,9 +71,19 @@ class GracefulShutdown:
         old = [signal.signal(number, self._request) for number in numbers]
         try:
             yield
+        except _Leave:
+            log.info("asked to leave")
         finally:
             for number, handler in zip(numbers, old, strict=True):
                 signal.signal(number, handler)
+
+    @contextmanager
+    def entering(self, context: AbstractContextManager[Item]) -> Generator[Item]:
+        """Enter a context, which is a wait."""
+        with ExitStack() as stack:
+            with self._waiting():
+                entered = stack.enter_context(context)
+            yield entered
 
     def watch(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield items until there are no more or the process is asked to leave."""
@@ -78,16 +91,24 @@ class GracefulShutdown:
         try:
             while not self.is_requested:
                 try:
-                    self._waits = True
-                    item = next(iterator)
+                    with self._waiting():
+                        item = next(iterator)
                 except StopIteration:
                     return
-                finally:
-                    self._waits = False
                 yield item
         except _Leave:  # also where it comes between an item and the note that nobody waits
             pass
         log.info("asked to leave")
+
+    @contextmanager
+    def _waiting(self) -> Generator[None]:
+        self._waits = True
+        try:
+            if self.is_requested:
+                raise _Leave
+            yield
+        finally:
+            self._waits = False
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
         """Note it; nothing is logged here, in the middle of what may be writing a line."""
@@ -229,14 +250,16 @@ def _train_from(
         shared_interpreter(),
         departure.listening(),
         MetricsServer(place.metrics, tallies.families) as metrics,
-        joined(
-            policy_id,
-            settings,
-            place,
-            publishing,
-            loop,
-            capabilities=frozenset({Capability.ROUTED_EXPERTS} if replays else ()),
-            metrics_address=metrics.address,
+        departure.entering(
+            joined(
+                policy_id,
+                settings,
+                place,
+                publishing,
+                loop,
+                capabilities=frozenset({Capability.ROUTED_EXPERTS} if replays else ()),
+                metrics_address=metrics.address,
+            )
         ) as client,
         Scrub(publishing.own, damaged=client.order_publish) as scrub,
         version_listeners(

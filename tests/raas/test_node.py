@@ -292,6 +292,14 @@ async def test_load_is_told_with_every_keep_alive(fake_hub, node, make_version, 
     assert 0.0 <= load.wait_fraction <= 1.0
 
 
+async def test_a_node_that_is_asked_to_leave_before_a_hub_answers_leaves(fake_hub, node):
+    fake_hub.fail("JoinPool", times=1000)
+    leaving = asyncio.ensure_future(node.run())
+    await fake_hub.until(lambda: fake_hub.calls["JoinPool"])
+    node.drain()
+    assert await leaving is NodeDeparture.STOPPED
+
+
 async def test_a_fenced_node_stops_with_the_reason(fake_hub, node):
     fake_hub.fail("StreamTasks", error=AstraflowError(Reason.SESSION_FENCED, "newer one"))
     with pytest.raises(AstraflowError) as raised:

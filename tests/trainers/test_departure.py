@@ -19,6 +19,22 @@ with departure.listening():
 print("left", flush=True)
 """
 
+JOINS_FOR_EVER = """
+import queue
+from contextlib import contextmanager
+from astraflow.trainers.main import GracefulShutdown
+
+@contextmanager
+def joined():
+    print("joining", flush=True)
+    yield queue.Queue().get()
+
+departure = GracefulShutdown()
+with departure.listening(), departure.entering(joined()):
+    pass
+print("left", flush=True)
+"""
+
 
 def test_items_pass_through_until_there_are_none():
     assert list(GracefulShutdown().watch([1, 2, 3])) == [1, 2, 3]
@@ -64,12 +80,11 @@ def test_old_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_signal_ends_a_wait_for_the_next_item():
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITS_FOR_EVER], stdout=subprocess.PIPE, text=True
-    )
+@pytest.mark.parametrize("code", [WAITS_FOR_EVER, JOINS_FOR_EVER])
+def test_signal_ends_a_wait(code):
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with process:
-        assert process.stdout.readline() == "waiting\n"
+        assert process.stdout.readline() in {"waiting\n", "joining\n"}
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read().endswith("left\n")
     assert process.returncode == 0
