@@ -310,8 +310,11 @@ class MemberSession(SessionCalls):
         if self.run_clock.has_answer_since(since_s):
             retry.reset()
 
-    async def run(self) -> None:
+    async def run(self, *, every_s: float | None = None) -> None:
         """Send KeepAlive until cancelled; the first one at once, for the time that it tells.
+
+        Args:
+            every_s: Seconds between two; None: as the run asks for.
 
         Raises:
             AstraflowError: SESSION_FENCED; RUN_ENDED; NOT_READY when the hub is gone for good.
@@ -319,7 +322,7 @@ class MemberSession(SessionCalls):
         retry = self._keep_alive_hub.retry()
         while True:
             await self._beat(retry)
-            await asyncio.sleep(self.info.keep_alive_interval.total_seconds())
+            await asyncio.sleep(every_s or self.info.keep_alive_interval.total_seconds())
 
     async def _beat(self, retry: Retry) -> None:
         session, asked_s = self.info, self._clock.monotonic()

@@ -1,6 +1,7 @@
 """The run as a trainer sees it: batches in, versions and acks out, all blocking calls."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, aclosing, closing, suppress
@@ -46,6 +47,9 @@ __all__ = [
 
 UNREADABLE_COUNT: Final = 16
 """Batches in a row whose payloads are lost; then something is wrong with the store."""
+
+# Between two questions whether it may leave.
+_HEAR_S: Final = 0.5
 
 Result = TypeVar("Result")
 
@@ -103,6 +107,7 @@ class TrainerClient:
         self._registered: Future[AsyncTrainerClient] = Future()
         self._running: Future[None] = Future()
         self._leaving = asyncio.Event()
+        self._dismissed = threading.Event()
         self._error: AstraflowError | None = None
         self._last_call: Future[None] | None = None
 
@@ -178,6 +183,19 @@ class TrainerClient:
     def end_of_data(self) -> EndOfData | None:
         """Why no batch follows; None while some may."""
         return self._queue.end_of_data
+
+    def stay(self) -> None:
+        """Wait, after the end of the data, until the run has no more use for this trainer.
+
+        Other policies may go on and last evaluations be under way: nodes that join meanwhile get
+        this policy's weights from whoever serves them.
+        """
+        # No stream is open that would tell.
+        hearing = self._loop.spawn(self._member.session.run(every_s=_HEAR_S))
+        try:
+            self._dismissed.wait()
+        finally:
+            hearing.cancel()
 
     def order_publish(self) -> None:
         """Have a version published soon, as if the run had asked for it; from any thread."""
@@ -420,6 +438,8 @@ class TrainerClient:
 
     def _ended(self, future: "Future[None]") -> None:
         """Tell the trainer's thread that the session or the stream is over."""
+        if future is self._running:
+            self._dismissed.set()
         if future.cancelled():
             # A reading is cancelled by who reads; a session only together with its loop.
             if future is not self._running:
@@ -443,6 +463,7 @@ class TrainerClient:
 
     def _directed(self, directive: Directive) -> None:
         if directive.kind is not DirectiveKind.CONTINUE:
+            self._dismissed.set()
             self._queue.close()
 
     def _notify_transfer_token(self, token: bytes) -> None:

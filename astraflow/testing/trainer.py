@@ -121,7 +121,10 @@ def train_counter(
                 wait_s=batch.wait_s,
                 train_s=time.perf_counter() - began,
             )
-        return Trained(batches=tuple(batches), end=client.end_of_data)
+        end = client.end_of_data
+        if end is not None:
+            client.stay()
+        return Trained(batches=tuple(batches), end=end)
 
 
 def _registration(policy_id: PolicyId, groups_per_batch: int, endpoint: str) -> RegisterTrainer:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -99,6 +99,11 @@ class GracefulShutdown:
         except _Leave:  # also where it comes between an item and the note that nobody waits
             pass
         log.info("asked to leave")
+
+    def wait(self, waits: Callable[[], None]) -> None:
+        """Call what waits; return when it does, or the process is asked to leave."""
+        with suppress(_Leave), self._waiting():
+            waits()
 
     @contextmanager
     def _waiting(self) -> Generator[None]:
@@ -307,6 +312,9 @@ def _train_from(
         keep_for_good()
         training.run(departure.watch(items))
         end = client.end_of_data
+        if end is not None:
+            log.info("the data has ended; the last version is served on", step=engine.step_count)
+            departure.wait(client.stay)
         log.info("the trainer leaves", step=engine.step_count, cause=end and end.cause)
 
 

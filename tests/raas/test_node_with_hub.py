@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from astraflow.core.batches import EndCause
+from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import ModelIdentity
 from astraflow.core.status import RolloutPlace, RolloutQuery, RunState, StopMode
@@ -176,3 +177,23 @@ async def test_an_operator_sees_and_steers_the_run(tmp_path, recipe):
         await control.stop_run(StopMode.DRAIN)
         await run.finish()
     assert training.result().end.batch_count <= STEPS
+
+
+async def test_a_node_that_joins_after_the_last_step_serves_the_last_evaluation(tmp_path, recipe):
+    clock = ManualClock()
+    async with start_run(recipe, run_dir=tmp_path / "run", clock=clock) as run:
+        node = await run.add_node(alphabet=DIGITS)
+        training = run.add_trainer()
+        await node.engine.until(lambda: node.engine.version == STEPS and node.engine.pins)
+        node.engine.open.clear()
+        # A trainer that left with the end of its data would be gone by now.
+        await asyncio.wait({training}, timeout=1)
+        node.line.silence()
+        await node.kill()
+        run.advance(recipe.hub.session_ttl_s + 1)
+        await run.add_node(alphabet=DIGITS)
+        status = await run.finish()
+    assert training.result().end.batch_count == STEPS
+    assert status.state is RunState.DONE
+    evals = run.run_dir.evals.read_text().splitlines()
+    assert len([json.loads(line) for line in evals]) == 2
