@@ -101,11 +101,6 @@ class TrainerBatches:
     def is_closed(self) -> bool:
         return self._error is not None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the data has ended and all of it was settled."""
-        return self._end is not None and not self.held
-
     def is_done_with(self, label: int | None) -> bool:
         """Whether asking for the batch after a version says that the one in hand was used."""
         if self.in_hand is None or not self.is_delivered:
@@ -395,7 +390,7 @@ class BridgedTrainer:
         await self._move_to(self._first)
 
     async def _read(self, member: AsyncTrainerClient) -> None:
-        """Take batches from the run; leave after the last when the data ends."""
+        """Take batches from the run."""
         async with aclosing(batch_items(member.session, StreamBatches())) as items:
             async for item in items:
                 if isinstance(item, TrainerBatch) and item.error is not None:
@@ -403,8 +398,8 @@ class BridgedTrainer:
                 elif isinstance(item, TrainerBatch):
                     self.batches.put(item)
                 elif isinstance(item, EndOfData):
+                    # Its weights are served until the run asks it to leave.
                     self.batches.end(item)
-                    self._leave_after_the_last()
 
     async def _until_left(self) -> None:
         """Wait until it leaves, or says nothing for too long."""
@@ -464,11 +459,6 @@ class BridgedTrainer:
                 raise
             log.warning("a batch was trained on that is another's now", why=error.message)
         self.batches.finish()
-        self._leave_after_the_last()
-
-    def _leave_after_the_last(self) -> None:
-        if self.batches.is_over:
-            self._leaving.set()
 
     def _directed(self, directive: Directive) -> None:
         if directive.kind is not DirectiveKind.CONTINUE:
