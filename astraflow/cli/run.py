@@ -10,7 +10,7 @@ import typer
 
 from astraflow.cli.options import AsJson, Overrides, RecipePath, RunPath, run_async
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 
 if TYPE_CHECKING:
     from astraflow.config.recipe import Recipe
@@ -376,8 +376,9 @@ def token(
     relay takes no tasks, a reader looks and changes nothing. It is good until it expires, is
     revoked, or the run gets another operator token. Its id goes to the standard error.
     """
+    from astraflow.config.loader import load_recipe  # noqa: PLC0415
     from astraflow.launch.operations import revoke_token  # noqa: PLC0415
-    from astraflow.rpc.access import HubTokens, token_id_of  # noqa: PLC0415
+    from astraflow.rpc.access import Grant, HubTokens, token_id_of  # noqa: PLC0415
 
     if (role is None) is (revoke is None):
         raise typer.BadParameter("give a ROLE, or --revoke ID")
@@ -386,6 +387,10 @@ def token(
         typer.echo(f"revoked; sessions that ended: {', '.join(ended) or 'none'}")
         return
     endpoint = RunDir(run).read_endpoint()
+    policy = Grant.parse(cast("str", role)).policy_id
+    if policy and policy not in (known := load_recipe(RunDir(run).recipe).policies):
+        names = ", ".join(known)
+        raise AstraflowError(Reason.POLICY_UNKNOWN, f"{role}: the recipe has {names}")
     tokens = HubTokens(join=endpoint.join_token, operator=endpoint.operator_token)
     expire_time = 0.0 if hours is None else time.time() + 3600 * hours
     made = tokens.of_role(cast("str", role), expire_time=expire_time)

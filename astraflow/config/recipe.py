@@ -160,6 +160,9 @@ class Recipe(Strict):
         for name, workflow in self.workflows.items():
             for policy in workflow.policies:
                 _must_name(f"workflows.{name}", "policies", policy, self.policies)
+        for role in self.hub.identities.values():
+            if policy := role.partition(":")[2]:
+                _must_name("hub", "identities", policy, self.policies)
         for policy in self.http.trainers:
             _must_name("http", "trainers", policy, self.policies)
         if self.http.trainers and self.http.port is None:

@@ -1,6 +1,7 @@
 """Wrong uses of the command line: each is answered in one screen, with what to do."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
+from astraflow.config.run_dir import HubEndpoint, RunDir
 
 SORT = "recipes/sort.yaml"
 DIED = "died"  # a folder with a recipe, and nothing else
+LIVES = "lives"  # a folder of a run whose hub is said to serve
+ENDPOINT = HubEndpoint(address="127.0.0.1:1", pid=0, operator_token="o", join_token="j")
 LINES = 24
 
 USES = {
@@ -39,6 +43,7 @@ USES = {
     f"run {SORT} --set policies.solver.step_count=3": "trainer.step_count",
     f"run {SORT} --set rollouts.workflow=nope": "nope",
     f"run {SORT} --set rollouts.data_set=nope": "nope",
+    f"check {SORT} --set hub.identities.host=trainer:sovler": "'sovler' is none of solver",
     f"run {SORT} --set workflows.sort.name=nope": "nope",
     f"run {SORT} --set workflows.sort.name=nope:Nope": "nope",
     f"run {SORT} --set policies.solver.model.path=/nope": "/nope|warm_up",
@@ -67,6 +72,7 @@ USES = {
     "eval nowhere": "nowhere",
     f"token {DIED}": "ROLE",
     f"token {DIED} king": "no running hub",
+    f"token {LIVES} trainer:sovler": "the recipe has solver",
     f"autoscale {DIED}": "no running hub",
     f"logs {DIED}": "no log of any role",
     "show nowhere": "astraflow ls",
@@ -126,6 +132,9 @@ def test_it_is_answered_in_one_screen_with_what_to_do(
     arguments = words.replace("{folder}", str(root)).replace(SORT, str(root / SORT)).split()
     (tmp_path / "work" / DIED).mkdir(parents=True)
     (tmp_path / "work" / DIED / "recipe.yaml").write_text("name: died\n")
+    (tmp_path / "work" / LIVES).mkdir()
+    RunDir(tmp_path / "work" / LIVES).write_endpoint(ENDPOINT)
+    shutil.copy(SORT, tmp_path / "work" / LIVES / "recipe.yaml")
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "120")
     for name in ("ASTRAFLOW_HUB", "ASTRAFLOW_JOIN_TOKEN"):
@@ -139,7 +148,7 @@ def test_it_is_answered_in_one_screen_with_what_to_do(
     assert "Traceback" not in said
     assert said.count("\n") <= LINES
     assert any(part in said for part in USES[use].split("|")), said
-    assert [path.name for path in Path.cwd().iterdir()] == [DIED]
+    assert sorted(path.name for path in Path.cwd().iterdir()) == [DIED, LIVES]
 
 
 def test_a_terminal_that_cannot_show_a_sign_ends_nothing():
