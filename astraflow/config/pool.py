@@ -49,7 +49,7 @@ class JournalConfig(Strict):
     password comes from PGPASSWORD or a password file."""
     schema_name: str | None = Field(default=None, min_length=1, max_length=63)
     """postgres: of the run's own schema; unset: the name of the run's folder."""
-    lease_s: float = Field(default=5.0, ge=1)
+    lease_s: Seconds = Field(default=5.0, ge=1)
     """postgres: a hub that is silent for so long may be taken over from."""
     standby: bool = False
     """postgres: wait until the hub that serves the run is gone, then go on with it (--standby)."""
@@ -299,7 +299,7 @@ class AutoscaleConfig(Strict):
     cooldown_s: Seconds = Field(default=0.0, ge=0)
     """After a change of the pool nothing is measured for so long: what new nodes take to warm
     up."""
-    drain_s: float | None = Field(default=None, gt=0)
+    drain_s: Seconds | None = Field(default=None, gt=0)
     """For how long a node that leaves may finish what it holds; unset: as long as it takes."""
     start: str | None = None
     """Shell command that starts one node, such as `sbatch node.sh {name}`; unset: one more

@@ -163,9 +163,15 @@ def optional_time(message: Message, field: str) -> datetime | None:
     return decode_time(getattr(message, field)) if message.HasField(field) else None
 
 
+# Thirty years, which can be added to a time of day; nobody waits longer.
+_LONGEST = timedelta(seconds=1e9)
+
+
 def optional_span(message: Message, field: str) -> timedelta | None:
-    """Return a Duration field, None when it is unset."""
-    return decode_span(getattr(message, field)) if message.HasField(field) else None
+    """Return a Duration field, of thirty years either way at most, None when it is unset."""
+    if not message.HasField(field):
+        return None
+    return max(-_LONGEST, min(decode_span(getattr(message, field)), _LONGEST))
 
 
 def set_time(target: Timestamp, moment: datetime | None) -> None:

@@ -93,6 +93,8 @@ def test_off_is_a_word_and_true_a_truth_value(small):
         ("policies.solver.sampling.temperature=.inf", "temperature: Input should be a finite"),
         ("policies.solver.trainer.optimizer.betas=[0.9, 1.5]", "betas.1: Input should be less"),
         ("rollouts.timeout_s=.inf", "timeout_s: Input should be less than or equal to 1000000000"),
+        ("autoscale.drain_s=.inf", "drain_s: Input should be less than or equal to 1000000000"),
+        ("hub.journal.lease_s=.inf", "lease_s: Input should be less than or equal to 1000000000"),
         ("rollouts.data_set={train: .nan}", "data_set.train: Input should be"),
         ("seed=-1", "seed: Input should be greater than or equal to 0"),
         ("seed=9223372036854775808", "seed: Input should be less than 9223372036854775808"),

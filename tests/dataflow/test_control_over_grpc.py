@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
@@ -139,6 +140,19 @@ async def test_a_trainer_that_gets_nothing_is_told_why(start_hub, recipe_of):
         await trainer.register()
         stream = trainer.batches()
         assert (await stream.read()).WhichOneof("event") == "wait_reason"
+
+
+@pytest.mark.parametrize("seconds", [315_576_000_000, -315_576_000_000])
+async def test_a_time_that_no_calendar_has_is_taken_for_a_long_one(start_hub, recipe_of, seconds):
+    async with start_hub(recipe_of()) as scene:
+        raas, span = scene.raas(), Duration(seconds=seconds)
+        await raas.join()
+        drain = pb.DrainMemberRequest(member_id=raas.member_id, grace=span)
+        await scene.control.DrainMember(drain, metadata=scene.operator)
+        advice = pb.GetScaleAdviceRequest(window=span)
+        await scene.control.GetScaleAdvice(advice, metadata=scene.operator)
+        stop = pb.StopRunRequest(mode=pb.STOP_MODE_DRAIN, grace=span)
+        await scene.control.StopRun(stop, metadata=scene.operator)
 
 
 async def test_draining_nobody_is_refused(start_hub, recipe_of, reason_of):
