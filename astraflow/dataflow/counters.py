@@ -6,6 +6,7 @@ not counted again here.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 
 from astraflow.core.effects import (
@@ -101,10 +102,13 @@ class HubCounters:
         if report.state is not VersionState.LIVE:
             return
         self.pulled_nbytes[key] += report.pulled_nbytes
-        if report.pull_duration is not None:
-            self.pull[key].observe(report.pull_duration.total_seconds())
-        if report.pause_duration is not None:
-            self.pause[key].observe(report.pause_duration.total_seconds())
+        for seconds, span in (
+            (self.pull, report.pull_duration),
+            (self.pause, report.pause_duration),
+        ):
+            # A clock that was set back meanwhile has measured nothing.
+            if span is not None and span >= timedelta():
+                seconds[key].observe(span.total_seconds())
 
 
 def counter_families(counters: HubCounters) -> Iterator[Family]:

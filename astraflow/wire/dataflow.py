@@ -121,7 +121,8 @@ def _encode_seconds(seconds: float) -> Duration | None:
 
 
 def _decode_seconds(duration: Duration) -> float:
-    return decode_span(duration).total_seconds()
+    # A clock that was set back meanwhile has measured nothing.
+    return max(0.0, decode_span(duration).total_seconds())
 
 
 encode_ack_batch, decode_ack_batch = converter(

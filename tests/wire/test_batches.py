@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from astraflow.core.batches import StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
@@ -41,3 +42,15 @@ def test_an_ack_of_steps_that_cannot_be_added_to_is_refused(step):
     )
     with pytest.raises(AstraflowError, match=f"step: {step} is no number of steps"):
         decode_ack_batch(message)
+
+
+def test_a_clock_that_was_set_back_has_measured_nothing():
+    back = Duration(seconds=-5)
+    message = trainer_service_pb2.AckBatchRequest(
+        batch_id="b",
+        outcome=trainer_service_pb2.BATCH_OUTCOME_CONSUMED,
+        wait_duration=back,
+        train_duration=back,
+    )
+    ack = decode_ack_batch(message)
+    assert (ack.wait_s, ack.train_s) == (0, 0)
