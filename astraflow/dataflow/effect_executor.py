@@ -27,6 +27,8 @@ from astraflow.core.effects import (
     RunStateChanged,
 )
 from astraflow.core.events import RolloutArrived, TaskFinished
+from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.versions import VersionReport, VersionState
 from astraflow.dataflow.commits import Decided
 from astraflow.dataflow.counters import HubCounters
 from astraflow.dataflow.members import MemberDirectory
@@ -72,6 +74,9 @@ class EffectExecutor:
     outboxes: StreamOutboxes = field(default_factory=StreamOutboxes)
     watches: Watches = field(default_factory=Watches)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    _reports: dict[tuple[MemberId, PolicyId], VersionReport] = field(
+        init=False, default_factory=dict[tuple[MemberId, PolicyId], VersionReport]
+    )
 
     def carry_out(self, group: Sequence[Decided]) -> None:
         """Do what comes of events that the journal holds."""
@@ -97,6 +102,8 @@ class EffectExecutor:
                 region = self.directory.history.accept(effect.member_id)
                 self.counters.rollout(effect, region)
                 self.recorder.record(effect, now)
+            case RecordVersion() if self._is_repeated(effect):
+                pass
             case RecordBatch() | RecordVersion():
                 self.directory.see(effect, now)
                 self.counters.see(effect, self.directory.history)
@@ -113,6 +120,12 @@ class EffectExecutor:
                 self.prompt_requests.put(effect)
             case _:
                 self._show(effect, now)
+
+    def _is_repeated(self, effect: RecordVersion) -> bool:
+        """Whether it was told before that a version is live: the answer was lost on its way."""
+        key, report = (effect.member_id, effect.report.policy_id), effect.report
+        before, self._reports[key] = self._reports.get(key), report
+        return report == before and report.state is VersionState.LIVE
 
     def _show(self, effect: Effect, now: datetime) -> None:
         """Carry out what is for watchers and for the record."""

@@ -1,6 +1,7 @@
 """Versions are announced to whoever watches, and are what the run says they are."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -113,7 +114,11 @@ async def test_an_update_that_failed_is_on_record(scene):
     await trainer.publish()
     failure = Failure(reason=Reason.DIGEST_MISMATCH, message="chunk 3 of 9")
     await raas.report_version("solver", 0, VersionState.FAILED, failure=failure)
-    await raas.report_version("solver", 0, pulled_nbytes=8)
+    # The answer to the first one was lost.
+    for _ in range(2):
+        await raas.report_version("solver", 0, pulled_nbytes=8, pull_duration=timedelta(seconds=-1))
+    assert sum(scene.hub.counters.pulled_nbytes.values()) == 8
+    assert not scene.hub.counters.pull
     await raas.leave()
     await trainer.leave()
     request = StopRunRequest(mode=STOP_MODE_CANCEL)
