@@ -237,6 +237,14 @@ class Run:
         """
         return find_policy(self._components.policies, policy_id).versions.listed
 
+    def next_version(self, policy_id: PolicyId) -> int:
+        """Return what the next publication of a policy must be numbered.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN.
+        """
+        return find_policy(self._components.policies, policy_id).versions.next_version
+
     def version_for(self, info: VersionInfo, caller: MemberId) -> VersionInfo:
         """Return what was announced with the sources that are best for one member now."""
         try:

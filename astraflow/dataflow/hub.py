@@ -30,6 +30,7 @@ from astraflow.core.events import (
     Ticked,
     TokenRevoked,
     TrainerRegistered,
+    VersionPublished,
 )
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId
 from astraflow.core.members import (
@@ -54,6 +55,7 @@ from astraflow.dataflow.traces import HubTraces
 from astraflow.rpc.access import Grant, SessionTokens, without_secrets
 from astraflow.rpc.concurrency import Outbox
 from astraflow.storage.journal import Journal
+from astraflow.wire.fields import invalid
 from astraflow.wire.journal import record_bytes, with_decision
 
 log = structlog.get_logger(__name__)
@@ -315,6 +317,20 @@ class Hub:
         registration: TrainerRegistration = await self.take(event)
         log.info("trainer joined", member=registration.session.member_id, name=request.name)
         return registration
+
+    async def publish(self, member_id: MemberId, info: VersionInfo) -> int:
+        """Enter a version of a trainer; return what its next one must be numbered.
+
+        Raises:
+            AstraflowError: As VersionPublished says; INVALID_FIELD also for a new one that nobody
+                could pull, and for weights of a version that was not before it.
+        """
+        if not info.patches and info.version == self.run.next_version(info.policy_id):
+            raise invalid("patches", f"there is none, so that nobody could pull {info.version}")
+        if info.restored_from is not None and not 0 <= info.restored_from < info.version:
+            raise invalid("restored_from", f"{info.restored_from} is not before {info.version}")
+        next_version: int = await self.take(VersionPublished(member_id=member_id, info=info))
+        return next_version
 
     async def open_batches(self, event: StreamBatches) -> Outbox[BatchItem]:
         """Return what the stream of one rank has to send, from what is not settled on."""

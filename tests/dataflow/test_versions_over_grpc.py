@@ -93,6 +93,20 @@ async def test_a_version_that_is_no_longer_listed_is_named(scene):
     assert caught.value.metadata == {"version": "0"}
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"patches": ()}, {"restored_from": 1}, {"restored_from": 7}, {"restored_from": -1}]
+)
+async def test_a_version_that_nobody_could_load_is_refused(scene, wrong):
+    _, trainer = await members_of(scene)
+    await trainer.publish()
+    sound = made_up_version("solver", 1, step=1)
+    with pytest.raises(AstraflowError, match=f"{Reason.INVALID_FIELD}: {next(iter(wrong))}"):
+        await trainer.publish(replace(sound, **wrong))
+    await trainer.publish(replace(sound, restored_from=0))
+    # A repeat that adds an object store says nothing else.
+    await trainer.publish(replace(sound, patches=()))
+
+
 async def test_a_trainer_gets_the_key_of_its_policy_and_signs_with_it(scene, reason_of):
     trainer, tokens = scene.trainer(), HubTokens(join="join", operator="operator")
     registration = await trainer.register()

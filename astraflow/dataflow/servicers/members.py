@@ -22,7 +22,6 @@ from astraflow.core.events import (
     MemberLeft,
     PublishRequested,
     TaskNacked,
-    VersionPublished,
     VersionReported,
 )
 from astraflow.core.ids import MemberId, PolicyId, TaskId
@@ -244,7 +243,7 @@ class MemberServicer:
         info = versions.decode_version_info(request.version)
         for patch in info.patches:
             require_signed(info, patch)
-        next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
+        next_version = await self._hub.publish(member_id, info)
         hit(FaultPoint.VERSION_SAFE)
         return trainer_pb.PublishVersionResponse(next_version=next_version)
 

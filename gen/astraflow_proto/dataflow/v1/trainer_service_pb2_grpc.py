@@ -110,7 +110,8 @@ class TrainerServiceServicer:
         before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
         version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
         is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
-        VersionInfo.signing_key has not signed.
+        VersionInfo.signing_key has not signed; INVALID_ARGUMENT (INVALID_FIELD) for a new
+        version without patches, or restored_from one that is not before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,7 +70,8 @@ class TrainerServiceStub:
     before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
     version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
     is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
-    VersionInfo.signing_key has not signed.
+    VersionInfo.signing_key has not signed; INVALID_ARGUMENT (INVALID_FIELD) for a new
+    version without patches, or restored_from one that is not before it.
     """
 
 @_typing.type_check_only
@@ -115,7 +116,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
     version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
     is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
-    VersionInfo.signing_key has not signed.
+    VersionInfo.signing_key has not signed; INVALID_ARGUMENT (INVALID_FIELD) for a new
+    version without patches, or restored_from one that is not before it.
     """
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -181,7 +183,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         before); ALREADY_EXISTS (REQUEST_CONFLICT) for another content under the same
         version; NOT_FOUND (POLICY_UNKNOWN; VERSION_EVICTED for a repeat of a version that
         is no longer listed); DATA_LOSS (SIGNATURE_INVALID) for a patch that
-        VersionInfo.signing_key has not signed.
+        VersionInfo.signing_key has not signed; INVALID_ARGUMENT (INVALID_FIELD) for a new
+        version without patches, or restored_from one that is not before it.
         """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
