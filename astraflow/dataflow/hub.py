@@ -105,6 +105,19 @@ class DeadlineTimer:
         return due is not None and due <= self._clock.now()
 
 
+# What a member says of itself goes to everybody who looks at the run.
+_MOST_CHARACTERS: Final = 1024
+
+
+def _must_be_short(request: JoinPool | RegisterTrainer) -> None:
+    resources = request.resources
+    texts = (resources.accelerator, resources.currency, resources.metrics_address)
+    if (count := sum(map(len, (request.name, request.region, *texts)))) > _MOST_CHARACTERS:
+        raise invalid(
+            "name", f"with region and resources it has {count} > {_MOST_CHARACTERS} characters"
+        )
+
+
 Told = TypeVar("Told")
 
 # How often a run that is being saved is looked at.
@@ -294,6 +307,7 @@ class Hub:
                     await change.passed(change.revision)
 
     async def join_pool(self, request: JoinPool, grant: Grant) -> PoolMembership:
+        _must_be_short(request)
         secrets, resumes = self._secrets(grant), self._resumed(request.resume)
         event = RaasJoined(request=request, secrets=secrets, resumes=resumes)
         membership: PoolMembership = await self.take(event)
@@ -306,6 +320,7 @@ class Hub:
         Raises:
             AstraflowError: CONTRACT_UNSUPPORTED also for one that cannot read payloads.
         """
+        _must_be_short(request)
         if self.payloads and Capability.PAYLOADS not in request.contract.capabilities:
             raise AstraflowError(
                 Reason.CONTRACT_UNSUPPORTED,

@@ -93,6 +93,15 @@ async def test_a_hub_that_stood_still_hears_its_members_first(start_hub, recipe_
         keeping.cancel()
 
 
+async def test_a_member_says_little_of_itself(start_hub, recipe_of, reason_of):
+    """All that look at the run read it."""
+    async with start_hub(recipe_of()) as scene:
+        assert await reason_of(scene.raas("n" * 1025).join()) is Reason.INVALID_FIELD
+        trainer = scene.trainer().register(region="r" * 1025)
+        assert await reason_of(trainer) is Reason.INVALID_FIELD
+        await scene.raas("n" * 1024).join()
+
+
 async def test_an_ended_session_says_so(start_hub, recipe_of, reason_of):
     async with start_hub(recipe_of()) as scene:
         raas = scene.raas()

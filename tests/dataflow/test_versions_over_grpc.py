@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from grpc import aio
 
 from astraflow.config.run_dir import read_json_lines
 from astraflow.core.errors import AstraflowError, Failure, Reason
@@ -43,6 +44,20 @@ async def test_watchers_see_what_is_there_and_what_comes(scene):
     assert (await watch.read()).version.version == 1
     later = raas.watch_versions("solver", after=0)
     assert (await later.read()).version.version == 1
+
+
+async def test_a_member_has_so_many_watches(scene):
+    raas, trainer = await members_of(scene)
+    await trainer.publish()
+    watches = []
+    for _ in range(65):
+        watches.append(raas.watch_versions("solver"))
+        await watches[-1].read()
+    await trainer.publish()
+    with pytest.raises(aio.AioRpcError, match="another stream"):
+        await watches[0].read()
+    for watch in watches[1:]:
+        assert (await watch.read()).version.version == 1
 
 
 async def test_versions_and_sources_are_listed(scene):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from typing import Final
 
 from astraflow.core.batches import EndOfData
 from astraflow.core.effects import (
@@ -50,6 +50,9 @@ from astraflow_proto.dataflow.v1 import session_service_pb2 as session_pb
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as trainer_pb
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
 
+# Of one member at once, of all policies; each is woken by every version.
+_WATCHES: Final = [f"versions/{number}" for number in range(64)]
+
 
 class MemberServicer:
     """SessionService, VersionService, RaasService and TrainerService of one hub."""
@@ -58,7 +61,6 @@ class MemberServicer:
         self._hub = hub
         self._access = access
         self._ingest = Ingest(hub)
-        self._numbers = count()
         self._encoder = versions.VersionEncoder()
         self._wait_interval_s = wait_interval_s
         self._payload_url = hub.payloads.store.url if hub.payloads else ""
@@ -110,8 +112,9 @@ class MemberServicer:
         member_id = self._access.member(context)
         after = request.after_version if request.HasField("after_version") else None
         policy_id = PolicyId(request.policy_id)
-        purpose = f"versions/{next(self._numbers)}"
-        async with exclusive_stream(self._hub.executor.streams, member_id, purpose, context):
+        streams = self._hub.executor.streams
+        free = (each for each in _WATCHES if not streams.has(member_id, each))
+        async with exclusive_stream(streams, member_id, next(free, _WATCHES[0]), context):
             async for info in self._hub.watch_versions(policy_id, after, member_id):
                 version = self._encoder.encode(info)
                 await context.write(version_pb.WatchVersionsResponse(version=version))

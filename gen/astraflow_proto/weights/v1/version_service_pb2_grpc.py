@@ -81,7 +81,8 @@ class VersionServiceServicer:
     def WatchVersions(self, request, context):
         """WatchVersions sends the pullable versions after after_version, oldest first, then
         new ones as they are published, and a version again when it gained patches. After
-        a cut, call again with the last version seen.
+        a cut, call again with the last version seen. A member has 64 watches at once; one
+        more replaces another, which ends with ABORTED.
 
         Errors: NOT_FOUND (POLICY_UNKNOWN).
         """

@@ -44,7 +44,8 @@ class VersionServiceStub:
     WatchVersions: _grpc.UnaryStreamMultiCallable[_version_service_pb2.WatchVersionsRequest, _version_service_pb2.WatchVersionsResponse]
     """WatchVersions sends the pullable versions after after_version, oldest first, then
     new ones as they are published, and a version again when it gained patches. After
-    a cut, call again with the last version seen.
+    a cut, call again with the last version seen. A member has 64 watches at once; one
+    more replaces another, which ends with ABORTED.
 
     Errors: NOT_FOUND (POLICY_UNKNOWN).
     """
@@ -83,7 +84,8 @@ class VersionServiceAsyncStub(VersionServiceStub):
     WatchVersions: _aio.UnaryStreamMultiCallable[_version_service_pb2.WatchVersionsRequest, _version_service_pb2.WatchVersionsResponse]  # type: ignore[assignment]
     """WatchVersions sends the pullable versions after after_version, oldest first, then
     new ones as they are published, and a version again when it gained patches. After
-    a cut, call again with the last version seen.
+    a cut, call again with the last version seen. A member has 64 watches at once; one
+    more replaces another, which ends with ABORTED.
 
     Errors: NOT_FOUND (POLICY_UNKNOWN).
     """
@@ -131,7 +133,8 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_version_service_pb2.WatchVersionsResponse], _abc.AsyncIterator[_version_service_pb2.WatchVersionsResponse]]:
         """WatchVersions sends the pullable versions after after_version, oldest first, then
         new ones as they are published, and a version again when it gained patches. After
-        a cut, call again with the last version seen.
+        a cut, call again with the last version seen. A member has 64 watches at once; one
+        more replaces another, which ends with ABORTED.
 
         Errors: NOT_FOUND (POLICY_UNKNOWN).
         """
