@@ -92,11 +92,14 @@ def _publish(
         and info.step <= newest.step < trained
     ):
         # Work would wait for ever for a version that has the steps which were trained.
+        advice = "say in `step` how many optimizer steps are behind its weights"
+        if policy.end is not None:
+            advice = "its data has ended, and none is trained on again: start from a checkpoint"
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"version {info.version} of {info.policy_id} says step={info.step}, no more than "
             f"version {newest.version}, though batches were trained on up to step {trained} since; "
-            "say in `step` how many optimizer steps are behind its weights",
+            f"{advice}",
             metadata={"field": "step"},
         )
     if policy.versions.publish(info, now):

@@ -46,6 +46,22 @@ def test_node_that_never_updates_does_not_hold_up_the_end(make_world):
     assert world.state is RunState.DONE
 
 
+def test_a_trainer_whose_last_weights_are_lost_is_told_that_the_data_has_ended(make_world):
+    world = make_world(step_count=2)
+    trainer, node = world.started()
+    for is_published in (True, False):
+        world.work(node)
+        header, _ = world.pop_batch(trainer)
+        if is_published:
+            world.publish(trainer, step=1)
+            world.report(node, 1)
+        world.ack(trainer, header.batch_id)
+    world.leave(trainer)
+    trainer = world.register(last_step=1)
+    with pytest.raises(AstraflowError, match="data has ended.* start from a checkpoint"):
+        world.publish(trainer, step=1)
+
+
 def test_trainer_that_reconnects_is_told_the_end_again(make_world):
     world = make_world(step_count=1)
     trainer, node = world.started()
