@@ -154,7 +154,8 @@ class Run:
             AstraflowError: SESSION_ENDED.
         """
         member = self._components.sessions.raas(event.member_id)
-        refusal = self._components.intake.refusal(event)
+        intake = self._components.intake
+        refusal = intake.refusal(event) or intake.refusal_of_name(event.rollout)
         if refusal is None:
             self._useful = event, member
         return refusal

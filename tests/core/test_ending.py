@@ -58,7 +58,7 @@ def test_a_trainer_whose_last_weights_are_lost_is_told_that_the_data_has_ended(m
         world.ack(trainer, header.batch_id)
     world.leave(trainer)
     trainer = world.register(last_step=1)
-    with pytest.raises(AstraflowError, match="data has ended.* start from a checkpoint"):
+    with pytest.raises(AstraflowError, match=r"data has ended.* start from a checkpoint"):
         world.publish(trainer, step=1)
 
 

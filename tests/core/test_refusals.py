@@ -41,6 +41,17 @@ def test_a_rollout_that_contradicts_its_task_changes_nothing(scene, rollout_of):
     assert refused.event is None
 
 
+def test_two_samples_of_a_group_are_no_one_rollout(scene, rollout_of):
+    world, node, task = scene
+    first = rollout_of(task, 0, versions={"solver": (0,)})
+    world.apply(ev.RolloutArrived(member_id=node, rollout=first))
+    again = replace(rollout_of(task, 1, versions={"solver": (0,)}), rollout_id=first.rollout_id)
+    refused = refusal(world, node, again)
+    assert refused.ack.disposition is Disposition.REJECTED
+    assert "rollout_id" in refused.ack.message
+    assert refusal(world, node, replace(again, rollout_id="another")) is None
+
+
 def test_who_has_no_session_is_told_so(scene, rollout_of):
     world, node, task = scene
     world.leave(node)

@@ -104,6 +104,21 @@ class Intake:
             return None
         return self._refusal(event, self._closed_ack(rollout, assignment), group)
 
+    def refusal_of_name(self, rollout: Rollout) -> Refusal | None:
+        """Return what a rollout comes to whose id another sample of its group has; None: none has.
+
+        It is no part of `refusal`: journals have such rollouts, which earlier releases took.
+        """
+        group = self.tasks.groups.get(rollout.group_id)
+        if isinstance(group, TrainGroup) and any(
+            sample.entry.rollout.rollout_id == rollout.rollout_id
+            for samples in group.samples.values()
+            for sample in samples.values()
+        ):
+            why = "another sample of its group has this rollout_id"
+            return Refusal(ack=_refused(rollout.rollout_id, Reason.ROLLOUT_INVALID, why))
+        return None
+
     def rollout(
         self, member: LiveRaas, event: RolloutArrived, now: datetime, *, is_useful: bool = False
     ) -> ItemAck:
