@@ -55,11 +55,13 @@ class EvalPromptsOffered:
     """The hub read the data sets of an evaluation, as DrawEvalPrompts asked. Answer: None.
 
     Attributes:
-        prompts: All rows, by data set.
+        prompts: The next rows, by data set.
+        goes_on: Whether more of them follow.
     """
 
     eval_run_id: EvalRunId
     prompts: Mapping[str, tuple[Prompt, ...]]
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,7 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     # The hub itself.
     ev.PromptsOffered: _other("prompts_offered", lambda run, e, _now: _offer(run, e)),
     ev.EvalPromptsOffered: _other(
-        "eval_prompts_offered", lambda run, e, _now: run.evaluation.offer(e.eval_run_id, e.prompts)
+        "eval_prompts_offered", lambda run, e, _now: run.evaluation.offer(e)
     ),
     ev.Ticked: _other("ticked", _tick),
     ev.HubRestarted: _other("hub_restarted", _restart),

@@ -286,6 +286,8 @@ class Hub:
             for request in await self.executor.prompt_requests.take():
                 async for event in read_prompts(request, self._sources, self._data_sets):
                     self.apply(event)
+                    # Rows of gigabytes do not pile up before the journal.
+                    await self.commits.passed()
 
     async def tick(self) -> None:
         """Tell the run when a deadline of it has passed, for ever."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -90,9 +90,9 @@ class DataSets:
                 "data set as it was when the run began",
             ) from error
 
-    def first_passes(self, names: Iterable[str]) -> dict[str, tuple[Prompt, ...]]:
-        """Return every row of some data sets, for an evaluation."""
-        return {name: tuple(self._readers[name].epoch(0)) for name in names}
+    def first_pass(self, name: str) -> Iterator[Prompt]:
+        """Return every row of a data set, for an evaluation."""
+        return iter(self._readers[name].epoch(0))
 
     def size(self, name: str) -> int:
         return len(self._readers[name])
@@ -143,8 +143,15 @@ async def read_prompts(
                 prompts, is_last = await asyncio.to_thread(_take, again, len(request.prompts) + 1)
                 yield PromptsOffered(prompts=prompts, is_again=True)
         else:
-            rows = await asyncio.to_thread(data_sets.first_passes, request.data_sets)
-            yield EvalPromptsOffered(eval_run_id=request.eval_run_id, prompts=rows)
+            for name in request.data_sets:
+                rows, count, is_last = data_sets.first_pass(name), data_sets.size(name), False
+                while not is_last:
+                    prompts, is_last = await asyncio.to_thread(_take, rows, count + 1)
+                    yield EvalPromptsOffered(
+                        eval_run_id=request.eval_run_id,
+                        prompts={name: prompts},
+                        goes_on=not (is_last and name == request.data_sets[-1]),
+                    )
     except AstraflowError as error:
         yield RunBroken(failure=error.to_failure())
     except (OSError, ValueError, KeyError) as error:

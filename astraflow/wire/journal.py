@@ -113,14 +113,18 @@ def _encode_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
         pb.DataSetPrompts(data_set=name, prompts=map(tasks.encode_prompt, prompts))
         for name, prompts in event.prompts.items()
     ]
-    return pb.EvalPromptsOffered(eval_run_id=event.eval_run_id, data_sets=data_sets)
+    return pb.EvalPromptsOffered(
+        eval_run_id=event.eval_run_id, data_sets=data_sets, goes_on=event.goes_on
+    )
 
 
 def _decode_eval_prompts(message: pb.EvalPromptsOffered) -> ev.EvalPromptsOffered:
     prompts = {
         each.data_set: tuple(map(tasks.decode_prompt, each.prompts)) for each in message.data_sets
     }
-    return ev.EvalPromptsOffered(eval_run_id=EvalRunId(message.eval_run_id), prompts=prompts)
+    return ev.EvalPromptsOffered(
+        eval_run_id=EvalRunId(message.eval_run_id), prompts=prompts, goes_on=message.goes_on
+    )
 
 
 Entry = ev.Event | RunOpened

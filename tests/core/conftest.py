@@ -239,18 +239,17 @@ class World:
                 again = self._draw_again(effect.prompts)
                 return self.late.append(again) if self.reads_late else [again]
             case ef.DrawEvalPrompts():
-                return [
-                    ev.EvalPromptsOffered(
-                        eval_run_id=effect.eval_run_id,
-                        prompts={
-                            name: tuple(
-                                Prompt(prompt_id=f"e{i}", data_set=name, fields={})
-                                for i in range(self._eval_prompt_count)
-                            )
-                            for name in effect.data_sets
-                        },
-                    )
-                ]
+                rows = ev.EvalPromptsOffered(
+                    eval_run_id=effect.eval_run_id,
+                    prompts={
+                        name: tuple(
+                            Prompt(prompt_id=f"e{i}", data_set=name, fields={})
+                            for i in range(self._eval_prompt_count)
+                        )
+                        for name in effect.data_sets
+                    },
+                )
+                return self.late.append(rows) if self.reads_late else [rows]
             case ef.RecordRollout():
                 self.recorded.append(effect)
             case ef.RecordBatch():

@@ -34,6 +34,27 @@ def test_first_version_is_measured_before_training_begins(make_world, suite):
     assert (task.eval_run_id, task.priority) == (next(iter(world.evals)), 1)
 
 
+def test_rows_that_come_in_pieces_are_asked_once_though_the_hub_restarts_between(world):
+    _, node = world.started(credit=8)
+    world.work(node)
+    world.tasks[node].clear()
+    world.reads_late = True
+    asked = create(world)
+    [whole] = world.late
+    halves = [
+        {name: rows[half] for name, rows in whole.prompts.items()}
+        for half in (slice(2), slice(2, 4))
+    ]
+    world.apply(replace(whole, prompts=halves[0], goes_on=True))
+    assert TaskPurpose.EVAL not in purposes(world, node)
+    world.apply(ev.HubRestarted())
+    world.apply(replace(whole, prompts=halves[0], goes_on=True))
+    world.apply(replace(whole, prompts=halves[1]))
+    assert world.run.eval_run(asked.eval_run_id).rollout_count == 4
+    evals = [each for each in world.tasks[node] if each.purpose is TaskPurpose.EVAL]
+    assert {each.prompt.prompt_id for each in evals} <= {"e0", "e1", "e2", "e3"}
+
+
 def test_evaluation_takes_its_share_and_training_goes_on(world):
     _, node = world.started(credit=8)
     world.work(node)

@@ -4,7 +4,7 @@ import pytest
 
 from astraflow.config.work import DataSet
 from astraflow.core.batches import IssuedPrompt
-from astraflow.core.effects import DrawAgain
+from astraflow.core.effects import DrawAgain, DrawEvalPrompts
 from astraflow.dataflow.prompts import DataSets, PromptSource, read_prompts
 from astraflow.workflows.data_sets import DataSetReader
 
@@ -86,3 +86,14 @@ async def test_large_rows_that_were_lost_come_in_events_of_bounded_size(large):
     events = [each async for each in read_prompts(DrawAgain(prompts=lost), {}, data_sets)]
     assert [len(event.prompts) for event in events] == [8, 4]
     assert all(event.is_again for event in events)
+
+
+@pytest.mark.asyncio
+async def test_large_rows_to_be_measured_come_in_events_of_bounded_size(large):
+    reader = DataSetReader("train", large, DataSet(path="unused"), seed=3)
+    request = DrawEvalPrompts(eval_run_id="eval-1", data_sets=("train", "again"))
+    data_sets = DataSets({"train": reader, "again": reader})
+    events = [each async for each in read_prompts(request, {}, data_sets)]
+    sizes = [{name: len(rows) for name, rows in event.prompts.items()} for event in events]
+    assert sizes == [{name: size} for name in request.data_sets for size in (8, 8, 4)]
+    assert [event.goes_on for event in events] == [True] * 5 + [False]

@@ -30,6 +30,7 @@ class EvalWork:
         is_offered: Whether the rows of its data sets are here.
         open_groups: Those with an unanswered sample.
         prompts: That no group was begun for, with the number of their data set in the suite.
+        rows: What is here while others are read, by data set.
     """
 
     eval_run_id: EvalRunId
@@ -47,6 +48,7 @@ class EvalWork:
     _failure: Failure | None = None
     _last_failure: Failure | None = None
     prompts: deque[tuple[int, Prompt]] = field(default_factory=deque[tuple[int, Prompt]])
+    rows: dict[str, list[Prompt]] = field(init=False, default_factory=dict[str, list[Prompt]])
     _accumulators: list[EvalAccumulator] = field(init=False)
     _shown_count: int = 0
 
@@ -70,15 +72,20 @@ class EvalWork:
     def missing_count(self) -> int:
         return sum(each.missing_count for each in self._accumulators)
 
-    def offer(self, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
-        """Take the rows of its data sets, once."""
+    def offer(self, prompts: Mapping[str, tuple[Prompt, ...]], *, goes_on: bool) -> None:
+        """Take rows of its data sets, all of them once."""
         if self.is_offered:
+            return
+        for name, those in prompts.items():
+            self.rows.setdefault(name, []).extend(those)
+        if goes_on:
             return
         self.is_offered = True
         for index, accumulator in enumerate(self._accumulators):
-            rows = prompts.get(accumulator.settings.data_set, ())
+            rows = self.rows.get(accumulator.settings.data_set, ())
             accumulator.prompt_count = len(rows)
             self.prompts.extend((index, row) for row in rows)
+        self.rows.clear()
 
     @property
     def next_size(self) -> int:
@@ -136,6 +143,7 @@ class EvalWork:
     def end(self, state: EvalState, now: datetime, failure: Failure | None = None) -> None:
         self.state, self._finish_time, self._failure = state, now, failure
         self.prompts.clear()
+        self.rows.clear()
         self.again.clear()
         self.open_groups.clear()
 

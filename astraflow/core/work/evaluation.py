@@ -7,7 +7,7 @@ from datetime import datetime
 from astraflow.core.effects import DrawEvalPrompts, Effects, EvalChanged
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.evals import EvalRun, EvalState
-from astraflow.core.events import EvalCreated
+from astraflow.core.events import EvalCreated, EvalPromptsOffered
 from astraflow.core.groups import EvalGroup
 from astraflow.core.ids import EvalRunId, IdGenerator, PolicyId
 from astraflow.core.lifecycle import RunLifecycle
@@ -16,7 +16,7 @@ from astraflow.core.pool.live_members import LiveRaas
 from astraflow.core.pool.sessions import Sessions
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import RunSettings, SuiteSettings
-from astraflow.core.tasks import CancelReason, Prompt, VersionRange
+from astraflow.core.tasks import CancelReason, VersionRange
 from astraflow.core.work.eval_work import EvalWork
 from astraflow.core.work.scheduler import (
     MemberCapacity,
@@ -186,6 +186,8 @@ class Evaluation:
     def _draw(self, work: EvalWork) -> None:
         parts = work.suite.suite.data_sets
         data_sets = tuple(dict.fromkeys(part.data_set for part in parts))
+        # Of a reading that did not come to its end.
+        work.rows.clear()
         self.effects.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
 
     def draw_again(self) -> None:
@@ -194,9 +196,9 @@ class Evaluation:
             if not work.is_offered:
                 self._draw(work)
 
-    def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
-        if eval_run_id in self.active:
-            self.active[eval_run_id].offer(prompts)
+    def offer(self, event: EvalPromptsOffered) -> None:
+        if event.eval_run_id in self.active:
+            self.active[event.eval_run_id].offer(event.prompts, goes_on=event.goes_on)
 
     def accept(self, group: EvalGroup, index: int, rollout: Rollout) -> None:
         self._finish(group, index).score(group, rollout)

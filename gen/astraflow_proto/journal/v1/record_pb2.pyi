@@ -279,12 +279,14 @@ class PromptsOffered(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[_task_pb2.Prompt, _Mapping]]] = ..., is_last: _Optional[bool] = ..., data_set: _Optional[str] = ..., is_again: _Optional[bool] = ...) -> None: ...
 
 class EvalPromptsOffered(_message.Message):
-    __slots__ = ("eval_run_id", "data_sets")
+    __slots__ = ("eval_run_id", "data_sets", "goes_on")
     EVAL_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_SETS_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
     eval_run_id: str
     data_sets: _containers.RepeatedCompositeFieldContainer[DataSetPrompts]
-    def __init__(self, eval_run_id: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[DataSetPrompts, _Mapping]]] = ...) -> None: ...
+    goes_on: bool
+    def __init__(self, eval_run_id: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[DataSetPrompts, _Mapping]]] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class DataSetPrompts(_message.Message):
     __slots__ = ("data_set", "prompts")
