@@ -24,6 +24,7 @@ class Trained:
         self.batches = []  # prompt ids per batch that counts
         self.saved = {"": 0}  # checkpoint -> batches in it
         self.issued = []
+        self.undone = 0
 
     def work(self):
         """Answer all tasks, also those that were cancelled: the node may not know yet."""
@@ -49,6 +50,7 @@ class Trained:
 
     def come_back(self, name):
         step = self.saved[name]
+        self.undone += sum(map(len, self.batches[step:]))
         del self.batches[step:]
         self.saved = {each: at for each, at in self.saved.items() if at <= step}
         self.world.leave(self.trainer)
@@ -79,6 +81,7 @@ def test_weights_are_trained_on_every_prompt_once(make_world, max_staleness, scr
         account = run.world.account()
         assert account.is_balanced
         assert account.trained_count == 2 * sum(map(len, run.batches))
+        assert account.rolled_back_count == 2 * run.undone
     for _ in range(PROMPTS):
         run.step(is_saved=False)
     assert run.is_through

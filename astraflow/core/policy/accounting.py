@@ -19,6 +19,9 @@ from astraflow.core.status import DropCount, LedgerAccount, RolloutPlace, Rollou
 class Books:
     """Where the samples of one policy are: their counts, and their records."""
 
+    # Not set by the constructor, so that snapshots of releases that did not count are read.
+    _rolled_back = 0
+
     def __init__(self, policy_id: PolicyId) -> None:
         self._policy_id = policy_id
         self._issued = 0
@@ -91,6 +94,7 @@ class Books:
             leased_count=self._places[RolloutPlace.LEASED],
             trained_count=self._places[RolloutPlace.TRAINED],
             drops=self.drops,
+            rolled_back_count=self._rolled_back,
             reissued_count=self._reissued,
             duplicate_count=self._duplicates,
             replayed_count=self._replayed,
@@ -145,6 +149,7 @@ class Books:
     def untrain(self, batch: TrainedBatch) -> None:
         """Count the samples of a batch as leased again; what is too old to be used is dropped."""
         self.move(RolloutPlace.TRAINED, RolloutPlace.LEASED, batch.sample_count)
+        self._rolled_back += batch.sample_count
         self._replayed -= batch.replayed_count
         if batch.lease is None:
             self.drop(RolloutPlace.LEASED, Reason.STALE, batch.sample_count)
