@@ -53,7 +53,7 @@ from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import BatchItem
 from astraflow.dataflow.traces import HubTraces
 from astraflow.rpc.access import Grant, SessionTokens, without_secrets
-from astraflow.rpc.concurrency import Outbox
+from astraflow.rpc.concurrency import Outbox, to_the_end
 from astraflow.storage.journal import Journal
 from astraflow.wire.fields import invalid
 from astraflow.wire.journal import record_bytes, with_decision
@@ -411,7 +411,13 @@ class Hub:
         return self.run.scale_advice(self.now(), window)
 
     async def revoke(self, token_id: str) -> list[MemberId]:
-        """Take a token of a role back, and end the sessions that it opened; return whose."""
+        """Take a token of a role back, and end the sessions that it opened; return whose.
+
+        It is done to its end though the caller gives up waiting.
+        """
+        return await to_the_end(self._revoke(token_id))
+
+    async def _revoke(self, token_id: str) -> list[MemberId]:
         await self.take(TokenRevoked(token_id=token_id))
         # From here on it opens nothing; what it opened while that was written has to be there.
         await self.commits.passed()

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import TokenRevoked
 from astraflow.dataflow.compaction import compact
 from astraflow.rpc.access import token_id_of
 from astraflow.rpc.auth import bearer
@@ -37,6 +38,27 @@ async def test_a_revoked_token_opens_nothing_and_its_sessions_end(start_hub, rec
         await other.keep_alive()
         again = await revoke(scene, token_id_of(token))
         assert list(again.member_ids) == []
+
+
+async def test_sessions_end_though_the_operator_does_not_wait(
+    start_hub, recipe_of, reason_of, journal_that_waits
+):
+    async with start_hub(recipe_of()) as scene:
+        node, token = scene.raas(), scene.tokens.of_role("node")
+        await node.join(token=token)
+        with journal_that_waits(scene):
+            revoking = asyncio.ensure_future(revoke(scene, token_id_of(token)))
+            while TokenRevoked not in [type(each.event) for each in scene.hub.commits.pending]:
+                await asyncio.sleep(0)
+            revoking.cancel()
+            for _ in range(3):
+                # It has heard of it by then.
+                assert await reason_of(scene.raas().keep_alive()) is Reason.TOKEN_INVALID
+        async with asyncio.timeout(20):
+            while scene.hub.status().members:
+                await scene.hub.commits.passed()
+                await asyncio.sleep(0)
+        assert await reason_of(node.keep_alive()) is Reason.SESSION_ENDED
 
 
 async def test_a_trainer_whose_token_is_revoked_gives_its_batches_back(
