@@ -147,6 +147,24 @@ def test_weights_of_another_step_are_not_taken_for_it(world):
     assert error.value.reason is Reason.CHECKPOINT_UNKNOWN
 
 
+@pytest.mark.parametrize("step_count", [None, 1])
+def test_what_ends_before_a_trainer_has_saved_is_no_checkpoint_of_the_run(make_world, step_count):
+    world = make_world(step_count=step_count)
+    trainer, node = world.started()
+    ask(world)
+    header = step(world, trainer, node)
+    world.apply(ev.RunStopped(mode=StopMode.CANCEL))
+    assert world.run.saved("mine") is None
+    if step_count is None:
+        world.leave(trainer)
+        with pytest.raises(AstraflowError, match="ended before its trainer had saved mine"):
+            world.run.saved("mine")
+    else:
+        # It was written meanwhile.
+        world.ack(trainer, header.batch_id, step=1, checkpoint_id="mine")
+        assert world.run.saved("mine").policies[0].step == 1
+
+
 def test_names_are_checked_and_a_run_that_is_over_is_not_saved(world):
     world.started()
     refused(world, "", "../mine", "step_000004", "x" * 101, reason=Reason.INVALID_FIELD)

@@ -40,6 +40,11 @@ class Saving:
     effects: Effects
     _saved: dict[str, SavedRun] = field(init=False, default_factory=dict[str, SavedRun])
     asked: str = field(init=False, default="")
+    # Policies that have their part to it, and those whose data ended before they had saved.
+    _ordered: tuple[PolicyId, ...] = field(init=False, default=())
+    _late: dict[str, tuple[PolicyId, ...]] = field(
+        init=False, default_factory=dict[str, tuple[PolicyId, ...]]
+    )
     _parts: dict[PolicyId, PolicyCheckpoint] = field(
         init=False, default_factory=dict[PolicyId, PolicyCheckpoint]
     )
@@ -61,6 +66,7 @@ class Saving:
         self._must_be_here(self._missing if is_asked else self._active)
         if not is_asked:
             self.asked, self._parts = checkpoint_id, {}
+            self._ordered = tuple(policy.policy_id for policy in self._active)
             for policy in self._active:
                 self.order(policy)
 
@@ -79,7 +85,21 @@ class Saving:
             )
         if saved is None:
             self._must_be_here(self._missing)
-        return saved
+            return None
+        late = [
+            policy
+            for policy_id, policy in self.policies.items()
+            if policy_id in self._late.get(checkpoint_id, ())
+            and not policy.lineage.knows(checkpoint_id)
+        ]
+        for policy in late:
+            if policy.policy_id not in self.sessions.trainers:
+                raise AstraflowError(
+                    Reason.NOT_READY,
+                    f"the data of {policy.policy_id} ended before its trainer had saved "
+                    f"{checkpoint_id}; its last checkpoint is there under a name of its own",
+                )
+        return None if late else saved
 
     def order(self, policy: PolicyState) -> None:
         """Tell the trainer of a policy what it has yet to save."""
@@ -103,6 +123,12 @@ class Saving:
             save_time=now,
         )
         self._saved[self.asked] = saved
+        self._late = {name: each for name, each in self._late.items() if name in self._saved}
+        self._late[self.asked] = tuple(
+            each.policy_id
+            for each in policies
+            if each.policy_id in self._ordered and not self._has(each)
+        )
         if len(self._saved) > _KEPT_COUNT:
             del self._saved[next(iter(self._saved))]
         self.asked, self._parts = "", {}
