@@ -19,6 +19,7 @@ import structlog
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.batches import StreamBatches
 from astraflow.core.clock import Clock
+from astraflow.core.effects import CloseSession
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
@@ -263,6 +264,11 @@ class Hub:
         if self._keeps_records:
             record = with_decision(record, outcome.digest)
         self.event_count += 1
+        if isinstance(event, RaasJoined | TrainerRegistered):
+            # Now, not once it is safe: who was replaced does not speak for the newer one meanwhile.
+            for effect in outcome.effects:
+                if isinstance(effect, CloseSession) and effect.is_fenced:
+                    self.directory.see(effect, now)
         self.commits.put(
             Decided(
                 event=kept,

@@ -309,6 +309,37 @@ async def test_a_newer_process_fences_the_older(start_hub, recipe_of, reason_of)
         await newer.keep_alive()
 
 
+async def test_an_older_process_does_not_speak_for_the_newer_while_that_is_written(
+    start_hub, recipe_of, reason_of, journal_that_waits
+):
+    async with start_hub(recipe_of()) as scene:
+        raas, older, newer = scene.raas(), scene.trainer(), scene.trainer()
+        await raas.join()
+        await older.register()
+        await older.publish()
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(raas.work())
+            batches = older.batches()
+            while not (message := await batches.read()).HasField("header"):
+                pass
+            working.cancel()
+        batch_id = message.header.batch_id
+        with journal_that_waits(scene):
+            resume = SessionResume(resume_token=older.token, incarnation=2)
+            registering = asyncio.ensure_future(newer.register(resume=resume))
+            for _ in range(3):
+                # It has heard of it by then.
+                assert await reason_of(scene.raas().keep_alive()) is Reason.TOKEN_INVALID
+            late = [
+                asyncio.ensure_future(reason_of(each))
+                for each in (older.ack(batch_id), older.leave())
+            ]
+            done, _ = await asyncio.wait(late, timeout=5)
+        await registering
+        assert [each.result() for each in done] == [Reason.SESSION_FENCED] * 2
+        await newer.keep_alive()
+
+
 @pytest.mark.parametrize("is_raas", [True, False])
 async def test_a_newer_process_fences_one_whose_session_had_ended(
     start_hub, recipe_of, reason_of, is_raas
