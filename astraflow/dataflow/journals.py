@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from astraflow.storage.postgres import Place, PostgresReader
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Opened = TypeVar("Opened", bound=Journal | None)
 
 _POLL_S = 0.5
 
@@ -56,7 +59,23 @@ async def open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
                     "the trainer's last checkpoint",
                 )
             durability = Durability(settings.durability)
-            return SqliteJournal.open(run_dir.journal, durability=durability)
+            # All of its pages are read, of gigabytes for seconds.
+            return await _opened(
+                partial(SqliteJournal.open, run_dir.journal, durability=durability)
+            )
+
+
+async def _opened(opens: Callable[[], Opened]) -> Opened:
+    """Open a journal in a thread; one that nobody waits for any more is closed again."""
+    opening = asyncio.ensure_future(asyncio.to_thread(opens))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(AstraflowError):
+            journal = await opening
+            if journal is not None:
+                await journal.close()
+        raise
 
 
 async def _open_postgres(settings: JournalConfig, place: "Place", *, waits_s: float) -> Journal:
@@ -68,11 +87,13 @@ async def _open_postgres(settings: JournalConfig, place: "Place", *, waits_s: fl
     while True:
         began_s = time.monotonic()
         try:
-            journal = await asyncio.to_thread(
-                PostgresJournal.open,
-                place,
-                durability=Durability(settings.durability),
-                lease_s=settings.lease_s,
+            journal = await _opened(
+                partial(
+                    PostgresJournal.open,
+                    place,
+                    durability=Durability(settings.durability),
+                    lease_s=settings.lease_s,
+                )
             )
         except AstraflowError as error:
             if not error.retryable or time.monotonic() > away_until_s:

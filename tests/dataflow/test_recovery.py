@@ -13,6 +13,7 @@ import pytest
 from grpc import StatusCode, aio
 
 from astraflow import __version__
+from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Ticked
@@ -22,6 +23,7 @@ from astraflow.core.rollouts import Disposition
 from astraflow.core.status import RunState
 from astraflow.core.work.scheduler import training_capacity
 from astraflow.dataflow.compaction import compact, write_snapshot_of
+from astraflow.dataflow.journals import open_journal
 from astraflow.dataflow.servicers import Recovery
 from astraflow.launch.ledger import read_ledger
 from astraflow.rpc.channel import dial
@@ -151,6 +153,31 @@ async def test_callers_are_answered_while_the_lines_of_a_long_run_are_read(start
     fed = asyncio.create_task(asyncio.to_thread(feed))
     async with start_hub(recipe_of()):
         assert await fed
+
+
+async def test_callers_are_answered_while_a_long_journal_is_opened(tmp_path, recipe_of):
+    """They are so long as the loop has turns; a hub that is stopped meanwhile lets go of it."""
+    turns = []
+
+    async def turn():
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    await asyncio.sleep(0)
+    before = len(turns)
+    opening = asyncio.create_task(open_journal(recipe_of(), RunDir(tmp_path)))
+    journal = await opening
+    assert len(turns) - before > 2
+    await journal.close()
+    opening = asyncio.create_task(open_journal(recipe_of(), RunDir(tmp_path)))
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    await (await open_journal(recipe_of(), RunDir(tmp_path))).close()
+    turning.cancel()
 
 
 async def test_who_is_silent_is_found_by_a_hub_whose_clock_was_set_back(start_hub, recipe_of):
