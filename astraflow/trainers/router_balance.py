@@ -71,6 +71,13 @@ class RouterBalance:
         self._taps = [_ScoredTap(self, each) for each in mixtures]
         if self.is_on and not mixtures:
             raise self._unknown("has no experts")
+        if self.is_on:
+            # Also of a pass that asks the model what it can, in the middle of a recording.
+            module.register_forward_pre_hook(self._forget)
+
+    def _forget(self, *_: object) -> None:
+        for each in self._taps:
+            each.choices.clear()
 
     def _unknown(self, why: str) -> AstraflowError:
         return AstraflowError(
@@ -80,8 +87,6 @@ class RouterBalance:
 
     @contextmanager
     def recording(self) -> Generator[None]:
-        for each in self._taps:
-            each.choices.clear()
         self.is_recording = True
         try:
             yield

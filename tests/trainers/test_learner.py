@@ -341,6 +341,21 @@ def test_a_layer_that_chooses_twice_does_not_stand_for_one_that_does_not():
         balance.loss(np.arange(12), share=1.0)
 
 
+def test_experts_are_balanced_in_the_first_pass_of_more_logits_than_are_made_whole(
+    make_row, to_part
+):
+    known = AutoConfig.for_model("mixtral")
+    sizes = {**TINY, "vocab_size": 1 << 20, "hidden_size": 16}
+    fields = {key: value for key, value in sizes.items() if hasattr(known, key)}
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **fields))
+    settings = SETTINGS.model_copy(update={"loss": Loss(router_balance_coefficient=0.1)})
+    learner = PolicyLearner(CausalModel(module), settings)
+    rng = np.random.default_rng(0)
+    rows = TrainRows.from_parts([to_part([make_row(rng, prompt=2, length=20)])])
+    assert learner.step(rows, divisor=len(rows.loss))["train/router_imbalance"] > 1 - 1e-6
+
+
 TINY = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2),
