@@ -39,6 +39,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 # Rows that the log speaks of when a batch has none that moves the weights.
 _LOOKED_AT_ROWS = 16
 
+Valued = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""What a critic says of a batch: values, advantages and returns; see `CriticLearner.estimate`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedBatch:
@@ -177,29 +180,12 @@ class PolicyLearner:
             rows.require_vocabulary(self._model.vocabulary_size)
         if self._settings.loss.makes_reward_model:
             rows = scored_at_the_end(rows)
-        if self._critic is None or not self._peers.all_reduce_max(len(rows.loss)):
-            return self._step(rows, divisor, None)
-        values, advantages, returns = self._critic.estimate(rows)
-        loss = replace(rows.loss, advantages=advantages.astype(np.float32))
-        return self._step(replace(rows, loss=loss), divisor, (values, returns))
-
-    @torch.no_grad()
-    def likelihoods(
-        self, rows: TrainRows, chosen_rows: np.ndarray, *, model: CausalModel | None = None
-    ) -> Likelihoods:
-        """Return what the weights, or those of a model, say of rows, bool[N]; 0 for the others."""
-        seen = Likelihoods.empty(len(rows.loss))
-        for one in self._planner.plan(rows, chosen_rows):
-            tokens = PassTokens.of(rows, one)
-            seen.put(tokens.loss_indices, *log_softmax_of(model or self._model, tokens))
-        return seen
-
-    def _step(
-        self, rows: TrainRows, divisor: float, valued: tuple[np.ndarray, np.ndarray] | None
-    ) -> Mapping[str, float]:
-        """Change the weights by the advantages of the rows, and the critic's by what it said."""
+        valued: Valued | None = None
+        if self._critic is not None and self._peers.all_reduce_max(len(rows.loss)):
+            valued = self._critic.estimate(rows)
         settings = self._settings
-        batch = self._prepare(rows)
+        batch = self._prepare(rows, valued)
+        # By the rows as they came: what a critic says of them is rounded, by whatever passes.
         parts = minibatches_of(
             rows, count=settings.minibatches, epochs=settings.epochs, peers=self._peers
         )
@@ -229,7 +215,18 @@ class PolicyLearner:
         found = self._log(batch, updates) if updates else self._stand_still(batch)
         return {**found, **_means(learned)}
 
-    def _prepare(self, rows: TrainRows) -> PreparedBatch:
+    @torch.no_grad()
+    def likelihoods(
+        self, rows: TrainRows, chosen_rows: np.ndarray, *, model: CausalModel | None = None
+    ) -> Likelihoods:
+        """Return what the weights, or those of a model, say of rows, bool[N]; 0 for the others."""
+        seen = Likelihoods.empty(len(rows.loss))
+        for one in self._planner.plan(rows, chosen_rows):
+            tokens = PassTokens.of(rows, one)
+            seen.put(tokens.loss_indices, *log_softmax_of(model or self._model, tokens))
+        return seen
+
+    def _prepare(self, rows: TrainRows, valued: Valued | None) -> PreparedBatch:
         settings = self._settings
         reference = None
         if self._reference is not None:
@@ -238,8 +235,10 @@ class PolicyLearner:
             chosen = self._trained_rows(own)
             reference = self.likelihoods(own, chosen, model=self._reference).logprobs
         loss = rows.loss
-        if self._critic is None:
-            # A critic has seen the rewards of turns.
+        if valued is not None:
+            # It has seen the rewards of turns.
+            loss = replace(loss, advantages=valued[1].astype(np.float32))
+        else:
             earned = turn_advantages(rows, settings.advantages, peers=self._peers)
             loss = replace(loss, advantages=loss.advantages + earned)
         loss = prepared(loss, settings.loss, self._peers, reference_logprobs=reference)
@@ -308,13 +307,13 @@ class PolicyLearner:
 
     @contextmanager
     def _critic_update(
-        self, rows: TrainRows, part: np.ndarray, valued: tuple[np.ndarray, np.ndarray] | None
+        self, rows: TrainRows, part: np.ndarray, valued: Valued | None
     ) -> Generator[Mapping[str, float]]:
         """Change the critic's weights, too, at the end of a block, by some rows."""
         if self._critic is None or valued is None:
             yield {}
             return
-        values, returns = valued
+        values, _, returns = valued
         step = self.step_count + 1
         with self._critic.stepping(rows, values, returns, step, part=part) as metrics:
             yield metrics

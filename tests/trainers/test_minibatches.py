@@ -222,3 +222,21 @@ def test_a_critic_learns_in_the_same_parts(make_model, rows):
     losses = [learner.step(rows, divisor=len(rows.loss))["critic/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
     assert {int(each["step"]) for each in critic.state()["optimizer"]["state"].values()} == {40}
+
+
+def test_what_a_critic_rounds_otherwise_changes_no_part(make_model, make_rows, to_part):
+    rows = TrainRows.from_parts([to_part(make_rows(18))])
+    for row in range(1, rows.row_count):
+        # All of one prompt, which are told apart by what follows.
+        rows.tokens[rows.offsets[row]] = rows.tokens[0]
+    moved = []
+    for max_tokens in (20, 1000):
+        settings = settings_of(epochs=1, max_tokens_per_pass=max_tokens, critic=CriticConfig())
+        critic = CriticLearner(valued(make_model().module), settings.critic, max_tokens=max_tokens)
+        torch.manual_seed(0)
+        torch.nn.init.normal_([*critic.parameters.values()][-1])
+        model = make_model()
+        PolicyLearner(model, settings, critic=critic).step(rows, divisor=len(rows.loss))
+        moved.append([each.detach() for each in model.module.parameters()])
+    for few, many in zip(*moved, strict=True):
+        torch.testing.assert_close(few, many, rtol=1e-4, atol=1e-5)

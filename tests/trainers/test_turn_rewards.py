@@ -163,12 +163,13 @@ def test_a_critic_sees_them_and_nothing_is_added(part, make_model):
     rows.rewards[:] = 0
     config = CriticConfig(gamma=0.5)
     critic = CriticLearner(valued(make_model().module), config, max_tokens=64)
-    _, _, returns = critic.estimate(rows)
+    found = critic.estimate(rows)
+    _, advantages, returns = found
     assert returns.reshape(4, 3)[1].tolist() == [0.25, 0.5, 1.0]
     settings = TrainerConfig(critic=config, advantages=Advantages(turn_discount=0.5))
     learner = PolicyLearner(make_model(), settings, critic=critic)
-    prepared = learner._prepare(rows).rows.loss
-    np.testing.assert_array_equal(prepared.advantages, rows.loss.advantages)
+    prepared = learner._prepare(rows, found).rows.loss
+    np.testing.assert_array_equal(prepared.advantages, advantages.astype(np.float32))
 
 
 def test_what_is_given_before_the_first_sampled_token_is_nobodys(part):
