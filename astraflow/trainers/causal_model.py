@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -159,6 +160,16 @@ class CausalModel:
         A block has about 12 H^2 weights, and a token that is attended to costs 2 H products.
         """
         return 6.0 * cast("Any", self.module).config.get_text_config().hidden_size
+
+    @cached_property
+    def length_bound(self) -> float:
+        """Tokens up to which a row is what it is alone, unless another one of its pass has more.
+
+        With longrope transformers takes other frequencies then, for all rows of the pass.
+        """
+        from astraflow.engines.embedded.model import length_bounds  # noqa: PLC0415 - loads the engine
+
+        return min(length_bounds(cast("Any", self.module).config.get_text_config()), default=inf)
 
     @cached_property
     def takes_branches(self) -> bool:

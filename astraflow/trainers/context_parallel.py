@@ -73,6 +73,7 @@ class ContextParallel(RowGroup):
         from transformers import AttentionInterface  # noqa: PLC0415 - seconds to import
 
         from astraflow.engines.embedded.model import (  # noqa: PLC0415 - loads the engine
+            length_bounds,
             read_architecture,
         )
 
@@ -82,6 +83,8 @@ class ContextParallel(RowGroup):
             why = "layers attend to a window" if read_architecture(model.config).window else ""
         except (AstraflowError, AttributeError) as error:
             why = str(error)
+        if length_bounds(config):
+            why = "positions are scaled by the longest row, of which a rank has a part"
         heads = config.num_attention_heads // part_count
         if heads % self.count:
             why = f"{heads} heads"

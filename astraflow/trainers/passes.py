@@ -210,6 +210,7 @@ class PassPlanner:
         shares = share_prefixes == "always" or (share_prefixes == "auto" and device == "cpu")
         shares = shares and all(each.takes_branches for each in models)
         self._max_tokens = max_tokens
+        self._length_bound = min(each.length_bound for each in models)
         self._attention_tokens = models[0].attention_tokens if shares else None
         self._is_packed = packing == "always" or (packing == "auto" and device == "cuda")
         for each in models if self._is_packed else ():
@@ -227,14 +228,19 @@ class PassPlanner:
 
     def plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> tuple[ModelPass, ...]:
         """Return the passes of chosen rows, bool[N], as many on every rank."""
-        plan = passes_of(
-            rows,
-            chosen_rows,
-            max_tokens=self._max_tokens,
-            # A shared token may have gone through other experts in each of its rows.
-            attention_tokens=self._attention_tokens if rows.routed_experts is None else None,
-            is_packed=self._is_packed,
-        )
+        is_long = rows.lengths > self._length_bound
+        plan = [
+            one
+            for some in (chosen_rows & ~is_long, chosen_rows & is_long)
+            for one in passes_of(
+                rows,
+                some,
+                max_tokens=self._max_tokens,
+                # A shared token may have gone through other experts in each of its rows.
+                attention_tokens=self._attention_tokens if rows.routed_experts is None else None,
+                is_packed=self._is_packed,
+            )
+        ]
         return evened(plan, self._peers.all_reduce_max(len(plan)))
 
 

@@ -9,11 +9,14 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3MoeConfig,
 )
 
+from astraflow.config.recipe import TrainerConfig
 from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.passes import passes_of, plan_passes
 from astraflow.trainers.rows import TrainRows
@@ -82,6 +85,27 @@ def test_long_rows_among_short_ones(make_model, make_row, to_part):
     model = make_model()
     passes = in_passes(model, rows, max_tokens=1024)
     np.testing.assert_allclose(passes, row_by_row(model.module, rows), atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sharing", [{}, {"packing": "always"}, {"share_prefixes": "always"}])
+def test_a_row_among_longer_ones_keeps_its_frequencies(sharing, make_row, to_part):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [8.0] * 8}
+    config = Phi3Config(
+        **SMALL,
+        original_max_position_embeddings=32,
+        rope_parameters={"rope_type": "longrope", **factors},
+    )
+    torch.manual_seed(0)
+    model = CausalModel(AutoModelForCausalLM.from_config(config))
+    rng = np.random.default_rng(0)
+    made = [make_row(rng, prompt=12, length=n) for n in (16, 31, 32, 33, 34, 50)]
+    for row in made:
+        row["tokens"][:12] = made[0]["tokens"][:12]
+    rows = TrainRows.from_parts([to_part(made)])
+    learner = PolicyLearner(model, TrainerConfig.model_validate(sharing))
+    found = learner.likelihoods(rows, np.ones(rows.row_count, np.bool_)).logprobs
+    np.testing.assert_allclose(found, row_by_row(model.module, rows), atol=1e-5)
 
 
 @torch.no_grad()

@@ -126,7 +126,7 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
     return Architecture(
         vocab_size=fields.vocab_size,
         layer_count=fields.num_hidden_layers,
-        max_context=min([fields.max_position_embeddings, *_bounds(fields)]),
+        max_context=min([fields.max_position_embeddings, *length_bounds(fields)]),
         window=window if not kinds or _SLIDING in kinds else None,
         layer_kinds=kinds,
         row_step=row_step(_widths(fields)),
@@ -141,7 +141,7 @@ def _is_static(fields: Any) -> bool:
     return fields.model_type in _STATIC and kinds <= _STATIC_ROPE
 
 
-def _bounds(fields: Any) -> list[int]:
+def length_bounds(fields: Any) -> list[int]:
     """Return up to which position the rows of a pass do not depend on the longest of them."""
     key = "original_max_position_embeddings"
     return [part[key] for part in _ropes(fields) if part.get("rope_type") == "longrope"]

@@ -191,9 +191,13 @@ def made(name: str) -> torch.nn.Module:
     name, _, count = name.partition(" of ")
     known = AutoConfig.for_model(name)
     fields = {key: value for key, value in TINY.items() if hasattr(known, key)}
-    fields |= {
-        key: int(count) for key in fields if count and key in ("num_experts", "num_local_experts")
-    }
+    if count == "longrope":
+        factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+        fields["rope_parameters"] = {"rope_type": "longrope", **factors}
+        fields["original_max_position_embeddings"] = 32
+    elif count:
+        kinds = ("num_experts", "num_local_experts")
+        fields |= {key: int(count) for key in fields if key in kinds}
     # Of latent attention every head has keys of its own.
     fields |= {"num_key_value_heads": 4} if "kv_lora_rank" in fields else {}
     torch.manual_seed(0)

@@ -120,8 +120,13 @@ FAMILIES = {
         "qwen3": "it has no experts with a plan in transformers",
         "llama4_text": "it has no experts with a plan in transformers",
     },
+    "context_parallel": {
+        "llama": None,
+        "phi3 of longrope": "positions are scaled by the longest row, of which a rank has a part",
+    },
 }
 FEW_FAMILIES = {
+    ("context_parallel", "phi3 of longrope"),
     *(("tensor_parallel", name) for name in ("llama", "gpt2", "phi3", "qwen3_moe")),
     *(("expert_parallel", name) for name in ("qwen3_moe", "gpt_oss", "qwen3")),
 }
