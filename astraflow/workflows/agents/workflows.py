@@ -99,14 +99,15 @@ class AgentWorkflow:
             AstraflowError: What failed in an engine; ENVIRONMENT_FAILED without reward and scorer.
         """
         session.raise_infrastructure()
-        if session.score is not None:
-            return session.score
-        if self._scorer is None:
-            raise AstraflowError(
-                Reason.ENVIRONMENT_FAILED,
-                "the agent reported no reward, and its workflow names no scorer; do one of the two",
-            )
-        score = await self._scorer(session.episode.prompt, answer)
+        score = session.score
+        if score is None:
+            if self._scorer is None:
+                raise AstraflowError(
+                    Reason.ENVIRONMENT_FAILED,
+                    "the agent reported no reward, and its workflow names no scorer; do one of the "
+                    "two",
+                )
+            score = await self._scorer(session.episode.prompt, answer)
         return replace(score, truncated=score.truncated or session.is_cut)
 
 

@@ -60,6 +60,18 @@ async def test_what_an_agent_reports_is_the_reward(command, episode):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("persistent", [0, 1])
+async def test_a_budget_that_cuts_the_last_answer_is_seen_beside_a_reported_reward(
+    command, served_episode, persistent
+):
+    workflow = command("--reward", persistent=persistent)
+    for said, is_cut in (("abc", False), ("a" * 9, True)):
+        run = served_episode({"prompt": "hi"}, lambda _, said=said: said, max_new_tokens=8)
+        score = await workflow.run(run)
+        assert (score.reward, score.truncated) == (min(8, len(said)), is_cut)
+
+
+@pytest.mark.slow
 async def test_an_agent_finds_the_policy_where_a_proxy_leads_outside(command, episode, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
