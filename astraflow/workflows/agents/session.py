@@ -145,7 +145,7 @@ class AgentSession:
             policy_id: Capture(episode.port(policy_id), prefix=episode.rollout_id)
             for policy_id in episode.policy_ids
         }
-        self._too_long: AstraflowError | None = None
+        self._too_long: dict[PolicyId, AstraflowError] = {}
         self._unmended: dict[tuple[PolicyId, tuple[int, ...]], AstraflowError] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -218,13 +218,14 @@ class AgentSession:
             return
         # Agents know it by these words alone, and shorten the chat then: Claude Code by the first,
         # those on litellm by either.
-        self._too_long = AstraflowError(
+        too_long = AstraflowError(
             Reason.CONTEXT_TOO_LONG,
             f"prompt is too long: {token_count} tokens > {limit - 1} maximum. This model's maximum "
             f"context length is {limit} tokens: shorten the messages, leave out long prompts "
             "(data.*.max_prompt_chars) or raise raas.engine.max_context",
         )
-        raise self._too_long
+        self._too_long[capture.port.policy_id] = too_long
+        raise too_long
 
     async def sample(
         self,
@@ -256,6 +257,8 @@ class AgentSession:
             self.note_failure(capture, prompt, broke)
             raise broke from error
         self._unmended.pop((capture.port.policy_id, tuple(prompt)), None)
+        # Its agent has made room.
+        self._too_long.pop(capture.port.policy_id, None)
         return turn
 
     def note_failure(self, capture: Capture, prompt: Sequence[int], error: AstraflowError) -> None:
@@ -279,8 +282,8 @@ class AgentSession:
         return await asyncio.shield(self._ended)
 
     def cause_of(self, failure: AstraflowError) -> AstraflowError:
-        """Return why an agent failed: that the context was full, if it was told so; or as given."""
-        return self._too_long or failure
+        """Return why an agent failed: that a context is full, as it was told last; or as given."""
+        return next(iter(self._too_long.values()), failure)
 
     def raise_infrastructure(self) -> None:
         """Raise what went wrong in an engine, unless the same request went well later on.

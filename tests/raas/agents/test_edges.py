@@ -159,6 +159,16 @@ async def test_a_prompt_that_is_too_long_is_refused_even_as_a_stream(stage):
             assert "This model's maximum context length is 8 tokens" in told["message"]
 
 
+async def test_an_agent_that_made_room_is_not_said_to_have_failed_for_a_full_context(stage):
+    failure = AstraflowError(Reason.ENVIRONMENT_FAILED, "no such tool", retryable=True)
+    async with stage(lambda text: "ok", max_context=12) as at, at.client() as client:
+        long = {"messages": [{"role": "user", "content": "a long one"}]}
+        assert (await client.post(CHAT, json=long)).status_code == 400
+        assert at.session.cause_of(failure).reason is Reason.CONTEXT_TOO_LONG
+        assert (await client.post(CHAT, json=HI)).status_code == 200
+        assert at.session.cause_of(failure) is failure
+
+
 @pytest.mark.slow
 async def test_a_client_that_leaves_takes_its_request_along(stage):
     async with stage(lambda text: "ok") as at, at.client() as client:
