@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from urllib.parse import quote
@@ -36,7 +35,8 @@ class AgentEndpoint:
         self.token = token or secrets.token_urlsafe(24)
         self._sessions: dict[str, AgentSession] = {}
         self._keys: dict[str, AgentSession] = {}
-        self._offered: defaultdict[str, asyncio.Queue[AgentSession]] = defaultdict(asyncio.Queue)
+        self._offered: list[tuple[str, AgentSession]] = []
+        self._news = asyncio.Event()
         self._exits = AsyncExitStack()
         self._request_count = 0
         self._starting = asyncio.Lock()
@@ -59,20 +59,22 @@ class AgentEndpoint:
 
     def offer(self, session: AgentSession, lane: str) -> None:
         """Hand an open session to the next agent that asks for one."""
-        queue = self._offered[lane]
-        # Those that ended while nobody asked would stay for ever.
-        waiting = [queue.get_nowait() for _ in range(queue.qsize())]
-        for each in (*waiting, session):
-            if each.is_open:
-                queue.put_nowait(each)
+        # Those that ended while nobody asked would stay for ever, as of a program that died.
+        waiting = [each for each in self._offered if each[1].is_open]
+        self._offered = [*waiting, (lane, session)]
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def take(self, lane: str, *, wait_s: float) -> AgentSession | None:
         """Return the session that was offered first; None: there was none in this time."""
         try:
             async with asyncio.timeout(wait_s):
-                while not (session := await self._offered[lane].get()).is_open:
-                    pass
-                return session
+                while True:
+                    for each in self._offered:
+                        if each[0] == lane and each[1].is_open:
+                            self._offered.remove(each)
+                            return each[1]
+                    await self._news.wait()
         except TimeoutError:
             return None
 
