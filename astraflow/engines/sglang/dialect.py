@@ -59,9 +59,17 @@ def until_least(request: ServerRequest) -> ServerRequest:
     """Return the part of a completion in which nothing may end it.
 
     The server's own `min_new_tokens` needs a tokenizer, and it is asked with ids alone.
+
+    Raises:
+        AstraflowError: INVALID_FIELD where the part that follows would forget what penalties count.
     """
     sampling = request.sampling
     count = min(sampling.min_new_tokens, sampling.max_new_tokens)
+    penalties = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
+    if count < sampling.max_new_tokens:
+        for name, none in penalties.items():
+            if getattr(sampling, name) != none:
+                raise _refused(name, "beside min_new_tokens it would begin anew in the middle")
     return replace(
         request,
         sampling=replace(sampling, max_new_tokens=count),

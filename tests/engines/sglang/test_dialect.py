@@ -3,8 +3,10 @@
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import Grammar, SamplingParams
 from astraflow.engines.served.dialect import ServerRequest
 from astraflow.engines.sglang.dialect import (
+    SglangDialect,
     after_least,
     generate_body,
     named_after,
@@ -87,6 +90,18 @@ def test_nothing_ends_a_completion_before_its_least_length():
     assert rest["input_ids"] == [3, 4, 7, 8]
     assert rest["sampling_params"]["max_new_tokens"] == 3
     assert rest["sampling_params"]["stop_token_ids"] == [2]
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+async def test_penalties_that_would_begin_anew_in_the_middle_are_refused(name: str):
+    sampling = replace(REQUEST.sampling, min_new_tokens=2, **{name: 1.5})
+    async with httpx.AsyncClient() as http:
+        pieces = SglangDialect(Path()).generate(http, replace(REQUEST, sampling=sampling))
+        with pytest.raises(AstraflowError, match="begin anew") as caught:
+            await anext(pieces)
+    assert caught.value.metadata["field"] == f"sampling.{name}"
+    all_of_it = replace(sampling, min_new_tokens=5)
+    until_least(replace(REQUEST, sampling=all_of_it))
 
 
 def test_the_last_answer_of_a_stream_tells_all_versions():
