@@ -95,18 +95,10 @@ def scored_at_the_end(rows: TrainRows) -> TrainRows:
     """
     kept = np.unique(rows.loss.rows)
     ends = rows.offsets[1:] + np.arange(rows.row_count)
-    ones, zeros = np.ones(len(kept), np.float32), np.zeros(len(kept), np.float32)
     return replace(
         rows,
         tokens=np.insert(rows.tokens, rows.offsets[1:], 0),
         offsets=rows.offsets + np.arange(rows.row_count + 1),
-        loss=LossTokens(
-            positions=ends[kept],
-            rows=kept,
-            sampler_logprobs=zeros,
-            advantages=zeros,
-            weights=ones,
-            temperatures=ones,
-        ),
+        loss=LossTokens.plain(ends[kept], kept),
         routed_experts=None,
     )

@@ -34,6 +34,19 @@ class LossTokens:
     temperatures: np.ndarray
     rewards: np.ndarray | None = None
 
+    @classmethod
+    def plain(cls, positions: np.ndarray, rows: np.ndarray) -> "LossTokens":
+        """Return tokens that all count the same, of which no sampler and no advantage is known."""
+        zeros, ones = np.zeros(len(positions), np.float32), np.ones(len(positions), np.float32)
+        return cls(
+            positions=positions,
+            rows=rows,
+            sampler_logprobs=zeros,
+            advantages=zeros,
+            weights=ones,
+            temperatures=ones,
+        )
+
     def __len__(self) -> int:
         return len(self.positions)
 
@@ -143,7 +156,9 @@ class TrainRows:
         """
         parts = [part for part in parts if part.row_count]
         if not parts:
-            return cls.none()
+            nothing = np.zeros(0, np.int64)
+            no_tokens = LossTokens.plain(nothing, nothing)
+            return cls.of(np.zeros(0, np.int32), np.zeros(1, np.int64), no_tokens)
         tokens = _column(parts, "tokens")
         lengths = [np.diff(part.row_offsets) for part in parts]
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
@@ -159,22 +174,16 @@ class TrainRows:
         )
 
     @classmethod
-    def none(cls) -> "TrainRows":
-        indices, numbers = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    def of(cls, tokens: np.ndarray, offsets: np.ndarray, loss: LossTokens) -> "TrainRows":
+        """Return rows of which no reward and no version is known."""
+        unknown = np.full(len(offsets) - 1, -1, np.int64)
         return cls(
-            tokens=np.zeros(0, np.int32),
-            offsets=np.zeros(1, np.int64),
-            loss=LossTokens(
-                positions=indices,
-                rows=indices,
-                sampler_logprobs=numbers,
-                advantages=numbers,
-                weights=numbers,
-                temperatures=numbers,
-            ),
-            rewards=numbers,
-            min_versions=indices,
-            max_versions=indices,
+            tokens=tokens,
+            offsets=offsets,
+            loss=loss,
+            rewards=np.full(len(unknown), np.nan, np.float32),
+            min_versions=unknown,
+            max_versions=unknown,
         )
 
 

@@ -14,9 +14,8 @@ import psutil
 import torch
 from torch import nn
 
-from astraflow.config.recipe import ModelConfig, Tiny, WarmUp
+from astraflow.config.recipe import Loss, ModelConfig, Optimizer, Tiny, TrainerConfig, WarmUp
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers import tensors
 from astraflow.trainers.causal_model import CausalModel, hide_progress_bars, load_causal_model
 from astraflow.trainers.demonstrations import (
     SupervisedRow,
@@ -25,19 +24,18 @@ from astraflow.trainers.demonstrations import (
     tokenize_demonstrations,
     write_tiny_tokenizer,
 )
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.model_files import save_model
-from astraflow.trainers.tensors import backward, seed_everything, to_tensor
+from astraflow.trainers.rows import LossTokens, TrainRows
+from astraflow.trainers.tensors import seed_everything
 from astraflow.workflows.tutors import EOS_ID, Pair, Tutor, write_tokenizer
 
 Report = Callable[[str], None]
 
-_IGNORED = -100
-# Share of the peak that the learning rate ends at, and of the steps in which it rises.
-_LAST_RATE_SHARE = 0.1
+# Of the steps, in which the learning rate rises.
 _RISE_SHARE = 0.1
-# Padded tokens, and elements of logits (256 MiB), that one pass may have.
+# Padded tokens that one pass may have.
 _PASS_TOKENS = 4096
-_PASS_LOGITS = 1 << 26
 # Batches whose rows are sorted by length together: padding goes, and the order stays random.
 _SORTED_BATCHES = 8
 # A smaller model loses more to threads that wait for each other than they do for it.
@@ -68,18 +66,15 @@ class Schedule:
             learning_rate=settings.learning_rate or (1e-4 if is_given else 2e-3),
         )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SupervisedBatch:
-    """Rows, padded on the right.
-
-    Attributes:
-        tokens: i64[n, L].
-        labels: i64[n, L], the token itself where the loss applies, else -100.
-    """
-
-    tokens: np.ndarray
-    labels: np.ndarray
+    @property
+    def optimizer(self) -> Optimizer:
+        """AdamW, whose rate goes up in the first tenth of the steps, then down."""
+        rise = max(1, round(_RISE_SHARE * self.step_count))
+        return Optimizer(
+            learning_rate=self.learning_rate,
+            warm_up_steps=rise,
+            decay=(rise, self.step_count) if rise < self.step_count else None,
+        )
 
 
 def make_tutored(
@@ -152,7 +147,7 @@ def new_model(config: dict[str, Any], *, seed: int) -> nn.Module:
 
 def tutored_batches(
     schedule: Schedule, tutor: Tutor, *, tokenizer_dir: Path, seed: int
-) -> Iterator[SupervisedBatch]:
+) -> Iterator[TrainRows]:
     import tokenizers  # noqa: PLC0415 - comes with torch's extra
 
     tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
@@ -163,7 +158,7 @@ def tutored_batches(
 
 def demonstrated_batches(
     rows: Sequence[SupervisedRow], schedule: Schedule, *, seed: int
-) -> Iterator[SupervisedBatch]:
+) -> Iterator[TrainRows]:
     """Yield `step_count` batches of rows, pass after pass, each in another order.
 
     Rows of about one length are together.
@@ -184,7 +179,7 @@ def demonstrated_batches(
             left -= 1
 
 
-def pack_pairs(tokenizer: Any, pairs: Sequence[Pair]) -> SupervisedBatch:
+def pack_pairs(tokenizer: Any, pairs: Sequence[Pair]) -> TrainRows:
     """Turn pairs into tokens; the loss applies to completions and the end tokens after them."""
     prompts = [e.ids for e in tokenizer.encode_batch([pair.prompt for pair in pairs])]
     texts = [pair.completion for pair in pairs]
@@ -200,81 +195,54 @@ def pack_pairs(tokenizer: Any, pairs: Sequence[Pair]) -> SupervisedBatch:
     )
 
 
-def pack_rows(rows: Sequence[SupervisedRow]) -> SupervisedBatch:
-    tokens = np.zeros((len(rows), max(len(row.tokens) for row in rows)), np.int64)
-    labels = np.full_like(tokens, _IGNORED)
-    for index, row in enumerate(rows):
-        tokens[index, : len(row.tokens)] = row.tokens
-        labels[index, : len(row.tokens)] = np.where(row.learned, row.tokens, _IGNORED)
-    return SupervisedBatch(tokens=tokens, labels=labels)
+def pack_rows(rows: Sequence[SupervisedRow]) -> TrainRows:
+    """Return rows whose loss is on what is learned; nothing is known of a sampler."""
+    lengths = [len(row.tokens) for row in rows]
+    learned = np.flatnonzero(np.concatenate([row.learned for row in rows]))
+    return TrainRows.of(
+        np.concatenate([row.tokens for row in rows]).astype(np.int32),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        LossTokens.plain(learned, np.repeat(np.arange(len(rows)), lengths)[learned]),
+    )
+
+
+def supervised_learner(module: nn.Module, schedule: Schedule) -> PolicyLearner:
+    """Return what steps a model by the mean loss per learned token of each batch."""
+    settings = TrainerConfig(
+        loss=Loss(surrogate="sft"),
+        optimizer=schedule.optimizer,
+        max_tokens_per_pass=_PASS_TOKENS,
+        share_prefixes="never",
+    )
+    return PolicyLearner(CausalModel(module), settings)
 
 
 def train_on_batches(
-    module: nn.Module, batches: Iterator[SupervisedBatch], schedule: Schedule, *, report: Report
+    module: nn.Module, batches: Iterator[TrainRows], schedule: Schedule, *, report: Report
 ) -> None:
     """Make one AdamW step per batch; the weights after the last one stay.
 
     Raises:
-        AstraflowError: INVALID_FIELD when the loss is no longer finite.
+        AstraflowError: INVALID_FIELD when the gradient is no longer finite.
     """
-    model = CausalModel(module)
-    parameters = list(module.parameters())
-    adam = torch.optim.AdamW(parameters, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    learner = supervised_learner(module, schedule)
     started = told = time.monotonic()
-    for step, batch in enumerate(batches, start=1):
-        for group in adam.param_groups:
-            group["lr"] = supervised_rate(schedule, step)
-        loss = add_gradients(model, batch)
-        if not np.isfinite(loss):
+    for step, rows in enumerate(batches, start=1):
+        try:
+            loss = learner.step(rows, divisor=len(rows.loss))["train/loss"]
+        except AstraflowError as error:
+            if error.reason is not Reason.INTERNAL:
+                raise
             raise AstraflowError(
                 Reason.INVALID_FIELD,
-                f"the loss of warm-up step {step} is {loss}; lower warm_up.learning_rate, which "
-                f"is {schedule.learning_rate:g}",
-            )
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        tensors.step(adam)
+                f"the gradient of warm-up step {step} is not finite; lower warm_up.learning_rate, "
+                f"which is {schedule.learning_rate:g}",
+            ) from error
         now = time.monotonic()
         if step in (1, schedule.step_count) or now >= told + _REPORT_EVERY_S:
             told = now
             left = (now - started) / step * (schedule.step_count - step)
             report(f"warm-up step {step}/{schedule.step_count} loss {loss:.3f}, {left:.0f} s left")
-
-
-def add_gradients(model: CausalModel, batch: SupervisedBatch) -> float:
-    """Add the gradient of a batch's mean loss per learned token; return that loss.
-
-    Logits are made where a learned token follows, and nowhere else.
-    """
-    count = int((batch.labels[:, 1:] != _IGNORED).sum())
-    total = 0.0
-    for part in _passes(batch, model.vocabulary_size):
-        targets = part.labels[:, 1:]
-        row, column = np.nonzero(targets != _IGNORED)
-        chosen = to_tensor(row * part.tokens.shape[1] + column, model.device)
-        logits = model.logits(to_tensor(part.tokens, model.device), chosen)
-        learned = to_tensor(targets[row, column], model.device)
-        # `cross_entropy` on a CPU is off by 1e-5 over 49,152 tokens in f32; this by 1e-6.
-        said = logits.gather(1, learned[:, None])[:, 0]
-        loss = (logits.logsumexp(1) - said).sum() / count
-        backward(loss)
-        total += float(loss.detach())
-    return total
-
-
-def _passes(batch: SupervisedBatch, vocabulary_size: int) -> Iterator[SupervisedBatch]:
-    """Divide a batch so that each pass fits into memory."""
-    length = batch.tokens.shape[1]
-    learned = (batch.labels != _IGNORED).sum(1)
-    begin = 0
-    for end in range(1, len(learned) + 1):
-        is_last = end == len(learned)
-        if not is_last:
-            more = end + 1 - begin
-            logits = int(learned[begin : end + 1].sum()) * vocabulary_size
-            if more * length <= _PASS_TOKENS and logits <= _PASS_LOGITS:
-                continue
-        yield SupervisedBatch(tokens=batch.tokens[begin:end], labels=batch.labels[begin:end])
-        begin = end
 
 
 @contextmanager
@@ -288,12 +256,3 @@ def _threads(parameter_count: int) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def supervised_rate(schedule: Schedule, step: int) -> float:
-    """Return the learning rate of a step, counted from 1: up in the first tenth, then down."""
-    rise = max(1.0, _RISE_SHARE * schedule.step_count)
-    if step <= rise:
-        return schedule.learning_rate * step / rise
-    done = (step - rise) / max(1.0, schedule.step_count - rise)
-    return schedule.learning_rate * (1 - (1 - _LAST_RATE_SHARE) * done)

@@ -10,20 +10,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow.config.recipe import ModelConfig
 from astraflow.core.errors import AstraflowError
-from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.demonstrations import (
     SupervisedRow,
     read_demonstrations,
     tokenize_demonstrations,
 )
+from astraflow.trainers.passes import plan_passes
 from astraflow.trainers.supervised import (
     Schedule,
-    _passes,
-    add_gradients,
     demonstrated_batches,
     pack_rows,
+    supervised_learner,
 )
 from astraflow.trainers.warm_up import demonstrated_key, ensure_model
+from tests.trainers.conftest import seen_gradients
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -139,25 +139,32 @@ def test_files_without_demonstrations_are_named(tmp_path):
 
 def test_the_loss_is_the_mean_over_learned_tokens_however_it_is_divided(folder, monkeypatch):
     """Against logits of every position, and gradients of one pass."""
-    rows = tokenize_demonstrations(
+    made = tokenize_demonstrations(
         [{"messages": CHAT}, {"prompt": "open", "completion": " the box"}] * 3,
         folder,
         max_length=128,
     )
-    batch = pack_rows(rows)
     module = AutoModelForCausalLM.from_pretrained(folder)
-    logits = module(torch.tensor(batch.tokens)).logits[:, :-1].flatten(0, 1)
-    expected = torch.nn.functional.cross_entropy(
-        logits, torch.tensor(batch.labels[:, 1:]).flatten(), ignore_index=-100
-    )
+    total, count = torch.zeros(()), sum(int(row.learned.sum()) for row in made)
+    for row in made:
+        labels = torch.tensor(np.where(row.learned, row.tokens, -100))
+        logits = module(torch.tensor(row.tokens)[None]).logits[0, :-1]
+        total = total + torch.nn.functional.cross_entropy(logits, labels[1:], reduction="sum")
+    expected = total / count
     expected.backward()
     gradients = {name: each.grad.clone() for name, each in module.named_parameters()}
-    monkeypatch.setattr("astraflow.trainers.supervised._PASS_TOKENS", 70)
-    assert len(list(_passes(batch, 10))) > 2
+    norm = torch.nn.utils.get_total_norm(gradients.values())
     module.zero_grad()
-    assert add_gradients(CausalModel(module), batch) == pytest.approx(expected.item(), abs=1e-5)
-    for name, each in module.named_parameters():
-        torch.testing.assert_close(each.grad, gradients[name], atol=1e-6, rtol=1e-4)
+    monkeypatch.setattr("astraflow.trainers.supervised._PASS_TOKENS", 70)
+    rows = pack_rows(made)
+    assert len(plan_passes(rows.lengths, max_tokens=70)) > 2
+    schedule = Schedule(step_count=1, batch_size=6, learning_rate=1e-3)
+    with seen_gradients(module) as seen:
+        said = supervised_learner(module, schedule).step(rows, divisor=len(rows.loss))
+    assert said["train/loss"] == pytest.approx(expected.item(), abs=1e-5)
+    for name, each in seen[0].items():
+        wanted = gradients[name] / max(1, norm)
+        torch.testing.assert_close(each, wanted, atol=1e-6, rtol=1e-4)
 
 
 def test_every_row_comes_once_a_pass_and_lengths_are_together():
@@ -167,10 +174,10 @@ def test_every_row_comes_once_a_pass_and_lengths_are_together():
     ]
     schedule = Schedule(step_count=80, batch_size=4, learning_rate=1.0)
     batches = list(demonstrated_batches(rows, schedule, seed=0))
-    seen = np.concatenate([batch.tokens[:, 0] for batch in batches])
+    seen = np.concatenate([batch.tokens[batch.offsets[:-1]] for batch in batches])
     assert sorted(seen.tolist()) == list(range(320))
-    used = sum(int((batch.labels >= 0).sum()) for batch in batches)
-    assert used / sum(batch.labels.size for batch in batches) > 0.8
+    used = sum(len(batch.tokens) for batch in batches)
+    assert used / sum(4 * batch.lengths.max() for batch in batches) > 0.8
 
 
 def test_steps_are_three_passes_for_a_model_that_is_given():

@@ -4,15 +4,15 @@ import json
 import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow.config.recipe import ModelConfig
 from astraflow.engines.models import models_dir
-from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.demonstrations import tokenize_demonstrations
-from astraflow.trainers.supervised import add_gradients, pack_rows
+from astraflow.trainers.supervised import Schedule, pack_rows, supervised_learner
 from astraflow.trainers.warm_up import ensure_model
 
 trl = pytest.importorskip("trl")
@@ -92,13 +92,15 @@ def test_the_loss_of_every_batch_is_the_same(make, demonstrations, tmp_path):
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(
         trainer.train_dataset
     )
-    ours = CausalModel(AutoModelForCausalLM.from_pretrained(folder))
+    schedule = Schedule(step_count=1, batch_size=BATCH, learning_rate=1e-3)
+    ours = supervised_learner(AutoModelForCausalLM.from_pretrained(folder), schedule)
     made = tokenize_demonstrations(rows, folder, max_length=1024)
     for number, inputs in enumerate(trainer.get_train_dataloader()):
         with torch.no_grad():
             theirs = float(trainer.compute_loss(trainer.model, inputs))
         batch = pack_rows(made[number * BATCH :][:BATCH])
-        loss = add_gradients(ours, batch)
+        said = ours.likelihoods(batch, np.ones(BATCH, np.bool_))
+        loss = -float(said.logprobs.mean(dtype=np.float64))
         # With `pytest -s`: the figures.
         sys.stdout.write(f"trl {theirs:.7f}, here {loss:.7f}, apart by {abs(theirs - loss):.1e}\n")
         assert loss == pytest.approx(theirs, abs=5e-6)

@@ -2,16 +2,17 @@
 
 import os
 
-import numpy as np
 import pytest
 import tokenizers
+import torch
 from transformers import AutoModelForCausalLM
 
 from astraflow.config.recipe import ModelConfig, WarmUp
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tensors import Dtype
 from astraflow.trainers.mismatch import export_bits
-from astraflow.trainers.supervised import Schedule, pack_pairs, supervised_rate
+from astraflow.trainers.optimizer import WeightOptimizer
+from astraflow.trainers.supervised import Schedule, pack_pairs
 from astraflow.trainers.warm_up import ensure_model, warm_up_key
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Pair, write_tokenizer
@@ -77,16 +78,18 @@ def test_loss_applies_to_completions_and_their_end(tmp_path):
     write_tokenizer(tmp_path, "ab>")
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     pairs = [Pair(prompt="ba>", completion="ab"), Pair(prompt="b>", completion="b")]
-    batch = pack_pairs(tokenizer, pairs)
-    np.testing.assert_array_equal(batch.tokens, [[1, 4, 3, 5, 3, 4, 2], [1, 4, 5, 4, 2, 0, 0]])
-    np.testing.assert_array_equal(
-        batch.labels, [[-100, -100, -100, -100, 3, 4, 2], [-100, -100, -100, 4, 2, -100, -100]]
-    )
+    rows = pack_pairs(tokenizer, pairs)
+    assert rows.tokens.tolist() == [1, 4, 3, 5, 3, 4, 2, 1, 4, 5, 4, 2]
+    assert rows.offsets.tolist() == [0, 7, 12]
+    assert rows.loss.positions.tolist() == [4, 5, 6, 10, 11]
+    assert rows.loss.rows.tolist() == [0, 0, 0, 1, 1]
 
 
 def test_rate_rises_in_the_first_tenth_and_falls_to_a_tenth():
     schedule = Schedule(step_count=100, batch_size=1, learning_rate=1.0)
-    assert supervised_rate(schedule, 1) == pytest.approx(0.1)
-    assert supervised_rate(schedule, 10) == pytest.approx(1.0)
-    assert supervised_rate(schedule, 55) == pytest.approx(0.55)
-    assert supervised_rate(schedule, 100) == pytest.approx(0.1)
+    optimizer = WeightOptimizer(torch.nn.Linear(1, 1), schedule.optimizer)
+    rates = [optimizer.rate(step) for step in (1, 10, 55, 100)]
+    assert rates == pytest.approx([0.1, 1.0, 0.55, 0.1])
+    for count in (1, 2, 7):
+        few = Schedule(step_count=count, batch_size=1, learning_rate=1.0)
+        assert WeightOptimizer(torch.nn.Linear(1, 1), few.optimizer).rate(1) == 1.0
