@@ -71,6 +71,7 @@ class CausalModel:
 
     Attributes:
         never_sampled: i64[b], on the host, rising.
+        routes: Which experts the next passes take, with the gradients of these.
         row_groups: Other ranks that have the same rows, and compute a part of them each.
         makes_scores: Whether it is a reward model or a critic, whose logits are one number.
     """
@@ -93,7 +94,7 @@ class CausalModel:
         self._read: Callable[[Tensor], Any] | None = None
         self._made: Any = None
         self._hidden: Tensor | None = None
-        self._replay = RouteReplay(module)
+        self.routes = RouteReplay(module)
         self.row_groups: Sequence[RowGroup] = ()
         score = getattr(module, SCORE, None)
         self.makes_scores = score is not None
@@ -108,10 +109,6 @@ class CausalModel:
     def compute_on(self, device: torch.device) -> None:
         """Note that weights come to a device when they are needed, wherever they are kept."""
         self._device = device
-
-    @property
-    def has_routers(self) -> bool:
-        return self._replay.has_mixtures
 
     @property
     def vocabulary_size(self) -> int:
@@ -139,7 +136,7 @@ class CausalModel:
         """The output layer, if its outputs are the logits; None: a model does more to them."""
         if not isinstance(self._head, nn.Linear):
             return None
-        self.replay(None)
+        self.routes.expect(None)
         tokens = self._few_tokens
         with torch.no_grad():
             found = self.at_head(tokens[None], tokens, self._head.forward)
@@ -255,7 +252,7 @@ class CausalModel:
 
         That of a critic says nothing at first.
         """
-        self.replay(None)
+        self.routes.expect(None)
         size = self.vocabulary_size
 
         def states(ids: Sequence[int], at: Sequence[int], layout: Layout) -> Tensor:
@@ -267,32 +264,18 @@ class CausalModel:
         gaps = [states(tokens, places, each) - wanted for each in layouts]
         return tuple(float(each.square().sum().sqrt()) for each in gaps)
 
-    def replay(self, experts: np.ndarray | None) -> None:
-        """Let the next passes go through these experts, with their gradients; None: their own.
-
-        Args:
-            experts: u16[n * L, layers, k], see `core.rollouts`.
-
-        Raises:
-            AstraflowError: INVALID_FIELD when the model has no such experts.
-        """
-        self._replay.expect(experts)
-
     def require_replay(self) -> None:
         """Refuse a model that could not replay experts; a pass shows it, where none was yet.
 
         Raises:
             AstraflowError: INVALID_FIELD that names the layer.
         """
-        if not self._replay.is_known:
-            self.replay(None)
+        if not self.routes.is_known:
+            self.routes.expect(None)
             tokens = self._few_tokens
             with torch.no_grad():
                 self.logits(tokens[None], tokens)
-        self._replay.require_choices()
-
-    def require_routes(self, experts: np.ndarray) -> None:
-        self._replay.require(experts)
+        self.routes.require_choices()
 
     def at_head(
         self,

@@ -236,7 +236,7 @@ def _log_softmax(
     temperatures = None if one.temperatures is None else to_tensor(one.temperatures, device)
     layout = layout_of_pass(one, device)
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
-    model.replay(one.routed_experts)
+    model.routes.expect(one.routed_experts)
     if layer is not None:
 
         def read(hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ def _scores(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]:
     """Return f32[k], what a reward model says, and zeros."""
     device = model.device
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
-    model.replay(None)
+    model.routes.expect(None)
     found = model.logits(tokens, chosen, layout=layout_of_pass(one, device)).float()[:, 0]
     return found, torch.zeros_like(found)
 

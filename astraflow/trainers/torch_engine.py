@@ -49,10 +49,10 @@ def replayed(rows: TrainRows, model: CausalModel, choice: RouterReplay) -> Train
     """
     if choice == "never":
         return replace(rows, routed_experts=None)
-    if model.has_routers:
+    if model.routes.has_mixtures:
         model.require_replay()
     if rows.routed_experts is not None:
-        model.require_routes(rows.routed_experts)
+        model.routes.require(rows.routed_experts)
     missing = len(rows.loss) - _routed_count(rows)
     if choice == "required" and missing:
         raise AstraflowError(
@@ -65,7 +65,7 @@ def replayed(rows: TrainRows, model: CausalModel, choice: RouterReplay) -> Train
 
 def replay_metrics(rows: TrainRows, model: CausalModel, peers: Peers) -> Mapping[str, float]:
     """Return which share of a batch's loss tokens takes the sampler's experts; dense: nothing."""
-    if not model.has_routers:
+    if not model.routes.has_mixtures:
         return {}
     told, count = peers.all_reduce_sum(_routed_count(rows)), peers.all_reduce_sum(len(rows.loss))
     return {"mismatch/replayed_frac": told / max(1.0, count)}
@@ -119,7 +119,7 @@ class TorchEngine:
 
     @property
     def replays_experts(self) -> bool:
-        return self._model.has_routers and self._settings.router_replay != "never"
+        return self._model.routes.has_mixtures and self._settings.router_replay != "never"
 
     def prepare(self) -> None:
         """Load the first weights, and the reference and the critic of the recipe.
@@ -280,7 +280,9 @@ class TorchEngine:
         Experts take as many tokens as come, and those of a replay are told by hooks.
         """
         size = sum(each.numel() for each in model.module.parameters())
-        return size >= _COMPILED_SIZE and not model.has_routers and can_compile(self._device)
+        return (
+            size >= _COMPILED_SIZE and not model.routes.has_mixtures and can_compile(self._device)
+        )
 
     def _kept_tokens(self, model: CausalModel) -> int:
         """Return up to which size passes are not computed again: what fits a GPU beside the rest.
@@ -288,7 +290,7 @@ class TorchEngine:
         None where the recipe decides, or the arithmetic does not know what is there besides.
         """
         settings = self._settings
-        is_known = not (settings.critic or settings.loss.has_reference or model.has_routers)
+        is_known = not (settings.critic or settings.loss.has_reference or model.routes.has_mixtures)
         if self._device.type != "cuda" or settings.fsdp.checkpointing is not None or not is_known:
             return 0
         try:

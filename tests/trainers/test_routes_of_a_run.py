@@ -119,7 +119,7 @@ def chances_of(model, tokens, routes):
         )
         for mixture in mixtures_of(model.module)
     ]
-    model.replay(routes)
+    model.routes.expect(routes)
     with torch.no_grad():
         model.logits(torch.from_numpy(tokens.astype(np.int64))[None], torch.tensor([0]))
     for hook in hooks:
