@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from astraflow.config.policies import Packing
 from astraflow.config.recipe import CriticConfig
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.likelihood import PassTokens, layout_of_pass
+from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.optimizer import WeightOptimizer
 from astraflow.trainers.passes import PassPlanner
 from astraflow.trainers.peers import ALONE, Peers
@@ -103,7 +103,7 @@ class CriticLearner:
         """
         values = np.zeros(len(rows.loss), np.float32)
         for tokens in self._passes(rows):
-            values[tokens.loss_indices] = self._values(tokens).cpu().numpy()
+            values[tokens.loss_indices] = log_softmax_of(self._model, tokens)[0].cpu().numpy()
         advantages, returns = estimate(
             values,
             rows.loss.rows,
@@ -162,7 +162,7 @@ class CriticLearner:
         self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray, count: float
     ) -> float:
         """Add one pass to the gradient and return its share of the loss, a mean over `count`."""
-        found, at = self._values(tokens), tokens.loss_indices
+        found, at = log_softmax_of(self._model, tokens)[0], tokens.loss_indices
         old = to_tensor(values[at], self._model.device)
         wanted = to_tensor(returns[at].astype(np.float32), self._model.device)
         clip = self._settings.clip
@@ -171,12 +171,6 @@ class CriticLearner:
         share = errors.sum() / 2 / count
         backward(share)
         return float(share.detach())
-
-    def _values(self, tokens: PassTokens) -> Tensor:
-        device = self._model.device
-        ids, chosen = to_tensor(tokens.tokens, device), to_tensor(tokens.chosen, device)
-        layout = layout_of_pass(tokens, device)
-        return self._model.logits(ids, chosen, layout=layout).float()[:, 0]
 
     def _passes(self, rows: TrainRows, part: np.ndarray | None = None) -> list[PassTokens]:
         chosen = np.isin(np.arange(rows.row_count), rows.loss.rows)

@@ -188,7 +188,7 @@ def log_softmax_of(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the loss tokens of a pass.
 
-    Of a reward model it is what it scores the tokens before them, and 0.
+    Of a reward model or a critic it is what it scores the tokens before them, and 0.
 
     Args:
         model: Whose.
@@ -234,7 +234,7 @@ def _log_softmax(
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
     temperatures = None if one.temperatures is None else to_tensor(one.temperatures, device)
-    layout = layout_of_pass(one, device)
+    layout = _layout_of(one, device)
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
     model.routes.expect(one.routed_experts)
     if layer is not None:
@@ -264,15 +264,15 @@ def _log_softmax(
 
 
 def _scores(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]:
-    """Return f32[k], what a reward model says, and zeros."""
+    """Return f32[k], what a reward model or a critic says, and zeros."""
     device = model.device
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     model.routes.expect(None)
-    found = model.logits(tokens, chosen, layout=layout_of_pass(one, device)).float()[:, 0]
+    found = model.logits(tokens, chosen, layout=_layout_of(one, device)).float()[:, 0]
     return found, torch.zeros_like(found)
 
 
-def layout_of_pass(one: PassTokens, device: torch.device) -> Layout:
+def _layout_of(one: PassTokens, device: torch.device) -> Layout:
     if one.row_lengths is not None:
         return PackedRows.of(one.row_lengths, device)
     if one.positions is None or one.ends is None:
