@@ -122,15 +122,16 @@ class TrainRows:
 
     @property
     def row_is_trained(self) -> np.ndarray:
-        """bool[N], whether any token of the row can move the weights.
+        """bool[N], whether the row can move the weights.
 
         A row whose advantages are all 0 (its group was all right or all wrong) adds exactly
-        nothing to the gradient of a clipped surrogate.
+        nothing to the gradient of a clipped surrogate; nor does one whose tokens all weigh 0. A
+        sequence's advantage is that of its tokens together, whatever each of them weighs.
         """
-        moves = (self.loss.advantages != 0) & (self.loss.weights != 0)
-        is_trained = np.zeros(self.row_count, np.bool_)
-        is_trained[self.loss.rows[moves]] = True
-        return is_trained
+        found = np.zeros((2, self.row_count), np.bool_)
+        for has, numbers in zip(found, (self.loss.advantages, self.loss.weights), strict=True):
+            has[self.loss.rows[numbers != 0]] = True
+        return found.all(0)
 
     def require_vocabulary(self, size: int) -> None:
         """Check that a model knows every token, when it knows so many from 0.

@@ -113,6 +113,25 @@ def test_gradient_is_that_of_rows_alone(make_model, rows):
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_a_sequence_moves_by_a_token_that_weighs_nothing(make_model, make_row, to_part):
+    row = make_row(np.random.default_rng(0), length=8)
+    row["advantages"] = np.where(np.arange(8) == 4, 2.0, 0.0).astype(np.float32)
+    row["loss_weights"] = (np.arange(8) != 4).astype(np.float32)
+    rows = TrainRows.from_parts([to_part([row])])
+    model = make_model()
+    loss = Loss(ratio="sequence", clip_high=100.0)
+    with seen_gradients(model.module) as seen:
+        optimizer = Optimizer(max_grad_norm=UNCLIPPED)
+        PolicyLearner(model, TrainerConfig(loss=loss, optimizer=optimizer)).step(rows, divisor=4)
+    plain, tokens = make_model().module, torch.from_numpy(rows.tokens).long()
+    said = plain(input_ids=tokens[None]).logits[0, 3:-1].log_softmax(-1)
+    gap = said.gather(1, tokens[4:, None])[:, 0] - torch.from_numpy(rows.loss.sampler_logprobs)
+    # Three tokens weigh 1, and the advantage of all four is 2 / 4.
+    (-gap.mean().exp() * 0.5 * 3 / 4).backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(seen[0][name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_rows_without_advantage_are_left_out(make_model, make_rows, to_part):
     flat = make_rows(4, seed=1)
     for row in flat:
