@@ -49,6 +49,10 @@ class FastTokenizer:
     def to_json(self) -> str:
         return self._tokenizer.to_str()
 
+    def text_of(self, token: int) -> str:
+        """Return what a template writes for a token, which may be a special one."""
+        return str(self._tokenizer.id_to_token(token))
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
         """Return the ids of a text; True adds what the tokenizer puts at its ends (bos).
 

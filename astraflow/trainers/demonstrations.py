@@ -10,7 +10,7 @@ import numpy as np
 
 from astraflow.config.recipe import Tiny
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.tokenizer import read_special_ids
+from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.workflows.agents.template import PLAIN, ChatTemplate, load_template
 from astraflow.workflows.data_sets import JsonLines
 
@@ -96,18 +96,16 @@ class _Coder:
     """What a model makes of texts and chats."""
 
     def __init__(self, directory: Path) -> None:
-        import tokenizers  # noqa: PLC0415 - comes with torch's extra
-
         self._directory = directory
-        self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer = load_tokenizer(directory)
         self._template: ChatTemplate = load_template(directory)
-        ids = read_special_ids(directory, self._tokenizer).eos
+        ids = self._tokenizer.special_ids.eos
         if not ids:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 f"{directory} names no end token; give its config.json an eos_token_id",
             )
-        self._ends = {str(self._tokenizer.id_to_token(each)): each for each in sorted(ids)}
+        self._ends = {self._tokenizer.text_of(each): each for each in sorted(ids)}
 
     def rows(self, row: Mapping[str, Any], number: int) -> Iterator[SupervisedRow]:
         if "messages" not in row:
@@ -165,8 +163,8 @@ class _Coder:
         at, end = min(ends)
         return rest[:at] + end
 
-    def _encode(self, text: str, *, is_start: bool = False) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=is_start).ids
+    def _encode(self, text: str, *, is_start: bool = False) -> Sequence[int]:
+        return self._tokenizer.encode(text, add_special_tokens=is_start)
 
 
 def _row(parts: Sequence[tuple[Sequence[int], bool]]) -> SupervisedRow:

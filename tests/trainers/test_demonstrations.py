@@ -97,6 +97,20 @@ def test_a_completion_is_learned_with_its_end(folder):
     assert learned_texts(row, folder) == [" 7<|im_end|>"]
 
 
+def test_a_tokenizer_that_cuts_and_pads_what_it_is_given_does_neither_here(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    demonstrations = [{"messages": CHAT}, {"prompt": "open the", "completion": " box with it"}]
+    wanted, found = (
+        tokenize_demonstrations(demonstrations, each, max_length=128) for each in (folder, tmp_path)
+    )
+    assert [row.tokens.tolist() for row in found] == [row.tokens.tolist() for row in wanted]
+
+
 def test_what_is_too_long_is_left_out(folder):
     short, long = ({"prompt": "a", "completion": "b" * count} for count in (1, 200))
     told = []
