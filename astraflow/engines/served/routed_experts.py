@@ -85,6 +85,9 @@ class ExpertLayout:
             return None
         count: int = fields["num_hidden_layers"]
         dense: set[int] = set(fields.get("mlp_only_layers") or ())
+        dense |= set(range(fields.get("first_k_dense_replace") or 0))
+        kinds: Sequence[str] = fields.get("mlp_layer_types") or ()
+        dense |= {layer for layer, kind in enumerate(kinds) if kind == "dense"}
         step: int = fields.get("decoder_sparse_step") or 1
         sparse = (layer for layer in range(count) if (layer + 1) % step == 0)
         return cls(

@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from transformers import Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
@@ -19,6 +19,32 @@ TOLD = np.arange(4 * 3 * 2, dtype=np.int32).reshape(4, 3, 2)
 
 def test_a_dense_model_has_no_experts():
     assert ExpertLayout.of({"num_hidden_layers": 3}) is None
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "dots1", "axk1", "qwen3_moe"])
+def test_layers_that_have_experts_are_those_of_the_model(family):
+    known = AutoConfig.for_model(family)
+    fields = {name: value for name, value in TINY.items() if hasattr(known, name)}
+    config = AutoConfig.for_model(family, **fields)
+    found = ExpertLayout.of(config.to_dict())
+    names = [name for name, _ in AutoModelForCausalLM.from_config(config).named_modules()]
+    sparse = [layer for layer in range(4) if f"model.layers.{layer}.mlp.experts" in names]
+    assert found.sparse_layers == tuple(sparse)
+    assert 0 < len(sparse) < 4
+
+
+TINY = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_hidden_layers"), 4),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "first_k_dense_replace", "pad_token_id"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 8),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 16),
+    "mlp_only_layers": [1],
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+    "vocab_size": 64,
+}
 
 
 @pytest.mark.parametrize("told", [TOLD, TOLD.ravel(), TOLD[:, 1:].astype(np.uint8)])
