@@ -232,6 +232,7 @@ class PassPlanner:
         plan = [
             one
             for some in (chosen_rows & ~is_long, chosen_rows & is_long)
+            if some.any()
             for one in passes_of(
                 rows,
                 some,
