@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from astraflow.config.lora import Lora, is_target, require_targets
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
 
 if TYPE_CHECKING:
@@ -45,6 +46,22 @@ TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
 
 SCORE: Final = "score"
 """Name of a reward model's head, in the decoders of transformers."""
+
+
+def device_of(name: str, *, key: str) -> torch.device:
+    """Return a device by its name in a recipe, under a key; auto: a GPU where torch sees one.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a GPU that torch does not see.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{key} is {name}, and torch sees no GPU; take cpu"
+        )
+    return device
 
 
 def read_causal_model(

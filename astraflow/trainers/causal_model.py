@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.modules import SCORE, empty_causal_model, read_causal_model, use_onednn
+from astraflow.engines.modules import (
+    SCORE,
+    device_of,
+    empty_causal_model,
+    read_causal_model,
+    use_onednn,
+)
 from astraflow.engines.routers import RouteReplay
 from astraflow.trainers import packed_rows
 from astraflow.trainers.packed_rows import PackedRows
@@ -374,7 +380,7 @@ def load_module(
         # Of a mapped file it lies where it happens to; products round by that.
         if parameter.data_ptr() % _LINE:
             parameter.data = parameter.data.clone()
-    return use_onednn(module).to(resolve_device(device))
+    return use_onednn(module).to(device_of(device, key="device"))
 
 
 _LINE: Final = 64
@@ -387,13 +393,6 @@ def never_sampled(directory: Path) -> frozenset[int]:
 
     _, special = find_tokenizer(directory)
     return special.never_sampled
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device of a recipe's name; auto takes an accelerator when there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 def hide_progress_bars() -> None:

@@ -16,14 +16,13 @@ from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import UNROUTED
 from astraflow.core.tensors import Dtype
-from astraflow.engines.modules import fuse_norms
+from astraflow.engines.modules import device_of, fuse_norms
 from astraflow.trainers.blocks import can_compile, prepare_blocks, resolved
 from astraflow.trainers.causal_model import (
     CausalModel,
     load_causal_model,
     naming_exhaustion,
     prepare_torch,
-    resolve_device,
 )
 from astraflow.trainers.checkpoints import OPTIMIZER_FILE
 from astraflow.trainers.critic import CriticLearner, valued
@@ -115,7 +114,7 @@ class TorchEngine:
 
     @property
     def _device(self) -> torch.device:
-        return resolve_device(self._settings.device)
+        return device_of(self._settings.device, key="trainer.device")
 
     @property
     def replays_experts(self) -> bool:

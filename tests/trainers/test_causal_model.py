@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.causal_model import load_causal_model, load_module, resolve_device
+from astraflow.engines.modules import device_of
+from astraflow.trainers.causal_model import load_causal_model, load_module
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 
 
@@ -42,7 +43,7 @@ def test_unknown_architecture_is_named(tmp_path):
 
 def test_auto_is_the_cpu_without_an_accelerator():
     wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    assert resolve_device("auto").type == wanted
+    assert device_of("auto", key="trainer.device").type == wanted
 
 
 def test_an_empty_model_has_all_names(tmp_path, make_model):

@@ -8,6 +8,7 @@ import torch
 
 from astraflow.config.recipe import Lora, Loss, Optimizer, TrainerConfig
 from astraflow.conformance.engine_bench import weights_of
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError
 from astraflow.testing import require_train_engine
 from astraflow.trainers.torch_engine import TorchEngine
 
@@ -57,6 +58,7 @@ from pathlib import Path
 
 from astraflow.conformance.engine_bench import made_batch
 from astraflow.conformance.engine_bench import weights_of
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError
 from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.torch_engine import TorchEngine
@@ -130,3 +132,12 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, model_dir, make_bat
     engine.wait_for_save()
     again.restore(tmp_path)
     assert [again.train_step(make_batch(6, seed=seed)) for seed in (2, 3)] == rest
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here_is_named_and_the_trainer_not_started_again(make):
+    with pytest.raises(
+        AstraflowError, match=r"trainer\.device is cuda, and torch sees no"
+    ) as caught:
+        make(device="cuda").prepare()
+    assert caught.value.exit_code == CONFIGURATION_EXIT

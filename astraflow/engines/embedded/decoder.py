@@ -29,7 +29,7 @@ from astraflow.engines.embedded.rows import (
 from astraflow.engines.embedded.sampler import Sampler, StopRules
 from astraflow.engines.embedded.shapes import coarse_length, padded_length, padded_rows
 from astraflow.engines.embedded.weights import Weights
-from astraflow.engines.modules import TORCH_TYPES
+from astraflow.engines.modules import TORCH_TYPES, device_of
 from astraflow.engines.protocol import Generation
 from astraflow.engines.routers import RouteTaps
 from astraflow.engines.tokenizer import FastTokenizer, SpecialIds
@@ -448,22 +448,6 @@ def _new_length(pair: tuple[Request, Beginning]) -> int:
     return padded_length(len(request.prompt) - beginning.length)
 
 
-def device_of(name: str) -> torch.device:
-    """Return a device by its name in a recipe; auto: a GPU where torch sees one.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for a GPU that torch does not see.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"engine.device is {name}, and torch sees no GPU; take cpu"
-        )
-    return device
-
-
 def _dtype_of(
     settings: EngineSettings, architecture: Architecture, device: torch.device
 ) -> torch.dtype:
@@ -485,7 +469,7 @@ def build_decoder_settings(
     Raises:
         AstraflowError: INVALID_FIELD when the settings do not fit.
     """
-    device = device_of(settings.device)
+    device = device_of(settings.device, key="engine.device")
     if device.type == "cuda":
         # Each number of rows has graphs of its own, and a GPU computes some more in the same time.
         architecture = replace(architecture, row_step=lcm(architecture.row_step, _GPU_ROW_STEP))

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from astraflow.config.policies import Fsdp
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.causal_model import resolve_device
+from astraflow.engines.modules import device_of
 from astraflow.trainers.context_parallel import ContextParallel, RowGroup
 from astraflow.trainers.expert_parallel import ExpertParallel
 from astraflow.trainers.peers import Peers
@@ -277,7 +277,7 @@ def joined_ranks(*, device: str, fsdp: Fsdp) -> Generator[Ranks]:
 
 def local_device(name: str) -> torch.device:
     """Return the device of this rank: of cuda without a number the one of its local rank."""
-    device = resolve_device(name)
+    device = device_of(name, key="trainer.device")
     if name in ("auto", "cuda") and device.type == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
