@@ -64,6 +64,19 @@ def device_of(name: str, *, key: str) -> torch.device:
     return device
 
 
+def length_bounds(fields: Any) -> list[int]:
+    """Return up to which position the rows of a pass do not depend on the longest of them."""
+    key = "original_max_position_embeddings"
+    return [part[key] for part in ropes_of(fields) if part.get("rope_type") == "longrope"]
+
+
+def ropes_of(fields: Any) -> list[dict[str, Any]]:
+    """Return how positions are told; models of several layer kinds have one entry per kind."""
+    found: Any = getattr(fields, "rope_parameters", None) or getattr(fields, "rope_scaling", None)
+    rope: dict[str, Any] = found or {}
+    return [rope, *(cast("Any", part) for part in rope.values() if isinstance(part, dict))]
+
+
 def read_causal_model(
     directory: Path,
     *,

@@ -19,6 +19,7 @@ from astraflow.engines.modules import (
     SCORE,
     device_of,
     empty_causal_model,
+    length_bounds,
     read_causal_model,
     use_onednn,
 )
@@ -170,8 +171,6 @@ class CausalModel:
 
         With longrope transformers takes other frequencies then, for all rows of the pass.
         """
-        from astraflow.engines.embedded.model import length_bounds  # noqa: PLC0415 - loads the engine
-
         return min(length_bounds(cast("Any", self.module).config.get_text_config()), default=inf)
 
     @cached_property

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from astraflow.core.errors import AstraflowError
+from astraflow.engines.modules import length_bounds
 from astraflow.trainers.blocks import require_shareable
 from astraflow.trainers.likelihood import PassTokens
 from astraflow.trainers.tensors import to_tensor
@@ -73,7 +74,6 @@ class ContextParallel(RowGroup):
         from transformers import AttentionInterface  # noqa: PLC0415 - seconds to import
 
         from astraflow.engines.embedded.model import (  # noqa: PLC0415 - loads the engine
-            length_bounds,
             read_architecture,
         )
 

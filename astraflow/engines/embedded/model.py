@@ -28,7 +28,13 @@ from astraflow.engines.embedded import attention
 from astraflow.engines.embedded.cache import PassLayer
 from astraflow.engines.embedded.graphs import StepGraphs
 from astraflow.engines.embedded.shapes import row_step
-from astraflow.engines.modules import fuse_norms, make_causal_model, use_onednn
+from astraflow.engines.modules import (
+    fuse_norms,
+    length_bounds,
+    make_causal_model,
+    ropes_of,
+    use_onednn,
+)
 
 # Transformers 5.24 renamed the argument of all its models, and of what makes their masks.
 _MASK_INPUTS = inspect.signature(cast("Any", masking_utils).create_causal_mask).parameters
@@ -137,21 +143,8 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
 
 def _is_static(fields: Any) -> bool:
     """Return False where experts are chosen, or positions scaled, by what is seen."""
-    kinds = {part.get("rope_type") for part in _ropes(fields)}
+    kinds = {part.get("rope_type") for part in ropes_of(fields)}
     return fields.model_type in _STATIC and kinds <= _STATIC_ROPE
-
-
-def length_bounds(fields: Any) -> list[int]:
-    """Return up to which position the rows of a pass do not depend on the longest of them."""
-    key = "original_max_position_embeddings"
-    return [part[key] for part in _ropes(fields) if part.get("rope_type") == "longrope"]
-
-
-def _ropes(fields: Any) -> list[dict[str, Any]]:
-    """Return how positions are told; models of several layer kinds have one entry per kind."""
-    found: Any = getattr(fields, "rope_parameters", None) or getattr(fields, "rope_scaling", None)
-    rope: dict[str, Any] = found or {}
-    return [rope, *(cast("Any", part) for part in rope.values() if isinstance(part, dict))]
 
 
 def _widths(fields: Any) -> list[int]:
