@@ -128,10 +128,10 @@ class TrainRows:
         nothing to the gradient of a clipped surrogate; nor does one whose tokens all weigh 0. A
         sequence's advantage is that of its tokens together, whatever each of them weighs.
         """
-        found = np.zeros((2, self.row_count), np.bool_)
-        for has, numbers in zip(found, (self.loss.advantages, self.loss.weights), strict=True):
-            has[self.loss.rows[numbers != 0]] = True
-        return found.all(0)
+        earns, weighs = np.zeros((2, self.row_count), np.bool_)
+        earns[self.loss.rows[self.loss.advantages != 0]] = True
+        weighs[self.loss.rows[self.loss.weights != 0]] = True
+        return earns & weighs
 
     def require_vocabulary(self, size: int) -> None:
         """Check that a model knows every token, when it knows so many from 0.
