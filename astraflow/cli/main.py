@@ -93,6 +93,19 @@ def _unwrap_help(group: typer.Typer) -> None:
 _unwrap_help(app)
 
 
+def _open_standard_streams() -> None:
+    """Open those of standard input, output and error that this was started without.
+
+    Else the next file or pipe would get the number of one, and with it what is meant for that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the least number that is free, which is that one's.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
 def _report_sudden_ends() -> None:
     """Have a crash, and `os._exit` in code of a user, say where: nothing else tells what ran."""
     if sys.stderr is sys.__stderr__ is not None:
@@ -132,6 +145,7 @@ def main() -> None:
     So is a file that is not there or may not be used. A package that is not installed is named with
     the command that installs it.
     """
+    _open_standard_streams()
     keep_files_private()
     _report_sudden_ends()
     for stream in (sys.stdout, sys.stderr):
