@@ -95,6 +95,7 @@ class RoleProcess:
         self.command = command
         self._process = process
         self._reading = None if on_line is None else asyncio.create_task(self._read(on_line))
+        self._ending = asyncio.create_task(self._end())
 
     @property
     def pid(self) -> int:
@@ -107,10 +108,22 @@ class RoleProcess:
 
     async def wait(self) -> int:
         """Return its exit code once it has ended, and all that it said was heard."""
+        return await asyncio.shield(self._ending)
+
+    async def _end(self) -> int:
+        """Wait for its end, and end what it leaves behind.
+
+        At once: later its number may be that of a group of somebody else's processes.
+        """
         code = await self._process.wait()
+        self._kill_group()
         if self._reading is not None:
-            await asyncio.shield(self._reading)
+            await self._reading
         return code
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _read(self, on_line: Callable[[str], None]) -> None:
         output, begun = self._process.stdout, b""
@@ -135,8 +148,8 @@ class RoleProcess:
             self.send(signal.SIGTERM)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.wait(), grace_s)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.exit_code is None:
+            self._kill_group()
         await self.wait()
 
     def last_words(self, count: int = 12) -> str:

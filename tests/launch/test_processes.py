@@ -124,3 +124,16 @@ async def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path):
     process = RoleProcess(command, child)
     await process.end(grace_s=0.05)
     assert process.exit_code == -signal.SIGKILL
+
+
+async def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
+    # Not at the end of the run, when its number may be that of somebody else's processes.
+    command = RoleCommand(name="leaver", arguments=(), log=tmp_path / "l.log")
+    code = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL).pid)"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    said = []
+    assert await RoleProcess(command, child, said.append).wait() == 0
+    left = [psutil.Process(int(each)) for each in said if psutil.pid_exists(int(each))]
+    assert psutil.wait_procs(left, timeout=100)[1] == []
