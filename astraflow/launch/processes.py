@@ -55,6 +55,9 @@ _LAST_WORDS_S = 15.0
 
 _READ_NBYTES = 1 << 16
 
+# Of a log, which may have lines of days: what a process says of its end takes less.
+_LAST_NBYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleCommand:
@@ -206,7 +209,10 @@ def last_lines(log: Path, count: int = 12) -> str:
     """Return the last lines of a log; none of one that is not there yet."""
     if not log.exists():
         return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_NBYTES))
+        said = file.read().decode(errors="replace")
+    return "\n".join(said.splitlines()[-count:])
 
 
 def hold_lifeline(*, first: signal.Signals | None = None) -> None:

@@ -1,6 +1,7 @@
 """The runs in a folder: which there are, what came of each, how they differ, what they logged."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
-from astraflow.config.run_dir import RunDir, read_json
+from astraflow.config.run_dir import GrowingLines, RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import StopMode
 from astraflow.launch.run_folder import endpoint_before, is_live, is_starting
@@ -186,20 +187,17 @@ def log_lines(run_dir: RunDir, role: str | None, *, count: int, is_followed: boo
         raise AstraflowError(
             Reason.NOT_READY, f"{run_dir.root} has no log of {whose}; known: {those}"
         )
-    offsets: dict[Path, int] = {}
+    logs: dict[Path, GrowingLines] = {}
     while True:
         was_live = is_live(run_dir)
         for path in sorted(folder.glob(f"{role or '*'}.log")):
-            with path.open("rb") as file:
-                file.seek(offsets.get(path, 0))
-                text = file.read()
-            # What is not a whole line yet comes with the next look.
-            text = text[: text.rfind(b"\n") + 1]
-            lines = text.decode(errors="replace").splitlines()
             mark = "" if role else f"{path.stem}: "
-            first = 0 if path in offsets else max(0, len(lines) - count)
-            yield from (mark + line for line in lines[first:])
-            offsets[path] = offsets.get(path, 0) + len(text)
+            # All of a log of days is more than what is shown, and more than memory has.
+            most = None if path in logs else count
+            new = logs.setdefault(path, GrowingLines(path)).new()
+            for _, line in deque(new, maxlen=most):
+                said = line.decode(errors="replace").splitlines()
+                yield from (mark + each for each in said)
         if not is_followed or not was_live:
             return
         time.sleep(_LOOK_S)

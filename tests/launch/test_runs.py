@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.processes import last_lines
 from astraflow.launch.run_folder import held_run_dir
 from astraflow.launch.runs import differences, list_runs, log_lines, show_differences, show_runs
 
@@ -110,6 +112,20 @@ def test_logs_are_those_of_the_roles_and_a_line_is_whole(run):
     with pytest.raises(AstraflowError, match="no log of trainer; known: hub, raas-0") as caught:
         next(log_lines(run_dir, "trainer", count=1, is_followed=False))
     assert caught.value.reason is Reason.NOT_READY
+
+
+def test_of_a_log_of_days_the_end_alone_is_in_memory(run):
+    run_dir = run("a")
+    with run_dir.log("hub").open("wb") as file:
+        for _ in range(1000):
+            file.write(b"x" * 99_999 + b"\n")
+        file.write(b"the end\n")
+    tracemalloc.start()
+    assert [*log_lines(run_dir, "hub", count=1, is_followed=False)] == ["the end"]
+    assert last_lines(run_dir.log("hub"), 1) == "the end"
+    peak_nbytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_nbytes < run_dir.log("hub").stat().st_size / 2
 
 
 def test_what_is_logged_is_not_among_what_a_program_reads(tmp_path):
