@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import IO, Literal, TypeAlias, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -49,7 +49,7 @@ from astraflow.launch.run_folder import (
     next_node_index,
     reopened_recipe,
 )
-from astraflow.launch.status import RunProgress
+from astraflow.launch.status import RunProgress, UnbrokenOutput
 from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summary, summarise
 from astraflow.launch.tracking.follower import followed
 from astraflow.rpc.access import HubTokens
@@ -584,6 +584,7 @@ def resume_run(
 
 def _see_through(launch: Launcher) -> RunSummary:
     """Run to the end, and tell what came of it."""
+    launch.console.file = cast("IO[str]", UnbrokenOutput(launch.console.file))
     started = time.monotonic()
     before = read_json(launch.run_dir.summary) if launch.is_resumed else {}
     with followed(launch.run_dir, launch.recipe.track):

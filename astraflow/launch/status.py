@@ -1,13 +1,16 @@
 """What a live run does now: tables, live progress, and what each trainer waits for."""
 
 import json
+import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from textwrap import indent
-from typing import Any, Self
+from typing import IO, Any, Self
 
+import structlog
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -28,6 +31,8 @@ from astraflow.core.status import (
     WaitReason,
 )
 from astraflow.core.work.failures import LEAST_COUNT
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Rewards = Mapping[str, dict[int, float]]
 
@@ -175,6 +180,38 @@ WARN_SHARE = 0.2
 _WARN_SHARE_FILTERED = 0.25
 
 _MAX_TOLD = 24
+
+
+class UnbrokenOutput:
+    """A stream of text that fails nobody.
+
+    Once its reader, disk or terminal takes nothing, what comes is for nobody.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._unbroken():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._unbroken():
+            self._stream.flush()
+
+    @contextmanager
+    def _unbroken(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            log.warning("the console takes nothing more; the run goes on", why=str(error))
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 class RunProgress:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -70,6 +71,23 @@ async def test_where_the_hub_does_not_start_no_model_is_made(tmp_path):
     assert "choose another port" in failure
     roles = [each.cmdline() for each in psutil.Process().children()]
     assert not [each for each in roles if "warm-up" in each]
+
+
+def unread():
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", [unread, partial(Path("/dev/full").open, "w")])
+def test_a_console_that_takes_nothing_ends_no_run(opened, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken, opened() as file:
+        recipe = load_recipe(SORT, [f"hub.listen=127.0.0.1:{taken.getsockname()[1]}"])
+        summary = module.run_recipe(recipe, runs=tmp_path, console=Console(file=file))
+    assert "choose another port" in summary.failure
+    assert "choose another port" in RunDir(tmp_path / "sort").summary.read_text()
+    assert capsys.readouterr().out.count("the console takes nothing more") == 1
 
 
 @pytest.mark.slow
