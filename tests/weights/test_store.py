@@ -106,6 +106,18 @@ class TestPlan:
 
         assert store.requested_spans == (3, 4)
 
+    def test_the_newest_is_had_from_nothing_when_a_reader_of_an_old_one_is_done(self, tools):
+        training = tools.training(keep_patches=2)
+        store = published(training, 1)
+        (whole,) = store.plan(asked(0, None))
+        with store.reading([whole.info]):
+            published(training, 4)
+        # As extra patches of the newest version do.
+        store.offer([])
+
+        assert whole not in store.patches
+        assert route(store.plan(asked(4, None)))[-1] == (3, 4)
+
 
 class TestLinks:
     @pytest.fixture

@@ -38,6 +38,7 @@ class History:
     Attributes:
         newest: The version that was entered last; None: none.
         oldest: The oldest version that can be read; None: none.
+        lasting: The oldest that can be read until the next one comes, whoever reads; None: none.
         sign: Signs, where the publisher has a key.
     """
 
@@ -45,6 +46,7 @@ class History:
         self.shard_layout = shard_layout
         self.newest: int | None = None
         self.oldest: int | None = None
+        self.lasting: int | None = None
         self.sign: Sign = lambda patch: patch
         self._flat = np.zeros(shard_layout.nbytes, np.uint8)
         self._steps: dict[int, list[_Step]] = {where.offset: [] for where in shard_layout.ranges()}
@@ -138,6 +140,7 @@ class History:
             return
         with self._lock:
             oldest = max(self.oldest, self._affordable(self.newest - keep, room_nbytes))
+            self.lasting = oldest
             read = [each for each in self._readers if self.oldest <= each < oldest]
             if read:
                 oldest = self._affordable(min(read), 2 * room_nbytes)

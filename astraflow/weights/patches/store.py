@@ -63,6 +63,12 @@ class PatchStore:
         with self._lock:
             return (*self._patches.values(),)
 
+    @property
+    def lasting_patches(self) -> tuple[Patch, ...]:
+        """Those that are offered until the next version comes, whoever reads."""
+        oldest = self.history.lasting or 0
+        return tuple(each for each in self.patches if _first(each.info) >= oldest)
+
     def is_sound(self) -> bool:
         """Whether all payloads that are kept are what their digests say; reads them."""
         return all(patch.is_sound() for patch in self.patches)
@@ -120,8 +126,7 @@ class PatchStore:
         oldest = self.history.oldest or 0
         with self._lock:
             for name in [*self._patches]:
-                base = name.version if name.base_version is None else name.base_version
-                if base < oldest:
+                if _first(name) < oldest:
                     del self._patches[name]
 
     def plan(self, spec: TransferSpec) -> Way:
@@ -196,8 +201,7 @@ class PatchStore:
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
         """Keep versions while patches between them are read: at most as much as without readers."""
-        oldest = [i.version if i.base_version is None else i.base_version for i in infos]
-        with self.history.reading(oldest):
+        with self.history.reading([*map(_first, infos)]):
             yield
 
     def note(self, spec: TransferSpec) -> None:
@@ -209,3 +213,8 @@ class PatchStore:
             if span > 1:
                 self._requested.pop(span, None)
                 self._requested[span] = None
+
+
+def _first(patch: PatchName | PatchInfo) -> int:
+    """Return the oldest version that a patch is made again from."""
+    return patch.version if patch.base_version is None else patch.base_version

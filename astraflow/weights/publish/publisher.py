@@ -257,7 +257,8 @@ class WeightPublisher:
             self._device = DeviceCopy(part, on_device.device, newest)
             stages.end("upload")
         self.store.offer(patches)
-        found = cheapest_patches(self.store.patches, None, version, lambda p: p.info.payload_nbytes)
+        lasting = self.store.lasting_patches
+        found = cheapest_patches(lasting, None, version, lambda p: p.info.payload_nbytes)
         if found is None or found[0] > 2 * self.history.shard_layout.payload_nbytes:
             # No way from nothing, or one that costs more than two whole versions.
             patches.append(make_patch(self.history, None, version))
