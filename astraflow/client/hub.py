@@ -10,7 +10,7 @@ from grpc.aio import AioRpcError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import MetadataPairs
-from astraflow.rpc.channel import dial
+from astraflow.rpc.channel import dial, proxy_of
 from astraflow.rpc.concurrency import Liveness, Retry
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
@@ -130,12 +130,14 @@ class HubChannel:
         """Say that the hub could not be reached, and what to check."""
         if is_answer(error):
             return raised_from(error)
+        proxy = proxy_of(self.address)
+        through = f", that the proxy of {proxy} reaches it or no_proxy names its host"
         return AstraflowError(
             Reason.NOT_READY,
             f"nothing was heard from the hub at {self.address} for {self.patience_s:g} s, which is"
             f" hub.patience_s ({error.details()}); check that it runs and stays up (its log says"
-            " why it does not), that host and port are right, that this machine can dial it, and"
-            " that both sides use TLS or neither does",
+            " why it does not), that host and port are right, that this machine can dial it"
+            f"{through if proxy else ''}, and that both sides use TLS or neither does",
             retryable=True,
         )
 

@@ -1,5 +1,6 @@
 """Channels: how a peer is dialled, with limits and timings that both ends agree on."""
 
+import os
 import socket
 from typing import Final
 
@@ -99,6 +100,16 @@ def dial(
     if tls is None or tls.is_plain:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, channel_credentials(tls), options=options)
+
+
+def proxy_of(address: str) -> str:
+    """Return the variable of the environment whose proxy an address is dialled through.
+
+    Empty: there is none. gRPC leaves out hosts that `no_proxy` names.
+    """
+    (host, _), *others = split_addresses(address)
+    names = () if others or is_loopback(host) else ("grpc_proxy", "https_proxy", "http_proxy")
+    return next((each for each in names if os.environ.get(each)), "")
 
 
 def _target(address: str) -> tuple[str, tuple[tuple[str, int | str], ...]]:

@@ -111,3 +111,17 @@ async def test_only_the_operator_may_look(address, token, reason):
         with pytest.raises(AstraflowError):
             await anext(control.watch_run())
     assert raised.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("host", "is_told"), [("192.0.2.77", True), ("127.0.0.1", False), ("[::1]", False)]
+)
+async def test_a_proxy_that_stands_before_a_hub_that_is_not_heard_is_told(
+    host, is_told, monkeypatch
+):
+    monkeypatch.setenv("http_proxy", "http://me:secret@127.0.0.1:1")
+    async with ControlClient(f"{host}:1", token="x", patience_s=0.01) as control:
+        with pytest.raises(AstraflowError, match="check that it runs") as raised:
+            await control.get_run()
+    assert ("the proxy of http_proxy reaches it or no_proxy" in raised.value.message) is is_told
+    assert "secret" not in raised.value.message
