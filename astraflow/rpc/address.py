@@ -3,12 +3,14 @@
 import ipaddress
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
 
-# TEST-NET-1 (RFC 5737): connecting a UDP socket sends nothing; the kernel only picks a route.
-_OUTSIDE: Final = ("192.0.2.1", 9)
+# TEST-NET-1 (RFC 5737), and 2001:db8::/32 (RFC 3849) for hosts that have IPv6 alone: connecting a
+# UDP socket sends nothing; the kernel only picks a route.
+_OUTSIDE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _LOOPBACK: Final = "127.0.0.1"
 _MAX_PORT: Final = 65535
 _ANY: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
@@ -93,12 +95,11 @@ def advertised(host: str, port: int, advertise: str | None = None) -> str:
 
 def outside_ip() -> str:
     """Return the IP from which packets leave this machine; loopback when none can."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_OUTSIDE)
-        except OSError:
-            return _LOOPBACK
-        return str(probe.getsockname()[0])
+    for family, place in _OUTSIDE:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((place, 9))
+            return str(probe.getsockname()[0])
+    return _LOOPBACK
 
 
 def _full_name() -> str:

@@ -17,6 +17,8 @@ from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.ucx import UcxHost
 from astraflow.wire.transfers import LaneEndpoint
 
+_ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 - compared with, not bound to
+
 DEFAULT_HOSTED: Final = (LaneKind.SHM, LaneKind.TCP)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -55,6 +57,9 @@ class LaneHosts:
         """
         here = split_address(listen)[0]
         there, port = split_address(advertised)
+        if here == _ANY_IPV4 and ":" in there:
+            # As gRPC, which takes it for all interfaces of both families.
+            here = "::"
 
         async def started(lane: LaneKind) -> str:
             match lane:
