@@ -12,9 +12,33 @@ from astraflow.core.errors import AstraflowError, Reason
 
 
 def cache_dir() -> Path:
-    """Return where models that astraflow makes are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "astraflow"
+    """Return where models that astraflow makes are kept.
+
+    Raises:
+        AstraflowError: CAPACITY_EXCEEDED for a user without a home.
+    """
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "astraflow"
+    try:
+        return Path.home() / ".cache" / "astraflow"
+    except RuntimeError:
+        why = "this user has no home; set HOME or XDG_CACHE_HOME to a folder that can be written"
+        raise AstraflowError(Reason.CAPACITY_EXCEEDED, why) from None
+
+
+def must_be_writable(folder: Path) -> None:
+    """Refuse what would be made for a folder of the cache that cannot be written in the end.
+
+    Raises:
+        AstraflowError: CAPACITY_EXCEEDED.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if os.access(each, os.F_OK))
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise AstraflowError(
+            Reason.CAPACITY_EXCEEDED,
+            f"the cache could not be written ({there} is no folder that this user may write to);"
+            " point XDG_CACHE_HOME at one",
+        )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from astraflow.config.recipe import ModelConfig, WarmUp
 from astraflow.engines.models import given_model
+from astraflow.storage.cache import must_be_writable
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Tutor
 
@@ -32,8 +33,8 @@ def ensure_model(
 
     Raises:
         AstraflowError: CODE_UNKNOWN or INVALID_FIELD for a tutor that is not there, or not
-            with these options; INVALID_FIELD for demonstrations that cannot be learned from; what
-            `given_model` raises.
+            with these options; INVALID_FIELD for demonstrations that cannot be learned from;
+            CAPACITY_EXCEEDED for a cache that cannot be written; what `given_model` raises.
     """
     base = given_model(model, report=report)
     settings = model.warm_up
@@ -45,6 +46,7 @@ def ensure_model(
         name = settings.tutor.replace(":", "-")
         target = cache_dir / "warm_up" / f"{name}-{warm_up_key(settings, tutor, seed=seed)}"
         if not target.is_dir():
+            must_be_writable(target.parent)
             from astraflow.trainers.supervised import make_tutored  # noqa: PLC0415 - loads torch
 
             make_tutored(settings, tutor, seed=seed, target=target, report=report)
@@ -52,6 +54,7 @@ def ensure_model(
     key = demonstrated_key(model, base, seed=seed)
     target = cache_dir / "warm_up" / f"{base.name if base else 'tiny'}-{key}"
     if not target.is_dir():
+        must_be_writable(target.parent)
         from astraflow.trainers.supervised import make_demonstrated  # noqa: PLC0415 - loads torch
 
         make_demonstrated(model, base, seed=seed, target=target, report=report)

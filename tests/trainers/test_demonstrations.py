@@ -243,6 +243,14 @@ def test_it_is_made_once_and_again_when_anything_changes(tmp_path, folder):
     assert demonstrated_key(given.model_copy(update={"warm_up": moved}), folder, seed=0) in keys
 
 
+def test_where_it_cannot_be_kept_is_told_before_it_is_made(tmp_path, folder):
+    path = write(tmp_path / "demos.jsonl", *[{"messages": CHAT}] * 4)
+    steps = []
+    with pytest.raises(AstraflowError, match=r"demos\.jsonl is no folder .* XDG_CACHE_HOME"):
+        ensure_model(tiny(path), seed=0, cache_dir=path / "cache", report=steps.append)
+    assert not steps
+
+
 def test_a_loss_that_is_not_finite_stops_it(tmp_path, folder):
     path = write(tmp_path / "demos.jsonl", *[{"messages": CHAT}] * 4)
     model = tiny(path, learning_rate=1e30)
