@@ -36,7 +36,12 @@ from astraflow.wire.rollout import (
     is_read,
 )
 from astraflow.wire.tasks import decode_rollout_task
-from astraflow.wire.versions import decode_source, decode_version_info, encode_version_report
+from astraflow.wire.versions import (
+    decode_source,
+    decode_version_info,
+    encode_version_report,
+    leave_out_unknown,
+)
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 from astraflow_proto.rollout.v1 import task_pb2
@@ -95,6 +100,8 @@ class VersionClient:
         """
         request = version_service_pb2.ListVersionsRequest(policy_id=policy_id)
         answer = await self._session.call(self._stub.ListVersions, request)
+        for each in answer.versions:
+            leave_out_unknown(each)
         return tuple(map(decode_version_info, answer.versions))
 
     async def watch(
@@ -120,6 +127,7 @@ class VersionClient:
             return self._stub.WatchVersions(request, metadata=self._session.metadata)
 
         async for answer in self._session.follow(open_stream):
+            leave_out_unknown(answer.version)
             info = decode_version_info(answer.version)
             # One that gained patches may be older than the last one.
             last = info.version if last is None else max(last, info.version)
@@ -133,6 +141,7 @@ class VersionClient:
         """
         request = version_service_pb2.ListSourcesRequest(policy_id=policy_id, version=version)
         answer = await self._session.call(self._stub.ListSources, request)
+        leave_out_unknown(answer)
         return tuple(map(decode_source, answer.sources))
 
     async def report(self, report: VersionReport) -> None:

@@ -12,11 +12,13 @@ from grpc.aio import AioRpcError
 from astraflow.codec.chunks import CHUNK_NBYTES, chunk_invalid
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import MAX_MESSAGE_NBYTES, dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
 from astraflow.transport.frames import MAX_PLAN_NBYTES, plan_nbytes, source_late
+from astraflow.wire.fields import TABLES
 from astraflow.wire.transfers import (
     LaneEndpoint,
     SentItem,
@@ -103,8 +105,10 @@ class GrpcLane:
     async def list_lanes(self, endpoint: str, transfer_token: bytes) -> list[LaneEndpoint]:
         """Return what else a source serves over; CAPABILITY_MISSING where nothing else is known."""
         answer = await self._answer(endpoint, "ListLanes", pb.ListLanesRequest(), transfer_token)
+        # A source of a later release may have lanes that this one has no name for.
+        known = (e for e in answer.endpoints if not e.lane or e.lane in TABLES[LaneKind].members)
         try:
-            return [*map(decode_lane_endpoint, answer.endpoints)]
+            return [*map(decode_lane_endpoint, known)]
         except AstraflowError as error:
             raise _unsound(error) from error
 

@@ -5,13 +5,21 @@ from itertools import accumulate
 from typing import Final
 
 from blake3 import blake3
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, VersionInfo, VersionReport
+from astraflow.core.versions import (
+    CodecProfile,
+    PatchInfo,
+    SourceInfo,
+    SourceKind,
+    SourceState,
+    VersionInfo,
+    VersionReport,
+)
 from astraflow.wire.converters import FieldRule, converter, least, sized, step_count
-from astraflow.wire.fields import invalid, required
+from astraflow.wire.fields import TABLES, invalid, required
 from astraflow.wire.weights import DIGEST_NBYTES, KEY_NBYTES, STATE_DIGEST_NBYTES, PatchIndex
 from astraflow_proto.weights.v1 import object_store_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2, version_service_pb2
@@ -73,6 +81,23 @@ encode_version_info, decode_version_info = converter(
     signing_key=sized(KEY_NBYTES, or_none=True),
     step=step_count,
 )
+
+# Where a later release may have more members.
+_GROWING: Final = {
+    "patches": {"profile": CodecProfile},
+    "sources": {"kind": SourceKind, "state": SourceState},
+}
+
+
+def leave_out_unknown(message: Message) -> None:
+    """Leave out patches and sources of kinds that a later release has named: there are others."""
+    for name in message.DESCRIPTOR.fields_by_name.keys() & _GROWING.keys():
+        items = getattr(message, name)
+        for at in reversed(range(len(items))):
+            tables = ((getattr(items[at], each), TABLES[k]) for each, k in _GROWING[name].items())
+            if any(number and number not in table.members for number, table in tables):
+                del items[at]
+
 
 encode_version_report, decode_version_report = converter(
     VersionReport,

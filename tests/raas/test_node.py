@@ -10,6 +10,8 @@ from astraflow.core.tasks import CancelReason, TaskCancellation, TaskPurpose
 from astraflow.core.versions import VersionState
 from astraflow.raas import policies
 from astraflow.raas.node import NodeDeparture
+from astraflow.wire.versions import encode_version_info
+from astraflow_proto.weights.v1 import version_service_pb2
 
 
 async def test_a_node_says_what_it_is_when_it_joins(fake_hub, running):
@@ -100,6 +102,20 @@ async def test_a_hub_that_restarts_is_joined_again(fake_hub, running, make_task)
     fake_hub.issue(make_task(1))
     await fake_hub.until(lambda: fake_hub.results)
     assert fake_hub.results[0].rollout_count == 2
+
+
+async def test_what_a_later_release_says_of_a_version_is_left_out(
+    fake_hub, running, engine, make_version
+):
+    later = version_service_pb2.WatchVersionsResponse(version=encode_version_info(make_version(1)))
+    later.version.patches.add(version=1, profile=99, codec_version=9, root_digest=bytes(32))
+    later.version.sources.add(kind=99, state=1, endpoint="h:1")
+    later.version.sources.add(kind=1, state=99, endpoint="h:1")
+    fake_hub.push("WatchVersions", later)
+    told = asyncio.ensure_future(fake_hub.until(lambda: fake_hub.reports[-1].version == 1))
+    await asyncio.wait({told, running}, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done()
+    assert (fake_hub.reports[-1].state, engine.version) == (VersionState.LIVE, 1)
 
 
 async def test_a_workflow_that_raises_costs_its_rollouts_only(fake_hub, running, make_task):

@@ -43,6 +43,9 @@ class Source:
         finally:
             self.cancelled.set()
 
+    async def ListLanes(self, request, context):  # noqa: N802
+        return pb.ListLanesResponse(endpoints=self.script)
+
     async def GetLayout(self, request, context):  # noqa: N802
         raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no layout here")
 
@@ -91,6 +94,14 @@ async def test_plan_and_chunks_come_as_they_were_sent(lane, source):
     assert [each.chunk.header.index for each in rest] == [0, 1]
     assert all(isinstance(each, SentChunk) and each.chunk.payload == b"abcd" for each in rest)
     assert (source.specs, source.secrets) == ([SPEC], [b"secret"])
+
+
+async def test_lanes_that_a_later_release_has_named_are_passed_over(lane, source):
+    source.script = [{"lane": 99, "address": "shm2:x"}, {"lane": 2, "address": "h:1"}]
+
+    (found,) = await lane.list_lanes(source.address, b"secret")
+
+    assert found.address == "h:1"
 
 
 async def test_an_answer_of_the_source_keeps_its_reason(lane, source):
