@@ -90,7 +90,10 @@ class Program:
         env: Mapping[str, str],
         pass_fds: Sequence[int] = (),
     ) -> "Program":
-        """Start a program; `env` is all that it has, the folder gets `stdout` and `stderr`."""
+        """Start a program; `env` is all that it has, the folder gets `stdout` and `stderr`.
+
+        The folder is a temporary one: it is removed when this process is killed.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", supervisor.__file__),
             *(json.dumps(limits), str(folder), *command),

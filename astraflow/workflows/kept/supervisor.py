@@ -3,7 +3,7 @@
 A script of its own, of the standard library alone: `python -I -S supervisor.py LIMITS FOLDER
 COMMAND...`. The folder gets `stdout` and `stderr`. It ends when the program does, at a limit, or
 when its standard input is closed (its owner is gone, or wants it to end), and writes one line of
-JSON that says which it was.
+JSON that says which it was. Where the owner is gone, the folder goes, too.
 
 Where the kernel lets it, the program lives in a PID namespace (when its first process dies, the
 kernel kills all others in the same instant, however fast they fork) and in a control group, under
@@ -61,7 +61,7 @@ class ProgramLimits(NamedTuple):
 
 def main() -> None:
     """Run the program, then say what became of it."""
-    limits, folder = ProgramLimits(*json.loads(sys.argv[1])), sys.argv[2]
+    limits, folder, owner = ProgramLimits(*json.loads(sys.argv[1])), sys.argv[2], os.getppid()
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, _ignore)
@@ -76,7 +76,11 @@ def main() -> None:
     _kill_all(first)
     if group is not None:
         _remove_group(group)
-    # Whoever started it may be gone.
+    # Whoever started it may be gone, and does not remove its temporary folder.
+    if os.getppid() != owner:
+        import shutil  # noqa: PLC0415 - for this alone
+
+        shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps({"why": why, "code": status}).encode() + b"\n")
 

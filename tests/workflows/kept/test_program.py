@@ -234,18 +234,20 @@ async def test_a_program_goes_with_its_owner(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert left_of(mark) == []
+    assert tmp_path.exists()
 
 
 @pytest.mark.slow
 async def test_a_program_goes_when_its_owner_is_killed(tmp_path):
-    mark = f"MARK_{os.getpid()}_killed"
+    mark, folder = f"MARK_{os.getpid()}_killed", tmp_path / "folder"
+    folder.mkdir()
     owner = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", OWNER, str(tmp_path), mark), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", OWNER, str(folder), mark), stdout=asyncio.subprocess.PIPE
     )
     await until(lambda: len(left_of(mark)) > 1)
     os.kill(owner.pid, signal.SIGKILL)
     await owner.communicate()
-    await until(lambda: not left_of(mark))
+    await until(lambda: not left_of(mark) and not folder.exists())
 
 
 OWNER = """
