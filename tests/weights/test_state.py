@@ -1,5 +1,7 @@
 """A version is staged beside the held one, which does not move before all is verified."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Encoding
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tensors import Dtype
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.patches.state import Overlay, stage
@@ -51,6 +53,39 @@ def test_a_chain_leads_to_the_same_bits_as_the_whole_version(tools, seed, shares
     assert (state.flat == whole.flat).all()
     assert state.digest == whole.digest
     assert state.version == newest
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1])
+def test_what_changed_several_times_on_the_way_is_told_once(tools, share):
+    training = tools.training(Layout.of([("w", Dtype.U8, (1 << 17,))]))
+    training.publish()
+    held = staged(training, None, 0).commit()
+    before, touched = training.tensors["w"], np.zeros(1 << 17, np.bool_)
+    for _ in range(3):
+        training.publish(share=share)
+        touched |= training.tensors["w"] != before
+        before = training.tensors["w"]
+    chained = staged(training, held, 3)
+    chained.commit()
+    (update,) = chained.tensor_updates()
+    assert (update.indices == np.flatnonzero(touched)).all()
+    assert (update.values == before[touched]).all()
+
+
+def test_on_the_way_from_nothing_nobody_gathers_what_changed(tools):
+    training = tools.training(Layout.of([("w", Dtype.U8, (1 << 20,))]))
+    training.publish()
+    first = way(training, 0, None)
+    held = staged(training, None, 0).commit()
+    for _ in range(8):
+        training.publish(share=0.1)
+    peaks, chain = [], way(training, 8, 0)
+    for base, steps in ((held, chain), (None, [*first, *chain])):
+        tracemalloc.start()
+        stage(training.store.frame, base, steps, digests(training))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 0.6 * peaks[0]
 
 
 def test_staging_touches_nothing(training):
