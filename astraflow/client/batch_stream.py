@@ -17,7 +17,6 @@ from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatc
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.core.packing import laid_out
-from astraflow.wire.common import decode_directive
 from astraflow.wire.dataflow import encode_stream_batches
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow_proto.dataflow.v1.trainer_service_pb2 import StreamBatchesResponse
@@ -113,7 +112,7 @@ async def batch_items(
                 case "doubt":
                     yield DamageReport(event.doubt.version)
                 case "directive":
-                    session.direct(decode_directive(event.directive))
+                    session.take_directive(event.directive)
                 case _:
                     log.warning("unknown event on the batch stream; is the hub newer than this?")
             if header is not None and len(parts) == header.part_count:

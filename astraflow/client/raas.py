@@ -21,7 +21,7 @@ from astraflow.core.versions import PublishAnswer, SourceInfo, VersionInfo, Vers
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.concurrency import Outbox, Retry, beside
 from astraflow.rpc.tls import Tls
-from astraflow.wire.common import decode_directive, encode_failure
+from astraflow.wire.common import encode_failure
 from astraflow.wire.dataflow import (
     decode_item_ack,
     decode_pool_membership,
@@ -324,7 +324,7 @@ class TaskStream:
             case "cancellation":
                 self._cancel(decode_task_cancellation(event.cancellation))
             case "directive":
-                self._session.direct(decode_directive(event.directive))
+                self._session.take_directive(event.directive)
             case _:
                 log.warning("unknown event on the task stream; is the hub newer than this node?")
 

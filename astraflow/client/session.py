@@ -33,7 +33,8 @@ from astraflow.wire.common import (
     encode_raas_load,
     encode_trainer_load,
 )
-from astraflow.wire.fields import decode_time
+from astraflow.wire.fields import TABLES, decode_time
+from astraflow_proto.common.v1 import session_pb2
 from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
 from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
 
@@ -128,6 +129,13 @@ class SessionCalls:
     def metadata(self) -> MetadataPairs:
         """What every call carries."""
         return session_metadata(self.token)
+
+    def take_directive(self, message: session_pb2.Directive) -> None:
+        """Take an order, from whichever stream it came; one of a later release is passed over."""
+        if message.kind and message.kind not in TABLES[DirectiveKind].members:
+            log.warning("unknown directive; is the hub newer than this?", kind=message.kind)
+            return
+        self.direct(decode_directive(message))
 
     def direct(self, directive: Directive) -> None:
         """Leave an order to who opened the session; it comes there as well."""
@@ -339,10 +347,10 @@ class MemberSession(SessionCalls):
         self.run_clock.update(decode_time(answer.server_time), asked_s=asked_s)
         self._set_transfer_token(answer.transfer_token)
         if answer.HasField("directive"):
-            self.direct(decode_directive(answer.directive))
+            self.take_directive(answer.directive)
 
     def direct(self, directive: Directive) -> None:
-        """Take an order, from whichever stream it came; equal ones count once."""
+        """Take an order; equal ones count once."""
         if directive != self.directive:
             self.directive = directive
             self._hooks.directed(directive)

@@ -11,6 +11,7 @@ from astraflow.core.versions import VersionState
 from astraflow.raas import policies
 from astraflow.raas.node import NodeDeparture
 from astraflow.wire.versions import encode_version_info
+from astraflow_proto.dataflow.v1 import raas_service_pb2
 from astraflow_proto.weights.v1 import version_service_pb2
 
 
@@ -116,6 +117,15 @@ async def test_what_a_later_release_says_of_a_version_is_left_out(
     await asyncio.wait({told, running}, return_when=asyncio.FIRST_COMPLETED)
     assert not running.done()
     assert (fake_hub.reports[-1].state, engine.version) == (VersionState.LIVE, 1)
+
+
+async def test_a_directive_of_a_later_release_is_passed_over(fake_hub, running, make_task):
+    later = raas_service_pb2.StreamTasksResponse(directive={"kind": 99, "message": "hibernate"})
+    fake_hub.push("StreamTasks", later)
+    fake_hub.issue(make_task(samples=1))
+    done = asyncio.ensure_future(fake_hub.until(lambda: fake_hub.results))
+    await asyncio.wait({done, running}, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done()
 
 
 async def test_a_workflow_that_raises_costs_its_rollouts_only(fake_hub, running, make_task):
