@@ -71,13 +71,13 @@ def given(options: Mapping[str, object]) -> list[str]:
     return [f"{key}={value}" for key, value in options.items() if value is not None]
 
 
-def directories(values: list[str] | None, option: str = "--model") -> dict[str, Path]:
-    """Split POLICY=DIR arguments.
+def directories(values: list[str] | None) -> dict[str, Path]:
+    """Split the POLICY=DIR arguments of --model.
 
     Raises:
         AstraflowError: INVALID_FIELD for one without an equals sign.
     """
-    return {policy: Path(path) for policy, path in pairs(values or [], option).items()}
+    return {policy: Path(path) for policy, path in pairs(values or [], "--model").items()}
 
 
 def pairs(values: list[str], option: str) -> dict[str, str]:

@@ -155,9 +155,9 @@ class RoleProcess:
             self._kill_group()
         await self.wait()
 
-    def last_words(self, count: int = 12) -> str:
+    def last_words(self) -> str:
         """Return the last lines of its log."""
-        return last_lines(self.command.log, count)
+        return last_lines(self.command.log)
 
 
 class LocalExecutor:
@@ -205,14 +205,14 @@ class LocalExecutor:
         os.close(self._lifeline)
 
 
-def last_lines(log: Path, count: int = 12) -> str:
+def last_lines(log: Path) -> str:
     """Return the last lines of a log; none of one that is not there yet."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LAST_NBYTES))
         said = file.read().decode(errors="replace")
-    return "\n".join(said.splitlines()[-count:])
+    return "\n".join(said.splitlines()[-12:])
 
 
 def hold_lifeline(*, first: signal.Signals | None = None) -> None:

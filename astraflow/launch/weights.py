@@ -39,7 +39,7 @@ from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layouts import ShardLayout
 from astraflow.wire.weights import KEY_NBYTES, layout_digest
-from astraflow.workflows.building import workflow_specs
+from astraflow.workflows.building import recipe_codes
 
 _SHOWN_TENSORS = 20
 
@@ -250,14 +250,13 @@ def _described(info: VersionInfo) -> dict[str, Any]:
 @asynccontextmanager
 async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerator[bytes]:
     """Be a member that takes no tasks for a while: sources serve members only."""
-    endpoint, specs = run_dir.read_endpoint(), workflow_specs(load_recipe(run_dir.recipe))
-    codes = [code for spec in specs for code in (spec.code, spec.scorer) if code is not None]
+    endpoint = run_dir.read_endpoint()
     join = JoinPool(
         name=f"pull-{os.getpid()}",
         contract=Contract(),
         capacity=1,
         policies=(ServedPolicy(policy_id=policy_id, max_context_token_count=1),),
-        codes=tuple(dict.fromkeys(codes)),
+        codes=recipe_codes(load_recipe(run_dir.recipe)),
     )
     hooks = MemberHooks(load=RaasLoad)
     async with dial_pool(

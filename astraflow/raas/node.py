@@ -13,7 +13,7 @@ from astraflow.client.payloads import PayloadWriter
 from astraflow.client.raas import RaasClient, TaskStream, dial_pool
 from astraflow.client.session import Held, MemberHooks
 from astraflow.config.pool import Agents
-from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.members import (
@@ -52,7 +52,6 @@ class NodeSettings:
         token: The run's join token.
         name: Unique in the pool.
         capacity: Rollouts that it runs at once.
-        max_eval_count: Of them, what evaluations may take; None: all.
         eval_extra: Rollouts of evaluations that it runs beyond its capacity.
         codes: Workflows and scorers that it has.
         resources: What it runs on.
@@ -69,7 +68,6 @@ class NodeSettings:
     token: str = field(repr=False)
     name: str
     capacity: int
-    max_eval_count: int | None = None
     eval_extra: int = 0
     codes: tuple[RegisteredCode, ...] = ()
     resources: Resources = field(default_factory=Resources)
@@ -109,11 +107,10 @@ class RaasNode:
         models: Mapping[PolicyId, ServedModel],
         puller: Callable[[PolicyId], Puller],
         relays: RelayServer | None = None,
-        clock: Clock | None = None,
     ) -> None:
         """Dial nothing yet; engines and relays, which were started, stay the caller's."""
         self._settings = settings
-        self._meter = LoadMeter(clock or SystemClock())
+        self._meter = LoadMeter(SystemClock())
         self._policies = ServedPolicies(
             {policy_id: replace(model, meter=self._meter) for policy_id, model in models.items()}
         )
@@ -325,7 +322,6 @@ class RaasNode:
         )
         return TaskCredit(
             max_outstanding=capacity + ahead,
-            max_eval_outstanding=self._settings.max_eval_count,
             max_eval_extra=self._settings.eval_extra,
         )
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import structlog
 
 from astraflow.client.payloads import PayloadWriter
-from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
@@ -218,7 +218,6 @@ class EpisodeRunner:
         capacity: int,
         eval_extra: int,
         agents: AgentServer,
-        clock: Clock | None = None,
     ) -> None:
         """Begin with nothing; `start` comes before the first task.
 
@@ -227,13 +226,12 @@ class EpisodeRunner:
             capacity: Episodes at once; more wait their turn.
             eval_extra: Of evaluations, beyond it.
             agents: Lets agents in.
-            clock: Tells the time here.
         """
         self.times = EpisodeTimes()
         self.counters = NodeCounters()
         self._capacity = capacity
         self._places = Places(capacity=capacity, eval_extra=eval_extra)
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._policies = policies
         self._agents = agents
         self._notes = NodeFailureLog()

@@ -142,7 +142,6 @@ class WeightUpdater:
         versions: VersionClient,
         transfer_token: Callable[[], bytes],
         is_relay: bool = False,
-        backoff: Backoff | None = None,
         kinds: Collection[SourceKind] | None = None,
         counters: NodeCounters | None = None,
     ) -> None:
@@ -156,7 +155,7 @@ class WeightUpdater:
         self._versions = versions
         self._transfer_token = transfer_token
         self._is_relay = is_relay
-        self._attempts = Attempts(backoff or Backoff(first_s=0.2, limit_s=10.0))
+        self._attempts = Attempts(Backoff(first_s=0.2, limit_s=10.0))
         engine.restore_from(puller.full_update)
         self._known: dict[int, VersionInfo] = {}
         self._published = asyncio.Event()

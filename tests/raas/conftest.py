@@ -177,7 +177,6 @@ async def node(fake_hub, engine, puller):
             token="join-secret",
             name="raas-1",
             capacity=8,
-            max_eval_count=4,
             eval_extra=1,
             codes=CODES,
             patience_s=5.0,

@@ -22,7 +22,7 @@ async def test_a_node_says_what_it_is_when_it_joins(fake_hub, running):
     assert [code.name for code in join.codes] == ["test_digits", "test_raises", "test_hangs"]
     assert [(p.policy_id, p.max_context_token_count) for p in join.policies] == [("solver", 64)]
     credit = fake_hub.credits[0]
-    assert (credit.max_outstanding, credit.max_eval_outstanding) == (8, 4)
+    assert (credit.max_outstanding, credit.max_eval_outstanding) == (8, None)
     assert credit.max_eval_extra == 1
 
 

@@ -17,7 +17,7 @@ from astraflow.launch.check.guard import (
     no_processes,
     reporting_delays,
 )
-from astraflow.launch.check.subject import CheckReport, Finding, Findings, Subject
+from astraflow.launch.check.subject import CheckReport, Finding, Severity, Subject, refusal
 from astraflow.launch.executors.finding import LOCAL, reachable
 
 _NAMED = re.compile(r"([a-z]\w*(?:\.[\w-]+)+): ")
@@ -75,14 +75,14 @@ def check_recipe(
         limit_s: Seconds for one piece of the user's code on the rows of one data set.
     """
     started = time.monotonic()
-    found, recipe = Findings(), None
+    recipe = None
     try:
         recipe = reachable(load_recipe(path, overrides))
     except AstraflowError as refused:
-        _schema_faults(found, refused)
+        findings = _schema_faults(refused)
     else:
         loop = UserLoop(limit_s)
-        found = subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=loop)
+        subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=loop)
         with no_processes(), reporting_delays():
             for check in _CHECKS:
                 try:
@@ -95,7 +95,7 @@ def check_recipe(
                         "please report it; --no-check runs the recipe all the same",
                     )
         loop.close()
-    findings: Sequence[Finding] = found.findings
+        findings = subject.findings
     if is_elsewhere or (recipe is not None and recipe.executor.name != LOCAL):
         findings = [finding.elsewhere() for finding in findings]
     return CheckReport(
@@ -103,15 +103,17 @@ def check_recipe(
     )
 
 
-def _schema_faults(found: Findings, refused: AstraflowError) -> None:
+def _schema_faults(refused: AstraflowError) -> list[Finding]:
     cause = refused.__cause__
     if not isinstance(cause, ValidationError):
-        found.refused(refused.metadata.get("field", ""), refused)
-        return
+        return [refusal(refused.metadata.get("field", ""), refused)]
+    found: list[Finding] = []
     for place, problem in problems_of(cause, Recipe):
         named = _NAMED.match(problem)
         if not place and named:
             # What parts of a recipe say of each other has its place in the message.
             place, problem = named.group(1), problem[named.end() :]  # noqa: PLW2901
         what, _, cure = problem.partition("; ")
-        found.error(place, what, cure or "`astraflow config schema` has every key")
+        cure = cure or "`astraflow config schema` has every key"
+        found.append(Finding(severity=Severity.ERROR, place=place, what=what, cure=cure))
+    return found

@@ -109,10 +109,43 @@ class Finding:
         return replace(self, severity=Severity.NOTE) if self.is_local else self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """Takes what is found, in the order in which it is."""
+def refusal(place: str, raised: AstraflowError, *, is_local: bool = False) -> Finding:
+    """Return an error that has a name as a finding; what follows its first semicolon is the cure.
 
+    Args:
+        place: Key of the recipe; taken off the message where it begins with it.
+        raised: What a part of astraflow raised.
+        is_local: Whether another machine may find it otherwise.
+    """
+    said = raised.message.removeprefix(place).removeprefix(":").strip()
+    what, _, cure = said.partition("; ")
+    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, is_local=is_local)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A recipe under check.
+
+    Attributes:
+        recipe: Resolved.
+        source: Its file.
+        runs: Folder that is to keep the run.
+        loop: On which code of the user runs.
+        workflows: Those that could be made, by name, with their scorers; None: it scores itself.
+        data: Data sets that could be read, by name.
+        models: Of the policies whose model is here.
+        findings: What was found, in the order in which it was.
+    """
+
+    recipe: Recipe
+    source: Path
+    runs: Path
+    loop: UserLoop
+    workflows: dict[str, tuple[Workflow, Scorer | None]] = field(
+        default_factory=dict[str, tuple[Workflow, Scorer | None]]
+    )
+    data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
+    models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def error(self, place: str, what: str, cure: str = "", *, detail: str = "") -> None:
@@ -136,16 +169,8 @@ class Findings:
         self._find(Severity.NOTE, place, what, cure)
 
     def refused(self, place: str, raised: AstraflowError, *, is_local: bool = False) -> None:
-        """Note an error that has a name; what follows its first semicolon is the cure.
-
-        Args:
-            place: Key of the recipe; taken off the message where it begins with it.
-            raised: What a part of astraflow raised.
-            is_local: Whether another machine may find it otherwise.
-        """
-        said = raised.message.removeprefix(place).removeprefix(":").strip()
-        what, _, cure = said.partition("; ")
-        self._find(Severity.ERROR, place, what, cure, is_local=is_local)
+        """Note an error that has a name; see `refusal`."""
+        self.findings.append(refusal(place, raised, is_local=is_local))
 
     def _find(
         self,
@@ -167,31 +192,6 @@ class Findings:
                 is_local=is_local,
             )
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(Findings):
-    """A recipe under check.
-
-    Attributes:
-        recipe: Resolved.
-        source: Its file.
-        runs: Folder that is to keep the run.
-        loop: On which code of the user runs.
-        workflows: Those that could be made, by name, with their scorers; None: it scores itself.
-        data: Data sets that could be read, by name.
-        models: Of the policies whose model is here.
-    """
-
-    recipe: Recipe
-    source: Path
-    runs: Path
-    loop: UserLoop
-    workflows: dict[str, tuple[Workflow, Scorer | None]] = field(
-        default_factory=dict[str, tuple[Workflow, Scorer | None]]
-    )
-    data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
-    models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ import yaml
 
 from astraflow.config.run_dir import GrowingLines, RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.dataflow.recorder import write_whole
 from astraflow.launch.tracking.trackers import (
     Tracked,
     Tracker,
@@ -93,10 +94,8 @@ class RunFollower:
         if count:
             for tracker in self._trackers.values():
                 tracker.flush()
-            draft = self._place.with_suffix(".draft")
             offsets = {name: lines.offset for name, lines in self._lines.items()}
-            draft.write_text(json.dumps(offsets))
-            draft.replace(self._place)
+            write_whole(self._place, json.dumps(offsets))
         return count
 
     def close(self) -> None:
