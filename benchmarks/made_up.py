@@ -1,11 +1,13 @@
 """What members make up that have neither weights nor an engine: sound, and without a meaning."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from astraflow.core.ids import PolicyId, TrajectoryId
-from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
+from astraflow.core.ids import PolicyId, PromptId, TrajectoryId
+from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
+from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 
 
@@ -43,6 +45,21 @@ def made_up_version(
     )
 
 
+def made_up_task(prompt_fields: Mapping[str, Any] | None = None, **changes: Any) -> RolloutTask:
+    """Return a task of one sample to train on; `changes` are the fields that matter."""
+    fields: dict[str, Any] = {
+        "task_id": "t",
+        "group_id": "g",
+        "purpose": TaskPurpose.TRAIN,
+        "workflow_id": "w",
+        "prompt": Prompt(prompt_id=PromptId("p"), data_set="train", fields=prompt_fields or {}),
+        "sample_indexes": (0,),
+        "versions": {},
+        "sampling": {},
+    }
+    return RolloutTask(**(fields | changes))
+
+
 def made_up_trajectory(
     name: str,
     policy_id: PolicyId,
@@ -63,3 +80,16 @@ def made_up_trajectory(
         finish_reason=FinishReason.STOP,
         reward=reward,
     )
+
+
+def made_up_rollout(*trajectories: Trajectory, **changes: Any) -> Rollout:
+    """Return a rollout with a reward; `changes` are the fields that matter."""
+    fields: dict[str, Any] = {
+        "rollout_id": "r",
+        "task_id": "t",
+        "group_id": "g",
+        "sample_index": 0,
+        "outcome": Outcome.SCORED,
+        "reward": 1.0,
+    }
+    return Rollout(**(fields | changes), trajectories=trajectories)

@@ -34,7 +34,6 @@ from astraflow.core.rollouts import (
     ROUTED_EXPERTS,
     Column,
     ColumnAxis,
-    Outcome,
     PayloadStore,
     Rollout,
     VersionSpan,
@@ -43,7 +42,7 @@ from astraflow.core.samples import Row
 from astraflow.storage.buckets import Bucket
 from hub_ends.process import POLICY, running_hub
 from hub_ends.throughput import measure_throughput
-from made_up import made_up_trajectory
+from made_up import made_up_rollout, made_up_trajectory
 
 BARS: Final = {"per_core_per_s": 10_000, "hub_cpu_fraction": 1.0, "rss_peak_mb": 300}
 # Label: rollouts of a message, nodes, whether by reference.
@@ -171,15 +170,7 @@ def _rollout(number: int, token_count: int, has_routes: bool) -> Rollout:
         routes = np.zeros((token_count, _LAYERS, _EXPERTS), np.uint16)
         column = Column(axis=ColumnAxis.TOKEN, values=routes)
         trajectory = replace(trajectory, columns={ROUTED_EXPERTS: column})
-    return Rollout(
-        rollout_id=f"r{number}",
-        task_id="t",
-        group_id="g",
-        sample_index=number,
-        outcome=Outcome.SCORED,
-        reward=1.0,
-        trajectories=(trajectory,),
-    )
+    return made_up_rollout(trajectory, rollout_id=f"r{number}", sample_index=number)
 
 
 def _share(rollouts: list[Rollout]) -> Share:

@@ -40,14 +40,14 @@ from astraflow.core.events import (
     VersionReported,
 )
 from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy
-from astraflow.core.rollouts import Outcome, Rollout, TaskResult, VersionSpan
+from astraflow.core.rollouts import Rollout, TaskResult, VersionSpan
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import Grant, HubTokens
 from astraflow.wire.rollout import encode_rollout
-from made_up import made_up_trajectory, made_up_version
+from made_up import made_up_rollout, made_up_trajectory, made_up_version
 
 BAR_S: Final = 5.0
 POLICY: Final = "solver"
@@ -267,14 +267,13 @@ class _Members:
     def _sample(self, task: RolloutTask, index: int) -> Rollout:
         name = f"{task.task_id}/{index}"
         spans = [VersionSpan(version=self._version, length=3)]
-        return Rollout(
+        return made_up_rollout(
+            made_up_trajectory(name, POLICY, spans),
             rollout_id=name,
             task_id=task.task_id,
             group_id=task.group_id,
             sample_index=index,
-            outcome=Outcome.SCORED,
             reward=float(index % 2),
-            trajectories=(made_up_trajectory(name, POLICY, spans),),
         )
 
     async def _train(self, batch: SendBatch) -> None:

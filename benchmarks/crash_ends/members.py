@@ -28,12 +28,12 @@ from astraflow.core.members import (
     RegisterTrainer,
     ServedPolicy,
 )
-from astraflow.core.rollouts import ItemAck, Outcome, Rollout, TaskResult, VersionSpan
+from astraflow.core.rollouts import ItemAck, Rollout, TaskResult, VersionSpan
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.rpc.concurrency import beside
 from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replace_with
-from made_up import made_up_trajectory, made_up_version
+from made_up import made_up_rollout, made_up_trajectory, made_up_version
 
 _CAPACITY = 16
 _TOKEN_COUNT = 128
@@ -158,14 +158,13 @@ def _sample(task: RolloutTask, index: int, version: int) -> Rollout:
     name = f"{task.task_id}/{index}"
     span = VersionSpan(version=version, length=_TOKEN_COUNT - _PROMPT_COUNT)
     trajectory = made_up_trajectory(f"{name}/{POLICY}", _ID, [span], prompt_count=_PROMPT_COUNT)
-    return Rollout(
+    return made_up_rollout(
+        trajectory,
         rollout_id=name,
         task_id=task.task_id,
         group_id=task.group_id,
         sample_index=index,
-        outcome=Outcome.SCORED,
         reward=float(index % 2),
-        trajectories=(trajectory,),
     )
 
 

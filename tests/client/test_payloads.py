@@ -10,11 +10,11 @@ import pytest
 from astraflow.client.payloads import MARKER, PayloadReader, PayloadWriter, lost_rollout_ids
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.packing import Share, laid_out
-from astraflow.core.rollouts import Column, ColumnAxis, Outcome, PayloadStore, Rollout, VersionSpan
+from astraflow.core.rollouts import Column, ColumnAxis, Outcome, PayloadStore, VersionSpan
 from astraflow.core.samples import Row
 from astraflow.storage.buckets import Bucket
 from astraflow.wire.rollout import decode_rollout, encode_rollout
-from made_up import made_up_trajectory
+from made_up import made_up_rollout, made_up_trajectory
 
 pytest.importorskip("fsspec")
 
@@ -42,15 +42,13 @@ def rollout(number, *lengths, outcome=Outcome.SCORED):
     if lengths[0] == 5:
         trajectories[0] = replace(trajectories[0], columns={"routed_experts": routes})
     is_scored = outcome is Outcome.SCORED
-    return Rollout(
+    return made_up_rollout(
+        *trajectories,
         rollout_id=f"r{number}",
-        task_id="t",
-        group_id="g",
         sample_index=number,
         outcome=outcome,
         reward=1.0 if is_scored else None,
         failure=None if is_scored else Failure(reason=Reason.ENGINE_FAILED),
-        trajectories=tuple(trajectories),
     )
 
 

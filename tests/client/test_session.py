@@ -18,12 +18,12 @@ from astraflow.core.members import (
     RaasLoad,
     ServedPolicy,
 )
-from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
+from astraflow.core.rollouts import VersionSpan
 from astraflow.core.tasks import TaskCredit
-from astraflow.core.versions import VersionInfo, VersionReport, VersionState
+from astraflow.core.versions import VersionReport, VersionState
 from astraflow.wire.rollout import encode_rollout, read_items
 from astraflow_proto.dataflow.v1.raas_service_pb2 import RolloutItem, StreamRolloutsRequest
-from made_up import made_up_trajectory
+from made_up import made_up_rollout, made_up_trajectory, made_up_version
 
 JOIN = JoinPool(
     name="raas-1",
@@ -32,16 +32,6 @@ JOIN = JoinPool(
     policies=(ServedPolicy(policy_id="solver", max_context_token_count=64),),
 )
 LIVE = VersionReport(policy_id="solver", version=0, state=VersionState.LIVE)
-
-
-def version(number):
-    return VersionInfo(
-        policy_id="solver",
-        version=number,
-        layout_digest=b"l" * 32,
-        content_digest=b"c" * 16,
-        patches=(),
-    )
 
 
 class Member:
@@ -212,7 +202,7 @@ async def test_a_task_that_is_given_back_while_the_session_is_opened_again_is_gi
 
 async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
     seen = []
-    fake_hub.publish(version(0))
+    fake_hub.publish(made_up_version("solver", 0))
     async with pool() as client:
         await client.join()
         async for info in client.versions.watch("solver"):
@@ -220,7 +210,7 @@ async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
             if info.version == 2:
                 break
             fake_hub.cut("WatchVersions")
-            fake_hub.versions.append(version(info.version + 1))
+            fake_hub.versions.append(made_up_version("solver", info.version + 1))
     assert seen == [0, 1, 2]
 
 
@@ -245,7 +235,7 @@ async def test_a_hub_that_comes_and_goes_is_borne_while_anybody_hears_from_it(fa
     fake_hub.keep_alive_interval = timedelta(milliseconds=5)
     # The pauses between so many attempts are longer than patience lasts.
     fake_hub.fail("WatchVersions", StatusCode.UNAVAILABLE, times=5)
-    fake_hub.publish(version(0))
+    fake_hub.publish(made_up_version("solver", 0))
     async with pool(patience_s=0.75) as client, asyncio.TaskGroup() as group:
         await client.join()
         keeping = group.create_task(client.session.run())
@@ -274,15 +264,9 @@ async def test_a_name_of_another_is_refused_at_once(fake_hub, pool):
 async def test_a_rollout_is_sent_if_the_run_reads_it(fake_hub, pool, part_count, token_count):
     fake_hub.max_message_nbytes = 64 << 20
     spans = [VersionSpan(version=0, length=token_count)]
-    rollout = Rollout(
-        rollout_id="r",
-        task_id="t",
-        group_id="g",
-        sample_index=0,
-        outcome=Outcome.SCORED,
-        reward=1.0,
+    rollout = made_up_rollout(
+        made_up_trajectory("r/0", "solver", spans),
         reward_parts={f"part {n}": 0.0 for n in range(part_count)},
-        trajectories=(made_up_trajectory("r/0", "solver", spans),),
     )
     item = RolloutItem(rollout=encode_rollout(rollout))
     assert item.ByteSize() > 2 << 20

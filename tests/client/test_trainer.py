@@ -10,9 +10,9 @@ from astraflow.client.trainer import DamageReport, PublishOrder, SaveOrder, Trai
 from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer
-from astraflow.core.versions import VersionInfo
 from astraflow_proto.dataflow.v1 import trainer_service_pb2
 from crash_ends.postgres import free_port
+from made_up import made_up_version
 
 REGISTER = RegisterTrainer(
     policy_id="solver", name="trainer", contract=Contract(), groups_per_batch=1
@@ -127,9 +127,7 @@ def test_an_answer_is_raised_as_it_was_given(hub, client):
     assert raised.value.reason is Reason.LEASE_LOST
 
 
-INFO = VersionInfo(
-    policy_id="solver", version=0, layout_digest=b"l" * 32, content_digest=b"c" * 16, patches=()
-)
+INFO = made_up_version("solver", 0)
 ACK = AckBatch(batch_id="b1", outcome=BatchOutcome.CONSUMED, step=1)
 
 

@@ -7,11 +7,11 @@ import pytest
 from astraflow.conformance.checks import Broken
 from astraflow.conformance.trainer import require_same_rows
 from astraflow.core.packing import Share, laid_out
-from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
+from astraflow.core.rollouts import VersionSpan
 from astraflow.core.samples import AcceptedRollout, sample_of
 from astraflow.wire.rollout import batch_part_pieces
 from astraflow_proto.rollout.v1 import batch_pb2
-from made_up import made_up_trajectory
+from made_up import made_up_rollout, made_up_trajectory
 
 
 def encoded(part):
@@ -19,15 +19,8 @@ def encoded(part):
 
 
 def test_a_column_that_differs_from_its_sources_is_told():
-    rollout = Rollout(
-        rollout_id="r",
-        task_id="t",
-        group_id="g",
-        sample_index=0,
-        outcome=Outcome.SCORED,
-        reward=1.0,
-        trajectories=(made_up_trajectory("t", "solver", (VersionSpan(version=0, length=3),)),),
-    )
+    spans = (VersionSpan(version=0, length=3),)
+    rollout = made_up_rollout(made_up_trajectory("t", "solver", spans))
     entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
     rows = sample_of(entry, "solver").rows
     (part,) = Share("b", rows, max_tokens=0, group_indexes={"g": 0})

@@ -2,21 +2,13 @@ import pytest
 
 from astraflow.core.batches import BatchGroup
 from astraflow.core.policy.buffers import FreshBuffer
-from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import AcceptedRollout, FreshGroup, Sample
+from made_up import made_up_rollout
 
 
 @pytest.fixture
 def rollout(trajectory):
-    return Rollout(
-        rollout_id="r",
-        task_id="t",
-        group_id="g",
-        sample_index=0,
-        outcome=Outcome.SCORED,
-        reward=1.0,
-        trajectories=(trajectory("t", length=4),),
-    )
+    return made_up_rollout(trajectory("t", length=4))
 
 
 @pytest.fixture

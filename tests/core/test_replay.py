@@ -4,23 +4,16 @@ from astraflow.core.algorithms.finding import Faults
 from astraflow.core.algorithms.points import Dice
 from astraflow.core.batches import BatchGroup
 from astraflow.core.policy.buffers import ReplayBuffer
-from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import AcceptedRollout, FreshGroup, sample_of
 from astraflow.core.settings import PlugInSpec, ReplaySettings
+from made_up import made_up_rollout
 
 
 @pytest.fixture
 def group(trajectory):
     def build(number, version=0):
-        rollout = Rollout(
-            rollout_id=f"r{number}",
-            task_id="t",
-            group_id=f"g{number}",
-            sample_index=0,
-            outcome=Outcome.SCORED,
-            reward=1.0,
-            trajectories=(trajectory("t", versions=(version,)),),
-        )
+        row = trajectory("t", versions=(version,))
+        rollout = made_up_rollout(row, rollout_id=f"r{number}", group_id=f"g{number}")
         entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
         head = BatchGroup(group_id=f"g{number}", prompt_id="p", data_set="d", sample_count=1)
         samples = (sample_of(entry, "solver"),)

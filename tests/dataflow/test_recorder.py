@@ -10,10 +10,11 @@ from astraflow.core.batches import BatchGroup, TrainedRow
 from astraflow.core.effects import EvalChanged, RecordBatch, RecordRollout, RecordVersion
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalResult, EvalRun, EvalState
-from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
+from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.dataflow.recorder import RunRecorder
+from made_up import made_up_rollout
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -43,16 +44,7 @@ def trajectory(policy="solver", name="t-1"):
 
 
 def rollout(*trajectories):
-    return Rollout(
-        rollout_id="r-1",
-        task_id="k-1",
-        group_id="g-2",
-        sample_index=0,
-        outcome=Outcome.SCORED,
-        reward=0.5,
-        reward_parts={"order": 0.5},
-        trajectories=trajectories,
-    )
+    return made_up_rollout(*trajectories, group_id="g-2", reward=0.5, reward_parts={"order": 0.5})
 
 
 def batch(**fields):

@@ -3,21 +3,14 @@ from datetime import UTC, datetime, timedelta
 
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.status import RunState, RunStatus
-from astraflow.core.versions import VersionInfo
 from astraflow.dataflow.watches import Watches
+from made_up import made_up_version
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def info(version, step=0):
-    return VersionInfo(
-        policy_id="solver",
-        version=version,
-        layout_digest=b"l",
-        content_digest=b"c",
-        step=step,
-        patches=(),
-    )
+    return made_up_version("solver", version, step=step)
 
 
 async def test_known_versions_come_first_and_then_the_announced():

@@ -24,7 +24,7 @@ from astraflow.core.members import (
     WeightEndpoint,
 )
 from astraflow.core.rollouts import TURN_REWARDS
-from astraflow.core.tasks import Prompt, RegisteredCode, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import RegisteredCode, SamplingParams
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.launch.check import check_recipe
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run
@@ -32,6 +32,7 @@ from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
+from made_up import made_up_task
 
 from .conftest import DOCS, RECIPES, fences, files
 from .test_snippets import pages_with
@@ -130,17 +131,7 @@ async def a_chat_is_had(folder):
         tokenizer=CharTokenizer(),
         sampling=SamplingParams(max_new_tokens=8),
     )
-    task = RolloutTask(
-        task_id="t",
-        group_id="g",
-        purpose=TaskPurpose.TRAIN,
-        workflow_id="w",
-        prompt=Prompt(prompt_id="1", data_set="train", fields={}),
-        sample_indexes=(0,),
-        versions={},
-        sampling={},
-    )
-    names = {"episode": Episode(task=task, sample_index=0, policies={"solver": port})}
+    names = {"episode": Episode(task=made_up_task(), sample_index=0, policies={"solver": port})}
     yield names
     assert names["reply"].text == "14"
 

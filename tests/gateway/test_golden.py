@@ -14,7 +14,7 @@ import torch
 
 from astraflow.codec.pickles import read_pickle
 from astraflow.core.errors import Reason
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import Dtype
 from astraflow.gateway import sending
 from astraflow.gateway.bridge.calls import RaasCalls, yield_of
@@ -25,6 +25,7 @@ from astraflow.gateway.receiving import SenderCopy, receiving
 from astraflow.gateway.sending import HeldVersion, Pusher, Sender, SenderOffer, sender_app
 from astraflow.gateway.weight_buffer import BufferPlan, read_plan
 from astraflow.rpc.peers import DialRules
+from made_up import made_up_task
 
 from .conftest import weights_of
 from .peers.tap import Player, decoded
@@ -282,16 +283,7 @@ async def test_what_several_policies_sampled_is_trained_on_by_each_alone():
 
 
 def task():
-    return RolloutTask(
-        task_id="t",
-        group_id="g",
-        purpose=TaskPurpose.TRAIN,
-        workflow_id="w",
-        prompt=Prompt(prompt_id="p", data_set="d", fields={}),
-        sample_indexes=(0, 1),
-        versions={},
-        sampling={"solver": SamplingParams()},
-    )
+    return made_up_task(sample_indexes=(0, 1), sampling={"solver": SamplingParams()})
 
 
 def test_every_request_of_a_published_trainer_is_read():

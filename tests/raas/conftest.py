@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -10,14 +11,12 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import (
     Prompt,
     RegisteredCode,
-    RolloutTask,
     SamplingParams,
     TaskPurpose,
     VersionRange,
     WorkflowSpec,
 )
 from astraflow.core.tensors import WeightUpdate
-from astraflow.core.versions import VersionInfo
 from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine
@@ -25,6 +24,7 @@ from astraflow.testing.recipes import one_turn
 from astraflow.weights.fetch.puller import PullTimes
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow
+from made_up import made_up_task, made_up_version
 
 DIGITS = "0123456789"
 
@@ -124,7 +124,7 @@ def make_task():
         versions = VersionRange(min=minimum)
         if version is not None:
             versions = VersionRange(min=version, max=version)
-        return RolloutTask(
+        return made_up_task(
             task_id=f"task{number}",
             group_id=f"group{number}",
             purpose=purpose,
@@ -143,16 +143,7 @@ def make_task():
 
 @pytest.fixture
 def make_version():
-    def make(version):
-        return VersionInfo(
-            policy_id="solver",
-            version=version,
-            layout_digest=b"l" * 32,
-            content_digest=b"c" * 16,
-            patches=(),
-        )
-
-    return make
+    return partial(made_up_version, "solver")
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
+from astraflow.core.tasks import TaskPurpose
 from astraflow.raas.policies import sample_seed, seeded_sampling
+from made_up import made_up_task
 
 
 def test_a_seed_is_that_of_the_sample_not_of_the_attempt(make_task):
@@ -46,13 +47,4 @@ def test_sampling_keeps_everything_but_the_seed(make_task):
 
 
 def _task():
-    return RolloutTask(
-        task_id="t",
-        group_id="g",
-        purpose=TaskPurpose.TRAIN,
-        workflow_id="w",
-        prompt=Prompt(prompt_id="p", data_set="train", fields={}),
-        sample_indexes=(0,),
-        versions={},
-        sampling={},
-    )
+    return made_up_task()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
 from astraflow.launch.check import check_recipe
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.building import build_scorer
@@ -19,6 +19,7 @@ from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.rewards.code import CaseVerdict, parse_tests
 from astraflow.workflows.scoring import GuardedScorer
+from made_up import made_up_task
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes" / "code-multi-agent"
@@ -60,16 +61,7 @@ async def run(pair, coder, tester, *, row=ROW, **options):
         ports[PolicyId(name)] = PolicyPort(
             policy_id=PolicyId(name), engine=engine, tokenizer=CharTokenizer(), sampling=sampling
         )
-    task = RolloutTask(
-        task_id=TaskId("t"),
-        group_id=GroupId("g"),
-        purpose=TaskPurpose.TRAIN,
-        workflow_id=WorkflowId("w"),
-        prompt=Prompt(prompt_id=PromptId("1"), data_set="d", fields=row),
-        sample_indexes=(0,),
-        versions={},
-        sampling={},
-    )
+    task = made_up_task(row)
     test = {"messages": [{"role": "user", "content": "{problem}\n{program}\nCases."}]}
     scorer = build_scorer("code", {"time_s": 5, "ready": 0}, where="scorer_options")
     settings = pair.CoderTesterOptions(

@@ -11,8 +11,6 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import (
     ROUTED_EXPERTS,
     FinishReason,
-    Outcome,
-    Rollout,
     Trajectory,
     VersionSpan,
 )
@@ -30,6 +28,7 @@ from astraflow.wire.rollout import (
 )
 from astraflow_proto.dataflow.v1 import raas_service_pb2
 from astraflow_proto.rollout.v1 import batch_pb2, column_pb2, rollout_pb2, trajectory_pb2
+from made_up import made_up_rollout
 
 
 def refused(reason, message):
@@ -47,16 +46,7 @@ def message() -> rollout_pb2.Rollout:
         version_spans=(VersionSpan(version=3, length=2),),
         finish_reason=FinishReason.STOP,
     )
-    rollout = Rollout(
-        rollout_id="r1",
-        task_id="k1",
-        group_id="g1",
-        sample_index=0,
-        outcome=Outcome.SCORED,
-        reward=1.0,
-        trajectories=(trajectory,),
-    )
-    return encode_rollout(rollout)
+    return encode_rollout(made_up_rollout(trajectory))
 
 
 class TestRollout:

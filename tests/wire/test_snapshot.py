@@ -6,11 +6,11 @@ import pytest
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import IdGenerator, RunId
-from astraflow.core.rollouts import Outcome, Rollout, VersionSpan
+from astraflow.core.rollouts import VersionSpan
 from astraflow.wire.rollout import decode_rollout, encode_rollout
 from astraflow.wire.snapshot import RENAMED, dump_state, load_state
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
-from made_up import made_up_trajectory
+from made_up import made_up_rollout, made_up_trajectory
 
 OURS = ("astraflow.core.",)
 
@@ -92,16 +92,7 @@ def came():
     """A rollout that came in a message."""
     spans = (VersionSpan(version=3, length=2),)
     trajectories = tuple(made_up_trajectory(name, "solver", spans) for name in ("t1", "t2"))
-    rollout = Rollout(
-        rollout_id="r1",
-        task_id="k1",
-        group_id="g1",
-        sample_index=0,
-        outcome=Outcome.SCORED,
-        reward=1.0,
-        trajectories=trajectories,
-    )
-    return decode_rollout(encode_rollout(rollout))
+    return decode_rollout(encode_rollout(made_up_rollout(*trajectories)))
 
 
 def read_again(thing):

@@ -1,7 +1,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose, VersionRange
+from astraflow.core.tasks import SamplingParams, VersionRange
 from astraflow.wire.tasks import (
     decode_rollout_task,
     decode_sampling,
@@ -9,6 +9,7 @@ from astraflow.wire.tasks import (
     encode_sampling,
 )
 from astraflow_proto.rollout.v1 import sampling_pb2
+from made_up import made_up_task
 
 
 def refused(reason, message):
@@ -19,15 +20,8 @@ class TestTask:
     @pytest.fixture
     def task(self):
         return encode_rollout_task(
-            RolloutTask(
-                task_id="k1",
-                group_id="g1",
-                purpose=TaskPurpose.TRAIN,
-                workflow_id="w1",
-                prompt=Prompt(prompt_id="p1", data_set="train", fields={"prompt": "x"}),
-                sample_indexes=(0, 1),
-                versions={"solver": VersionRange(min=2)},
-                sampling={},
+            made_up_task(
+                {"prompt": "x"}, sample_indexes=(0, 1), versions={"solver": VersionRange(min=2)}
             )
         )
 

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
+from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.rollouts import FinishReason, VersionSpan
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Generation, Watch
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import LoadedWorkflow
+from made_up import made_up_task
 
 EOS = 3
 
@@ -81,19 +82,11 @@ def episode() -> Callable[..., Episode]:
         *, fields: dict[str, Any] | None = None, timeout_s: float | None = None, **engines: Parrot
     ) -> Episode:
         sampling = SamplingParams(max_new_tokens=8, seed=11)
-        task = RolloutTask(
-            task_id=TaskId("t7"),
-            group_id=GroupId("g1"),
-            purpose=TaskPurpose.TRAIN,
-            workflow_id=WorkflowId("w"),
-            prompt=Prompt(
-                prompt_id=PromptId("train/1"),
-                data_set="train",
-                fields={"prompt": "cab>", "answer": "abc"} if fields is None else fields,
-            ),
+        task = made_up_task(
+            {"prompt": "cab>", "answer": "abc"} if fields is None else fields,
+            task_id="t7",
             sample_indexes=(0, 1, 2),
-            versions={},
-            sampling={PolicyId(name): sampling for name in engines},
+            sampling=dict.fromkeys(engines, sampling),
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
         )
         ports = {
@@ -133,16 +126,7 @@ def served_episode(door):
     def make(fields, reply, *, max_new_tokens=8):
         engine = SmallEngine(answer=reply)
         engine.version = 1
-        task = RolloutTask(
-            task_id=TaskId("t"),
-            group_id=GroupId("g"),
-            purpose=TaskPurpose.TRAIN,
-            workflow_id=WorkflowId("w"),
-            prompt=Prompt(prompt_id=PromptId("1"), data_set="d", fields=fields),
-            sample_indexes=(0,),
-            versions={},
-            sampling={},
-        )
+        task = made_up_task(fields)
         port = PolicyPort(
             policy_id=PolicyId("solver"),
             engine=engine,

@@ -25,7 +25,7 @@ async def test_a_score_becomes_a_rollout(parrot, episode, loaded):
     rollout = await run_episode(loaded(run), episode(solver=parrot("a")), clock=ManualClock())
     assert (rollout.outcome, rollout.reward) == (Outcome.SCORED, 0.5)
     assert (rollout.reward_parts, rollout.metrics) == ({"form": 0.5}, {"turns": 1.0})
-    assert (rollout.rollout_id, rollout.group_id, rollout.sample_index) == ("t7/2", "g1", 2)
+    assert (rollout.rollout_id, rollout.group_id, rollout.sample_index) == ("t7/2", "g", 2)
     assert rollout.reward_code_digest == b"d"
     assert rollout.start_time == rollout.finish_time is not None
 

@@ -4,9 +4,10 @@ import pytest
 
 from astraflow.core.algorithms.points import Dice, GroupOutcome, UsedGroup, WholeGroup
 from astraflow.core.batches import BatchGroup
-from astraflow.core.rollouts import Outcome, Rollout
+from astraflow.core.rollouts import Outcome
 from astraflow.core.samples import AcceptedRollout, FreshGroup, sample_of
 from astraflow.core.tasks import Prompt
+from made_up import made_up_rollout
 
 
 @pytest.fixture
@@ -42,15 +43,8 @@ def samples(trajectory):
 
 def _sample(trajectory, name, group, said, version):
     reward, count, outcome = said if isinstance(said, tuple) else (said, 1, Outcome.SCORED)
-    rollout = Rollout(
-        rollout_id=name,
-        task_id="t",
-        group_id=group,
-        sample_index=0,
-        outcome=outcome,
-        reward=reward,
-        trajectories=(trajectory(name, versions=(version,) * count),),
-    )
+    row = trajectory(name, versions=(version,) * count)
+    rollout = made_up_rollout(row, rollout_id=name, group_id=group, outcome=outcome, reward=reward)
     entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
     return sample_of(entry, "solver")
 

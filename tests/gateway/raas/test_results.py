@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
 from astraflow.gateway.raas.orders import Order, item_of
 from astraflow.gateway.settings import model_index
+from made_up import made_up_rollout, made_up_task
 
 LABELS = {"model0": {7: 3, 8: 5}, "model1": {7: 0}}
 POLICIES = ("model0", "model1")
@@ -15,15 +15,8 @@ POLICIES = ("model0", "model1")
 def order(count=2):
     return Order(
         number=4,
-        task=RolloutTask(
-            task_id="g",
-            group_id="g",
-            purpose=TaskPurpose.TRAIN,
-            workflow_id="main",
-            prompt=Prompt(prompt_id="p", data_set="d", fields={"query_id": "q", "x": 1}),
-            sample_indexes=tuple(range(count)),
-            versions={},
-            sampling={"model0": SamplingParams()},
+        task=made_up_task(
+            {"query_id": "q", "x": 1}, task_id="g", sample_indexes=tuple(range(count))
         ),
     )
 
@@ -46,14 +39,12 @@ def rollout(task_id, index, **changes):
     known = {
         "rollout_id": f"r{index}",
         "task_id": task_id,
-        "group_id": "g",
         "sample_index": index,
-        "outcome": Outcome.SCORED,
         "reward": 0.5,
-        "trajectories": (trajectory("model0", (7, 2), (8, 1)), trajectory("model1", (7, 1))),
         "metrics": {"turns": 2.0 + index},
     }
-    return Rollout(**(known | changes))
+    rows = (trajectory("model0", (7, 2), (8, 1)), trajectory("model1", (7, 1)))
+    return made_up_rollout(*rows, **(known | changes))
 
 
 def test_a_result_has_every_policys_tokens_under_the_trainers_own_versions():

@@ -7,13 +7,14 @@ import httpx
 import pytest
 
 from astraflow.config.pool import Agents
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import SamplingParams
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.agents.session import AgentSession, SessionEndpoint
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
+from made_up import made_up_task
 
 CHAT = (
     "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}"
@@ -39,15 +40,8 @@ def make_episode(
     engine, *, policies=("solver",), sampling=None, door=None, fields=None, is_trained=False
 ):
     sampling = sampling or SamplingParams(max_new_tokens=32, seed=5)
-    task = RolloutTask(
-        task_id="t1",
-        group_id="g1",
-        purpose=TaskPurpose.TRAIN,
-        workflow_id="w",
-        prompt=Prompt(prompt_id="train/1", data_set="train", fields=fields or {"prompt": "hi"}),
-        sample_indexes=(0,),
-        versions={},
-        sampling=dict.fromkeys(policies, sampling),
+    task = made_up_task(
+        fields or {"prompt": "hi"}, task_id="t1", sampling=dict.fromkeys(policies, sampling)
     )
     ports = {
         name: PolicyPort(

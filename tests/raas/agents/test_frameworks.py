@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.config.pool import Agents, EngineSettings
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
@@ -23,6 +23,7 @@ from astraflow.workflows.agents.workflows import Command
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.scoring import GuardedScorer
+from made_up import made_up_task
 
 HERE = Path(__file__).parent / "frameworks"
 ROOT = Path(os.environ.get("ASTRAFLOW_FRAMEWORKS", "/nowhere"))
@@ -337,16 +338,7 @@ def stage(tmp_path):
             template=ChatTemplate(TEMPLATE, variables=speaker.variables),
             is_trained=True,
         )
-        task = RolloutTask(
-            task_id="t",
-            group_id="g",
-            purpose=TaskPurpose.TRAIN,
-            workflow_id="w",
-            prompt=Prompt(prompt_id="p", data_set="train", fields={}),
-            sample_indexes=(0,),
-            versions={},
-            sampling={"policy": sampling},
-        )
+        task = made_up_task(sampling={"policy": sampling})
         endpoint = AgentEndpoint(case.agents)
         try:
             yield (

@@ -13,7 +13,7 @@ import agent_fuzz
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Outcome
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
@@ -23,6 +23,7 @@ from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.protocol import PolicyFault
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
+from made_up import made_up_task
 
 pytestmark = pytest.mark.slow
 
@@ -84,16 +85,7 @@ def stage(folder):
         await engine.load_directory(0)
         endpoint = AgentEndpoint()
         sampling = SamplingParams(max_new_tokens=900, seed=3)
-        task = RolloutTask(
-            task_id="t",
-            group_id="g",
-            purpose=TaskPurpose.TRAIN,
-            workflow_id="w",
-            prompt=Prompt(prompt_id="p", data_set="train", fields={}),
-            sample_indexes=(0,),
-            versions={},
-            sampling={"p": sampling},
-        )
+        task = made_up_task(sampling={"p": sampling})
         port = PolicyPort(
             policy_id="p",
             engine=engine,

@@ -53,7 +53,7 @@ async def test_a_question_may_have_the_braces_of_json(bench):
 @pytest.mark.slow
 async def test_a_judge_without_a_number_is_no_reward_of_zero(bench):
     async with bench("It is good.") as (judge, run, _, _):
-        with pytest.raises(AstraflowError, match="gave prompt 1 no score") as caught:
+        with pytest.raises(AstraflowError, match="gave prompt p no score") as caught:
             await judge(run.prompt, "4")
     assert caught.value.reason is Reason.SCORER_FAILED
 
