@@ -47,6 +47,7 @@ from astraflow.wire.rollout import (
 )
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
+from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
@@ -119,6 +120,25 @@ class Scene:
 
     def trainer(self, policy_id="solver", **changes) -> "FakeTrainer":
         return FakeTrainer(channel=self.channel, policy_id=policy_id, **changes)
+
+    async def begin(self, *, answered=True):
+        """Have one trainer and one node; return them with the node's first task."""
+        trainer, raas = self.trainer(), self.raas()
+        await trainer.register()
+        await trainer.publish()
+        await raas.join()
+        await raas.report_version("solver", 0)
+        raas.live["solver"] = 0
+        tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+        task = decode_rollout_task((await tasks.read()).task)
+        if answered:
+            await raas.answer(rollouts, task)
+        return trainer, raas, task
+
+    async def books(self):
+        response = await self.ledger.GetLedger(GetLedgerRequest(), metadata=self.operator)
+        (account,) = response.accounts
+        return account
 
 
 @pytest.fixture
@@ -397,8 +417,12 @@ class FakeTrainer(Member):
         return response.settled
 
     async def work(self):
-        """Train until the data ends or it is enough; then leave."""
+        """Publish; train until the data ends or it is enough; then leave."""
         await self.publish()
+        await self.train()
+
+    async def train(self):
+        """Do so as one that has published already."""
         stream = self.batches()
         while (message := await stream.read()) is not aio.EOF:
             match message.WhichOneof("event"):

@@ -31,16 +31,6 @@ def recipe(recipe_of, tmp_path):
     )
 
 
-async def follow(trainer):
-    """Train as one that has published already."""
-    async for message in trainer.batches():
-        if message.WhichOneof("event") == "header":
-            trainer.step += 1
-            await trainer.publish()
-            await trainer.ack(message.header.batch_id)
-    await trainer.leave()
-
-
 async def drawn(recipe, run_dir):
     """Return the prompts that the journal says were read, by data set."""
     found = {}
@@ -76,7 +66,7 @@ async def test_a_composition_goes_on_where_a_killed_hub_was(start_hub, recipe):
         await again.join(SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=()))
         trained = hub.trainer()
         trained.token, trained.next_version = trainer.token, 1
-        await asyncio.gather(again.work(), follow(trained))
+        await asyncio.gather(again.work(), trained.train())
         status = await hub.serving
     assert status.state is RunState.DONE
     [books] = json.loads(hub.run_dir.status.read_text())["books"]

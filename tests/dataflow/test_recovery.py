@@ -29,7 +29,7 @@ from astraflow.launch.ledger import read_ledger
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
 from astraflow.rpc.server import start_server
-from astraflow.wire.rollout import decode_batch_header, encode_rollout
+from astraflow.wire.rollout import encode_rollout
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
@@ -37,46 +37,30 @@ from astraflow_proto.dataflow.v1 import raas_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 
-async def work(hub, *, answered=True):
-    """Have one trainer and one node; return them with the node's first task."""
-    trainer, raas = hub.trainer(), hub.raas()
-    await trainer.register()
-    await trainer.publish()
-    await raas.join()
-    await raas.report_version("solver", 0)
-    raas.live["solver"] = 0
-    tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
-    task = decode_rollout_task((await tasks.read()).task)
-    if answered:
-        await raas.answer(rollouts, task)
-    return trainer, raas, task
-
-
-async def books(hub):
-    response = await hub.ledger.GetLedger(GetLedgerRequest(), metadata=hub.operator)
-    (account,) = response.accounts
-    return account
-
-
 async def test_a_run_goes_on_in_another_hub(start_hub, recipe_of):
     recipe = recipe_of()
     async with start_hub(recipe) as hub:
-        trainer, raas, task = await work(hub)
-        before, run_id = await books(hub), hub.hub.status().run_id
+        trainer, raas, task = await hub.begin()
+        before, run_id = await hub.books(), hub.hub.status().run_id
     async with start_hub(recipe) as hub:
         assert hub.hub.status().run_id == run_id
-        assert await books(hub) == before
-        again = hub.raas(live={"solver": 0})
-        resume = SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=())
-        membership = await again.join(resume)
-        assert membership.session.member_id == raas.member_id
-        sample = again.sample(task, task.sample_indexes[0])
-        ack = await again.send(await again.open_rollouts(), sample)
-        assert ack.disposition is Disposition.DUPLICATE
-        trained = hub.trainer()
-        trained.token, trained.next_version = trainer.token, 1
-        await asyncio.gather(again.work(), follow(trained))
-        status = await hub.serving
+        assert await hub.books() == before
+        await must_go_on(hub, trainer, raas, task)
+
+
+async def must_go_on(hub, trainer, raas, task):
+    """See a run through with the members that it had before, and look at what came of it."""
+    again = hub.raas(live={"solver": 0})
+    resume = SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=())
+    membership = await again.join(resume)
+    assert membership.session.member_id == raas.member_id
+    sample = again.sample(task, task.sample_indexes[0])
+    ack = await again.send(await again.open_rollouts(), sample)
+    assert ack.disposition is Disposition.DUPLICATE
+    trained = hub.trainer()
+    trained.token, trained.next_version = trainer.token, 1
+    await asyncio.gather(again.work(), trained.train())
+    status = await hub.serving
     assert status.state is RunState.DONE
     assert json.loads(hub.run_dir.status.read_text())["books"][0]["trained_count"] == 12
     ledger = await read_ledger(hub.run_dir)
@@ -104,10 +88,10 @@ async def test_a_run_that_ended_goes_on_for_more_steps(start_hub, recipe_of):
         await trainer.work()
         working.cancel()
         await raas.leave()
-        before = await books(hub)
+        before = await hub.books()
     # What is replayed has both numbers of steps.
     async with start_hub(longer) as hub:
-        assert await books(hub) == before
+        assert await hub.books() == before
         assert await see_through(hub, step=4) is RunState.DONE
     assert json.loads(hub.run_dir.status.read_text())["books"][0]["trained_count"] == 20
     ledger = await read_ledger(hub.run_dir)
@@ -124,22 +108,10 @@ async def see_through(hub, *, step):
     return (await hub.serving).state
 
 
-async def follow(trainer):
-    """Train as one that has published already."""
-    stream = trainer.batches()
-    async for message in stream:
-        if message.WhichOneof("event") == "header":
-            header = decode_batch_header(message.header)
-            trainer.step += 1
-            await trainer.publish()
-            await trainer.ack(header.batch_id)
-    await trainer.leave()
-
-
 async def test_callers_are_answered_while_the_lines_of_a_long_run_are_read(start_hub, recipe_of):
     """Those of 100 MB took ten seconds of the event loop."""
     async with start_hub(recipe_of()) as hub:
-        await work(hub)
+        await hub.begin()
         metrics = hub.run_dir.metrics
     os.mkfifo(metrics)
     loop, is_answered = asyncio.get_running_loop(), threading.Event()
@@ -196,7 +168,7 @@ async def test_who_is_silent_is_found_by_a_hub_whose_clock_was_set_back(start_hu
 async def test_a_node_must_resume_before_it_speaks(start_hub, recipe_of, reason_of):
     recipe = recipe_of()
     async with start_hub(recipe) as hub:
-        _, raas, task = await work(hub, answered=False)
+        _, raas, task = await hub.begin(answered=False)
     async with start_hub(recipe) as hub:
         again = hub.raas()
         again.token = raas.token
@@ -210,8 +182,8 @@ async def test_a_node_must_resume_before_it_speaks(start_hub, recipe_of, reason_
 async def test_a_snapshot_takes_the_place_of_records(start_hub, recipe_of):
     recipe = recipe_of()
     async with start_hub(recipe) as hub:
-        await work(hub)
-        before = await books(hub)
+        await hub.begin()
+        before = await hub.books()
         end = hub.hub.commits.ticket
     await write_snapshot_of(hub.run_dir, end)
     with sqlite3.connect(hub.run_dir.journal) as database:
@@ -219,7 +191,7 @@ async def test_a_snapshot_takes_the_place_of_records(start_hub, recipe_of):
         database.execute("UPDATE bounds SET first = ?", (end,))
     database.close()
     async with start_hub(recipe) as hub:
-        assert await books(hub) == before
+        assert await hub.books() == before
     assert (await read_ledger(hub.run_dir)).holds
 
 
@@ -249,7 +221,7 @@ async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
 
 async def test_repetitions_are_counted_and_take_hardly_any_room(start_hub, recipe_of):
     async with start_hub(recipe_of()) as hub:
-        _, raas, task = await work(hub, answered=False)
+        _, raas, task = await hub.begin(answered=False)
         rollouts = await raas.open_rollouts()
         await raas.answer(rollouts, task)
         await hub.hub.commits.passed()
@@ -260,14 +232,14 @@ async def test_repetitions_are_counted_and_take_hardly_any_room(start_hub, recip
         assert {ack.disposition for ack in acks[:-1]} == {Disposition.DUPLICATE}
         assert acks[-1].disposition is Disposition.REJECTED
         assert hub.hub.commits.nbytes - before < 200 * len(acks)
-        assert (await books(hub)).duplicate_count == len(again)
+        assert (await hub.books()).duplicate_count == len(again)
     async with start_hub(recipe_of()) as hub:
-        assert (await books(hub)).duplicate_count == len(again)
+        assert (await hub.books()).duplicate_count == len(again)
 
 
 async def test_another_recipe_is_refused(start_hub, recipe_of):
     async with start_hub(recipe_of()) as hub:
-        await work(hub)
+        await hub.begin()
     with pytest.raises(ExceptionGroup) as caught:
         async with start_hub(recipe_of(seed=5)):
             pass
@@ -280,10 +252,10 @@ async def test_another_recipe_is_refused(start_hub, recipe_of):
 async def test_a_run_without_a_journal_begins_anew(start_hub, recipe_of):
     recipe = recipe_of(hub__journal={"kind": "none"})
     async with start_hub(recipe) as hub:
-        await work(hub)
-        assert (await books(hub)).issued_count
+        await hub.begin()
+        assert (await hub.books()).issued_count
     async with start_hub(recipe) as hub:
-        assert not (await books(hub)).issued_count
+        assert not (await hub.books()).issued_count
     assert not hub.run_dir.journal.exists()
 
 
@@ -291,7 +263,7 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
     recipe = recipe_of()
     with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - it ends while it serves
         async with start_hub(recipe) as hub:
-            _, raas, task = await work(hub, answered=False)
+            _, raas, task = await hub.begin(answered=False)
             with sqlite3.connect(hub.run_dir.journal) as database:
                 database.execute("DROP TABLE records")
             database.close()
@@ -329,7 +301,7 @@ async def test_a_journal_is_not_gone_on_with_by_code_that_decides_otherwise(
     """Each changes who gets what, and would lose what was acknowledged without a word."""
     recipe = recipe_of()
     async with start_hub(recipe) as hub:
-        await work(hub)
+        await hub.begin()
     owner, _, name = where.rpartition(".")
     monkeypatch.setattr(f"{owner}.{name}", mutated(getattr(resolve_name(owner), name)))
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -345,8 +317,8 @@ async def test_another_release_goes_on_from_a_snapshot(start_hub, recipe_of, mon
     """One upgrade of a live run: other code trains on what was acknowledged."""
     recipe = recipe_of()
     async with start_hub(recipe) as hub:
-        trainer, raas, task = await work(hub)
-        before = await books(hub)
+        trainer, raas, task = await hub.begin()
+        before = await hub.books()
     assert await compact(hub.run_dir)
     free, issue = training_capacity, IdGenerator.next
     monkeypatch.setattr(
@@ -356,26 +328,13 @@ async def test_another_release_goes_on_from_a_snapshot(start_hub, recipe_of, mon
     monkeypatch.setattr(IdGenerator, "next", lambda self, kind: issue(self, kind) + "b")
     monkeypatch.setattr("astraflow.dataflow.server.__version__", "another")
     async with start_hub(recipe) as hub:
-        assert await books(hub) == before
-        again = hub.raas(live={"solver": 0})
-        await again.join(SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=()))
-        sample = again.sample(task, task.sample_indexes[0])
-        ack = await again.send(await again.open_rollouts(), sample)
-        assert ack.disposition is Disposition.DUPLICATE
-        trained = hub.trainer()
-        trained.token, trained.next_version = trainer.token, 1
-        await asyncio.gather(again.work(), follow(trained))
-        status = await hub.serving
-    assert status.state is RunState.DONE
-    assert json.loads(hub.run_dir.status.read_text())["books"][0]["trained_count"] == 12
-    ledger = await read_ledger(hub.run_dir)
-    assert ledger.holds
-    assert ledger.counts["batches_trained"] == 3
+        assert await hub.books() == before
+        await must_go_on(hub, trainer, raas, task)
 
 
 async def test_a_journal_is_compacted_only_while_no_hub_has_it(start_hub, recipe_of):
     async with start_hub(recipe_of()) as hub:
-        await work(hub)
+        await hub.begin()
         with pytest.raises(AstraflowError, match="held by another process"):
             await compact(hub.run_dir)
 

@@ -23,7 +23,6 @@ from astraflow.dataflow.compaction import write_snapshot_of
 from astraflow.dataflow.main import JOIN_TOKEN, OPERATOR_TOKEN
 from astraflow.launch.ledger import read_ledger
 from astraflow.rpc.channel import dial
-from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 from crash_ends.postgres import free_port
@@ -38,41 +37,21 @@ def journal(postgres):
     return {"kind": "postgres", "url": postgres, "schema_name": uuid4().hex, "lease_s": 1}
 
 
-async def work(hub):
-    """Have one trainer and one node; return them with the node's first task, answered."""
-    trainer, raas = hub.trainer(), hub.raas()
-    await trainer.register()
-    await trainer.publish()
-    await raas.join()
-    await raas.report_version("solver", 0)
-    raas.live["solver"] = 0
-    tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
-    task = decode_rollout_task((await tasks.read()).task)
-    await raas.answer(rollouts, task)
-    return trainer, raas, task
-
-
-async def books(hub):
-    response = await hub.ledger.GetLedger(GetLedgerRequest(), metadata=hub.operator)
-    (account,) = response.accounts
-    return account
-
-
 @pytest.mark.parametrize("is_compacted", [False, True])
 async def test_a_run_goes_on_in_another_folder(
     start_hub, serve_in, recipe_of, journal, tmp_path, is_compacted
 ):
     recipe = recipe_of(hub__journal=journal)
     async with start_hub(recipe) as hub:
-        _, raas, task = await work(hub)
-        before, run_id = await books(hub), hub.hub.status().run_id
+        _, raas, task = await hub.begin()
+        before, run_id = await hub.books(), hub.hub.status().run_id
         end = hub.hub.commits.ticket
         if is_compacted:
             await write_snapshot_of(hub.run_dir, end)
     elsewhere = partial(serve_in, tmp_path / "elsewhere")
     async with elsewhere(recipe) as hub:
         assert hub.hub.status().run_id == run_id
-        assert await books(hub) == before
+        assert await hub.books() == before
         again = hub.raas(live={"solver": 0})
         await again.join(SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=()))
         sample = again.sample(task, task.sample_indexes[0])
@@ -85,15 +64,15 @@ async def test_a_run_goes_on_in_another_folder(
 
 async def test_connections_that_break_cost_a_run_nothing(start_hub, recipe_of, journal, postgres):
     async with start_hub(recipe_of(hub__journal=journal | {"lease_s": 60})) as hub:
-        await work(hub)
+        await hub.begin()
         for number in range(2, 5):
             with psycopg.connect(postgres, autocommit=True) as database:
                 others = "FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
                 database.execute(f"SELECT pg_terminate_backend(pid) {others}")
             await hub.raas(f"raas-{number}").join()
-        before, members = await books(hub), {each.name for each in hub.hub.status().members}
+        before, members = await hub.books(), {each.name for each in hub.hub.status().members}
     async with start_hub(recipe_of(hub__journal=journal)) as hub:
-        assert await books(hub) == before
+        assert await hub.books() == before
         assert {each.name for each in hub.hub.status().members} == members
         assert {f"raas-{number}" for number in range(1, 5)} < members
     assert (await read_ledger(hub.run_dir)).holds
@@ -104,8 +83,8 @@ async def test_a_hub_that_replays_answers_that_it_recovers(
 ):
     recipe = recipe_of(hub__journal=journal, hub__listen=f"127.0.0.1:{free_port()}")
     async with start_hub(recipe) as hub:
-        await work(hub)
-        before = await books(hub)
+        await hub.begin()
+        before = await hub.books()
     with psycopg.connect(postgres) as database:
         # Recovery begins with a look at the snapshot.
         schema = journal["schema_name"]
@@ -125,7 +104,7 @@ async def test_a_hub_that_replays_answers_that_it_recovers(
 
 async def serve_once(serve, recipe):
     async with serve(recipe) as hub:
-        return await books(hub)
+        return await hub.books()
 
 
 async def test_a_hub_beside_a_live_one_is_refused_and_a_standby_waits(
@@ -136,8 +115,8 @@ async def test_a_hub_beside_a_live_one_is_refused_and_a_standby_waits(
     recipe = recipe_of(hub__journal=journal)
     elsewhere = partial(serve_in, tmp_path / "elsewhere")
     async with start_hub(recipe) as hub:
-        await work(hub)
-        before = await books(hub)
+        await hub.begin()
+        before = await hub.books()
         with pytest.raises(ExceptionGroup) as caught:
             async with elsewhere(recipe):
                 pass
@@ -149,14 +128,14 @@ async def test_a_hub_beside_a_live_one_is_refused_and_a_standby_waits(
 
         async def wait():
             async with elsewhere(standby) as other:
-                assert await books(other) == before
+                assert await other.books() == before
                 entered.set()
                 await done.wait()
 
         waiting = asyncio.create_task(wait())
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(entered.wait()), timeout=2)
-        assert await books(hub) == before
+        assert await hub.books() == before
     await entered.wait()
     done.set()
     await waiting

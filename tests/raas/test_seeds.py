@@ -34,7 +34,7 @@ def test_no_seed_of_the_run_is_a_seed_of_0(make_task):
 
 @given(index=st.integers(0, 1 << 20))
 def test_a_seed_fits_a_signed_word(index):
-    from_task = _task()
+    from_task = made_up_task()
     assert 0 <= sample_seed(from_task, index, run_seed=None) < 1 << 63
 
 
@@ -44,7 +44,3 @@ def test_sampling_keeps_everything_but_the_seed(make_task):
     assert sampling.seed == sample_seed(task, 1, run_seed=7)
     assert replace(sampling, seed=7) == task.sampling["solver"]
     assert seeded_sampling(task, 1, "other").temperature == 1.0
-
-
-def _task():
-    return made_up_task()
