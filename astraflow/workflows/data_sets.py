@@ -48,15 +48,12 @@ class SeedRows:
         self._seeds = range(first, end)
 
     def __len__(self) -> int:
-        """Return how many seeds there are."""
         return len(self._seeds)
 
     def __getitem__(self, index: int) -> Row:
-        """Return one row."""
         return {"seed": self._seeds[index]}
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield every row."""
         return ({"seed": seed} for seed in self._seeds)
 
 
@@ -82,16 +79,13 @@ class JsonLines:
                 offset += len(line)
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> Row:
-        """Return one row."""
         with _open(self._path) as file:
             return self._read(file, index)
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield every row."""
         with _open(self._path) as file:
             for index in range(len(self)):
                 yield self._read(file, index)
@@ -129,15 +123,12 @@ class ParquetRows:
             raise _unreadable(path, error) from error
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        """Return one row."""
         return self._table.slice(index, 1).to_pylist()[0]
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield every row."""
         for batch in self._table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
 

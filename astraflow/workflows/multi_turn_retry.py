@@ -38,7 +38,6 @@ class MultiTurnRetry:
         self._scorer = needs_scorer(scorer)
 
     async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
         options = self._options
         talk = episode.trajectory()
         show_prompt(talk, options, episode.prompt)

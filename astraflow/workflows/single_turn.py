@@ -18,7 +18,6 @@ class SingleTurn:
         self._scorer = needs_scorer(scorer)
 
     async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
         talk = episode.trajectory()
         show_prompt(talk, self._options, episode.prompt)
         reply = await talk.sample()

@@ -186,7 +186,6 @@ class SolverVerifier:
         self._pair = SolverVerifierPair(options, needs_scorer(scorer))
 
     async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
         options = self._options
         solver, verifier = self._pair.start(episode)
         show_prompt(solver, options, episode.prompt)
@@ -255,7 +254,6 @@ class Vote:
         self._pair = SolverVerifierPair(options, needs_scorer(scorer))
 
     async def run(self, episode: Episode) -> Score:
-        """Run one episode."""
         pairs = [self._pair.start(episode) for _ in range(self._options.answers)]
         for solver, _ in pairs:
             show_prompt(solver, self._options, episode.prompt)

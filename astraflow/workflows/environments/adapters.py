@@ -88,7 +88,6 @@ class TextArena:
         self._seen = ""
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
-        """Begin a game."""
         del task
         # Its wrappers remember the game before.
         self._game = self._make()
@@ -136,7 +135,6 @@ class Gymnasium:
         return _text(observation, info)
 
     def step(self, action: str) -> Step:
-        """Do what the policy says."""
         observation, reward, is_over, is_cut, info = self._environment.step(action)
         is_done = bool(is_over or is_cut)
         return Step(_text(observation, info), float(reward), is_done, _numbers(info))
@@ -256,7 +254,6 @@ class TextWorld:
         self._most = 1.0
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
-        """Begin a game."""
         path = str(task["game"]) if not self._challenge else self._made(seed)
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no game {path}")
@@ -280,7 +277,6 @@ class TextWorld:
         return Step(self._observation(state, state.feedback), gain, bool(is_done), metrics)
 
     def close(self) -> None:
-        """End the game."""
         if self._game is not None:
             self._game.close()
             self._game = None
@@ -395,7 +391,6 @@ class AlfWorld:
         self._game: Any = None
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
-        """Begin a game."""
         self.close()
         path = Path(task["game"]) if "game" in task else self._games[seed % len(self._games)]
         if not path.is_file():
@@ -415,7 +410,6 @@ class AlfWorld:
         return Step(self._observation(state, state.feedback), won, bool(is_done), {"won": won})
 
     def close(self) -> None:
-        """End the game."""
         if self._game is not None:
             self._game.close()
             self._game = None

@@ -37,12 +37,10 @@ class Exact:
         self._options = options
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
-        """Compare."""
         right = self._normal(self.gold(prompt))
         return Score(reward=float(self._normal(text) == right))
 
     def gold(self, prompt: Prompt) -> str:
-        """Return the right answer."""
         return str(answer_of(prompt, self._options.field))
 
     def _normal(self, text: str) -> str:
@@ -89,7 +87,6 @@ class Numeric:
         self._options = options
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
-        """Compare."""
         right = last_number(self.gold(prompt))
         if right is None or math.isinf(right):
             why = "no number" if right is None else "a number beyond all floats"
@@ -105,7 +102,6 @@ class Numeric:
         )
 
     def gold(self, prompt: Prompt) -> str:
-        """Return the right answer."""
         return str(answer_of(prompt, self._options.field))
 
 
@@ -185,7 +181,6 @@ class Match:
         self._options = options
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
-        """Compare."""
         options = self._options
         pattern = options.pattern or str(answer_of(prompt, options.field))
         found = list(re.finditer(pattern, text, re.IGNORECASE if options.ignore_case else 0))
