@@ -94,11 +94,15 @@ def _started_on_linux(
     with contextlib.suppress(OSError):
         runs_first = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, runs_first, os.sched_param(1))
+    # A namespace shows none of those; kernels before 5.14 count them there, too.
+    others = _own_task_count() if os.geteuid() else 0
     has_namespace = _enter_namespace(libc)
     most_tasks = limits.processes * _TASKS_PER_PROCESS + _MORE_TASKS
     group = _made_group(most_tasks)
     first = os.fork()
     if first == 0:
+        if os.geteuid():
+            _limit(resource.RLIMIT_NPROC, others + most_tasks)
         if group is not None:
             (group / "cgroup.procs").write_text("0", encoding="ascii")
         elif has_namespace:
@@ -208,8 +212,6 @@ def _exec(limits: ProgramLimits, folder: str, command: list[str]) -> None:
     _limit(resource.RLIMIT_DATA, limits.memory_mb * 2**20)
     _limit(resource.RLIMIT_FSIZE, limits.output_mb * 2**20)
     _limit(resource.RLIMIT_CORE, 0)
-    if os.geteuid() and _IS_LINUX:
-        _limit(resource.RLIMIT_NPROC, _own_task_count() + limits.processes)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, path in ((0, os.devnull), (1, f"{folder}/stdout"), (2, f"{folder}/stderr")):
         opened = os.open(path, flags if number else os.O_RDONLY, 0o600)
@@ -222,12 +224,14 @@ def _exec(limits: ProgramLimits, folder: str, command: list[str]) -> None:
 
 
 def _own_task_count() -> int:
-    """Return how many processes this user has; nothing bounds root."""
-    owners = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    """Return how many threads this user has: a bound of what a user has counts all of them."""
     count = 0
-    for entry in owners:
-        with contextlib.suppress(OSError):
-            count += entry.stat().st_uid == os.geteuid()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            # It may end while it is looked at.
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == os.geteuid():
+                    count += len(list((entry / "task").iterdir()))
     return count
 
 

@@ -1,11 +1,14 @@
 """Programs that mean harm, and what is left of them."""
 
 import asyncio
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -150,9 +153,6 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_nothing_is_left_of_a_program_that_is_hostile(name, tmp_path):
     code, limits, why = HOSTILE[name]
-    if os.geteuid() and why == "processes":
-        # Nobody but root can start more of them than he may have: it goes on until time ends it.
-        limits, why = limits._replace(time_s=2.0), "time"
     mark = f"MARK_{os.getpid()}_{name.replace(' ', '_')}"
     fate = await fate_of(code, tmp_path, limits, MARK=mark)
     assert (fate.ended, fate.code) == (ExitCause(why), -1)
@@ -177,12 +177,10 @@ async def test_root_has_a_bound_of_processes_without_a_control_group(tmp_path):
 
 async def without_control_groups(folder, code, **env):
     """Run the keeper where a read-only folder hides all control groups."""
-    names = {name: str(folder / name) for name in ("stdout", "stderr")}
-    limits = {"time_s": 20, "memory_nbytes": 2**32, "process_count": SMALL.processes}
-    told = json.dumps(limits | names | {"output_nbytes": 2**20})
     hide = 'mount -t tmpfs -o ro none /sys/fs/cgroup && exec "$@"'
     program = (sys.executable, "-I", "-S", "-c", code)
-    keeper = (sys.executable, "-I", "-S", keeper_module.__file__, told, *program)
+    told = (json.dumps(SMALL._replace(memory_mb=4096)), str(folder))
+    keeper = (sys.executable, "-I", "-S", keeper_module.__file__, *told, *program)
     process = await asyncio.create_subprocess_exec(
         *("unshare", "--mount", "sh", "-c", hide, "sh", *keeper),
         stdin=asyncio.subprocess.PIPE,
@@ -196,6 +194,54 @@ async def without_control_groups(folder, code, **env):
     if not said:
         pytest.skip("the machine lets nobody hide control groups")
     return json.loads(said)
+
+
+THREADS = """
+import os, threading, time
+for _ in range(40): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+os._exit(os.fork() and 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_threads_do_not_count_as_processes_whoever_runs_them(is_alone):
+    """Nor do those that the user has elsewhere, where he may have no namespace."""
+    keeper, user = [sys.executable, "-I", "-S", "-c"], os.geteuid()
+    if not user:
+        keeper[0], user = next(filter(os.path.exists, ("/usr/bin/python3", sys.executable))), 12345
+    source = inspect.getsource(keeper_module)
+    if not is_alone:
+        source = source.replace("libc.unshare(_CLONE_NEWUSER | _CLONE_NEWPID)", "True")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, user, -1)
+        told = (json.dumps(SMALL._replace(processes=4)), folder)
+        with busy(keeper, user):
+            process = await asyncio.create_subprocess_exec(
+                *(*keeper, source, *told, *keeper, THREADS),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                user=user,
+            )
+            said = await process.stdout.read()
+            await process.communicate()
+        errors = (Path(folder) / "stderr").read_text()
+    assert json.loads(said) == {"why": "exited", "code": 0}, errors
+
+
+@contextmanager
+def busy(keeper, user):
+    """Have a process of a user with many threads."""
+    code = (
+        "import threading, time\n"
+        "for _ in range(200): threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print(flush=True)"
+    )
+    command = [*keeper, code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, user=user) as process:
+        process.stdout.readline()
+        yield
+        process.kill()
 
 
 @pytest.mark.slow
