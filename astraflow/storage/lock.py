@@ -24,7 +24,8 @@ class FileLock:
         """Take the lock at once; its folder is made.
 
         Raises:
-            AstraflowError: JOURNAL_FAILED when another process has it or it cannot be made.
+            AstraflowError: JOURNAL_FAILED when another process has it, or it cannot be made or
+                locked.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,10 +38,10 @@ class FileLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            raise AstraflowError(
-                Reason.JOURNAL_FAILED,
-                f"{path} is held by another process; a run has one hub: stop the other one first",
-            ) from error
+            why = f"cannot be locked ({error}); it has to be on a file system that has locks"
+            if isinstance(error, BlockingIOError):
+                why = "is held by another process; a run has one hub: stop the other one first"
+            raise AstraflowError(Reason.JOURNAL_FAILED, f"{path} {why}") from error
         return cls(descriptor)
 
     def release(self) -> None:

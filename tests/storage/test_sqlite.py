@@ -1,6 +1,8 @@
 """What outlives a process, what is cut, and what keeps a journal closed."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import resource
 import signal
@@ -88,6 +90,15 @@ async def test_one_process_at_a_time_writes(path):
         SqliteJournal.open(path)
     await journal.close()
     await write(path, [b"a"])
+
+
+async def test_a_file_system_without_locks_is_named(path, monkeypatch):
+    def has_none(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", has_none)
+    with pytest.raises(AstraflowError, match=r"cannot be locked \(.*No locks available"):
+        SqliteJournal.open(path)
 
 
 async def test_it_can_be_read_beside_its_writer(path):
