@@ -4,18 +4,16 @@ A name is, in this order: built in, registered with a decorator, an entry point 
 package, or `module:attribute` of anything that can be imported.
 """
 
-import difflib
 import importlib.util
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from astraflow.core.code import load, see_working_directory
+from astraflow.core.code import find_target, installed, load, see_working_directory
 from astraflow.core.errors import AstraflowError, Reason
 
 T = TypeVar("T")
@@ -147,31 +145,15 @@ def target_of(kind: Kind, name: str, *, or_as_it_is: bool = False) -> str:
         AstraflowError: CODE_UNKNOWN when there is nothing of that name here.
     """
     see_working_directory()
-    if ":" in name:
+    if or_as_it_is and name not in {*_BUILT_IN[kind], *installed(f"astraflow.{kind}")}:
         return name
-    target = _BUILT_IN[kind].get(name) or _entry_points(kind).get(name)
-    if target is None and or_as_it_is:
-        return name
-    if target is None:
-        known = names(kind)
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"{kind}: '{name}' is not known here; {hint} Code of your own is named module:Class",
-        )
-    return target
+    return find_target(kind, name, _BUILT_IN[kind], names=names(kind))
 
 
 def names(kind: Kind) -> tuple[str, ...]:
     """Return what is built in, what installed packages add, and what was registered here."""
     registered = {name for known, name in _REGISTERED if known is kind}
-    return tuple(sorted({*_BUILT_IN[kind], *_entry_points(kind), *registered}))
-
-
-@cache
-def _entry_points(kind: Kind) -> Mapping[str, str]:
-    return {point.name: point.value for point in entry_points(group=f"astraflow.{kind}")}
+    return tuple(sorted({*_BUILT_IN[kind], *installed(f"astraflow.{kind}"), *registered}))
 
 
 @cache

@@ -7,8 +7,6 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import StackSummary, walk_tb
 from types import UnionType
@@ -31,7 +29,7 @@ from astraflow.core.algorithms.points import (
     ReplayOrder,
     RolloutFilter,
 )
-from astraflow.core.code import load
+from astraflow.core.code import find_target, installed, load
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.settings import PlugInSpec
 
@@ -189,7 +187,7 @@ def must_not_read_tokens(point: Point, name: str) -> None:
 
 def names(point: Point) -> tuple[str, ...]:
     """Return what is built in and what installed packages add."""
-    return tuple(sorted({*_BUILT_IN[point], *_entry_points(point)}))
+    return tuple(sorted({*_BUILT_IN[point], *installed(f"astraflow.{point}")}))
 
 
 def find(point: Point, name: str) -> Any:
@@ -198,26 +196,8 @@ def find(point: Point, name: str) -> Any:
     Raises:
         AstraflowError: CODE_UNKNOWN.
     """
-    return load(_target(point, name), what=f"{point}: {name}")
-
-
-def _target(point: Point, name: str) -> str:
-    if ":" in name:
-        return name
-    target = _BUILT_IN[point].get(name) or _entry_points(point).get(name)
-    if target is None:
-        near = difflib.get_close_matches(name, names(point), 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names(point))}."
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"{point}: '{name}' is not known here; {hint} Code of your own is named module:Class",
-        )
-    return target
-
-
-@cache
-def _entry_points(point: Point) -> Mapping[str, str]:
-    return {found.name: found.value for found in entry_points(group=f"astraflow.{point}")}
+    target = find_target(point, name, _BUILT_IN[point], names=names(point))
+    return load(target, what=f"{point}: {name}")
 
 
 P = ParamSpec("P")

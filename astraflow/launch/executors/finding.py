@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 from astraflow.config.loader import invalid_fields
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.code import load
+from astraflow.core.code import installed, load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import Machine
 from astraflow.launch.executors.base import RemoteExecutor, RunPlace, WatchedProcess
@@ -33,8 +32,6 @@ _BUILT_IN: Final = {
     "ssh": "astraflow.launch.executors.ssh:SshExecutor",
     "slurm": "astraflow.launch.executors.slurm:SlurmExecutor",
 }
-
-_GROUP: Final = "astraflow.executors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +143,7 @@ def _make(
         if settings.options:
             raise AstraflowError(Reason.INVALID_FIELD, "executor: local takes no options")
         return None
-    known = {**{p.name: p.value for p in entry_points(group=_GROUP)}, **_BUILT_IN}
+    known = {**installed("astraflow.executors"), **_BUILT_IN}
     if settings.name not in known:
         raise AstraflowError(
             Reason.CODE_UNKNOWN,

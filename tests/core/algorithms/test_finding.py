@@ -5,6 +5,7 @@ import pytest
 from astraflow.core.algorithms import finding
 from astraflow.core.algorithms.points import Dice, PromptSelector, RolloutFilter
 from astraflow.core.algorithms.selection import Greso
+from astraflow.core.code import installed
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.settings import PlugInSpec
 
@@ -73,12 +74,12 @@ def test_installed_packages_add_names(tmp_path, monkeypatch):
     points = "[astraflow.prompt_selectors]\ntheirs = theirs:Theirs\n"
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
-    finding._entry_points.cache_clear()
+    installed.cache_clear()
     try:
         assert make("theirs", share=1).share == 1.0
         assert "theirs" in finding.names(finding.Point.SELECTOR)
     finally:
-        finding._entry_points.cache_clear()
+        installed.cache_clear()
 
 
 def test_mistakes_are_named():
