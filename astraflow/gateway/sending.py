@@ -26,6 +26,7 @@ from astraflow.rpc.address import join_address
 from astraflow.rpc.peers import DialRules, caller_of
 from astraflow.rpc.tls import Tls
 from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.wire.fields import invalid
 
 _STREAMS = 4
 _MOST_PORTS = 64
@@ -164,7 +165,7 @@ class Instance(Fields):
             host, *ports = session.split(":")
             pushes += [await _resolved("session_ids", host, port, dial) for port in ports or [""]]
         if len(pushes) > _MOST_PORTS:
-            raise _invalid("session_ids", f"{len(pushes)} ports are more than {_MOST_PORTS}")
+            raise invalid("session_ids", f"{len(pushes)} ports are more than {_MOST_PORTS}")
         host, _, port = self.zmq_endpoint.removeprefix("tcp://").partition(":")
         message = await _resolved("zmq_endpoint", host, port or str(self.zmq_port), dial)
         return Target(name=self.instance_id, pushes=tuple(pushes), message=message)
@@ -181,12 +182,8 @@ class Target:
 
 async def _resolved(field: str, host: str, port: str, dial: DialRules) -> tuple[str, int]:
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
-        raise _invalid(field, f"port {port[:20]!r} of {host[:200]} is none")
+        raise invalid(field, f"port {port[:20]!r} of {host[:200]} is none")
     return await dial.require_weights(host, int(port)), int(port)
-
-
-def _invalid(field: str, why: str) -> AstraflowError:
-    return AstraflowError(Reason.INVALID_FIELD, f"{field}: {why}", metadata={"field": field})
 
 
 class Pusher:

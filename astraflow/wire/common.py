@@ -7,7 +7,6 @@ from astraflow.core.members import (
     Capability,
     Contract,
     Directive,
-    MemberRole,
     ModelIdentity,
     RaasLoad,
     Resources,
@@ -21,7 +20,6 @@ from astraflow.wire.fields import EnumTable, required
 from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, session_pb2
 from astraflow_proto.dataflow.v1 import wait_pb2
 
-ROLES = EnumTable(MemberRole, member_pb2.Role, "ROLE")
 CAPABILITIES = EnumTable(Capability, session_pb2.Capability, "CAPABILITY")
 
 encode_failure, decode_failure = converter(Failure, failure_pb2.Failure)

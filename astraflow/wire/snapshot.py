@@ -39,7 +39,6 @@ from astraflow_proto.journal.v1 import snapshot_pb2 as pb
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _ABSENT = object()
-_UNREADABLE = (DecodeError, ValueError, LookupError, AttributeError, TypeError)
 
 RENAMED: Mapping[str, str] = {
     "astraflow.dataflow.memory:Memory": "astraflow.dataflow.members:MemberDirectory",

@@ -8,13 +8,12 @@ from blake3 import blake3
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
 from astraflow.core.tensors import Layout, TensorSpec
-from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
+from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.wire.converters import converter, least, sized
 from astraflow.wire.fields import DTYPES, EnumTable, at_least, invalid, required
-from astraflow_proto.weights.v1 import layout_pb2, patch_pb2, transfer_pb2
+from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
 
 PROFILES = EnumTable(CodecProfile, patch_pb2.CodecProfile, "CODEC_PROFILE")
-LANES = EnumTable(LaneKind, transfer_pb2.Lane, "LANE")
 DIGEST_NBYTES = 32
 STATE_DIGEST_NBYTES = 16
 SIGNATURE_NBYTES = 64
