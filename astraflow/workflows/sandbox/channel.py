@@ -36,6 +36,7 @@ class GuestPlace:
         home: Folder that relative paths start at, and commands without another.
         env: All variables of a command that asks for no more.
         task_count: Processes that its user may have there.
+        has_group: A control group of its own bounds these, where the machine lets it.
         is_seen: Its processes are this machine's: the memory of all together is watched.
         is_namespace: All of them end when the first one is killed.
         kill_command: Ends one whose guest does not.
@@ -45,6 +46,7 @@ class GuestPlace:
     home: str
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     task_count: int
+    has_group: bool = False
     is_seen: bool
     is_namespace: bool
     kill_command: tuple[str, ...] = ()
@@ -162,7 +164,12 @@ class GuestSandbox:
             What became of it, and the result of a call or of tests.
         """
         time_s = time_s or self.limits.time_s
-        bounds = _bounds(self.limits, time_s, self._place.task_count)
+        bounds = _bounds(
+            self.limits,
+            time_s,
+            task_count=self._place.task_count,
+            has_group=self._place.has_group,
+        )
         said = await self._request({**asked, **bounds}, *more, time_s=time_s)
         if said is not None:
             return _finished(said)
@@ -314,13 +321,16 @@ class GuestSandbox:
             self._process.kill()
 
 
-def _bounds(limits: SandboxLimits, time_s: float, task_count: int) -> dict[str, Any]:
+def _bounds(
+    limits: SandboxLimits, time_s: float, *, task_count: int, has_group: bool = False
+) -> dict[str, Any]:
     return {
         "time_s": time_s,
         "memory_nbytes": limits.memory_mb * 2**20,
         "file_nbytes": limits.file_mb * 2**20,
         "output_nbytes": int(limits.output_mb * 2**20),
         "task_count": task_count,
+        "has_group": has_group,
     }
 
 
@@ -334,7 +344,7 @@ async def run_inside(
     if isinstance(sandbox, GuestSandbox):
         return await sandbox.run(asked, *more, time_s=time_s)
     limits = sandbox.limits
-    bounds = _bounds(limits, time_s, limits.processes + 2)
+    bounds = _bounds(limits, time_s, task_count=limits.processes + 2)
     command = ("python3", "-I", "-S", "-X", "utf8", "-c", GUEST.read_text(encoding="utf-8"))
     sent = _framed({**asked, **bounds, "is_only": True}, *more)
     finished = await sandbox.exec(command, stdin=sent, time_s=time_s + _LATE_S)

@@ -342,17 +342,31 @@ def _limit(asked: Request) -> None:
     seconds = int(asked["time_s"]) + 2
     # A runtime that reserves more address space than it uses, such as node, is none of ours.
     memory = resource.RLIMIT_DATA if asked["do"] == "exec" else resource.RLIMIT_AS
-    for kind, most in (
+    limits = [
         (memory, asked["memory_nbytes"]),
         (resource.RLIMIT_FSIZE, asked["file_nbytes"]),
-        (resource.RLIMIT_NPROC, asked["task_count"]),
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_CORE, 0),
-    ):
+    ]
+    # It counts what the user has elsewhere, too.
+    if not (asked["has_group"] and _is_bounded()):
+        limits.append((resource.RLIMIT_NPROC, asked["task_count"]))
+    for kind, most in limits:
         hard = resource.getrlimit(kind)[1]
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (value, value))
+
+
+def _is_bounded() -> bool:
+    """Whether the control group here bounds its processes and threads."""
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow
+                return file.read() != b"max\n"
+        except OSError:
+            continue
+    return False
 
 
 def _leave(code: Any) -> NoReturn:
