@@ -1,33 +1,22 @@
 """The operator's client against the real hub, before any member has joined."""
 
 import asyncio
-import json
 
 import pytest
 
 from astraflow.client.control import ControlClient
-from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState, StopMode, WaitCause
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import HubTokens
+from astraflow.testing import small_recipe
 
 
 @pytest.fixture
 async def address(tmp_path):
     """Where a hub serves; it is taken down at the end."""
-    data = tmp_path / "train.jsonl"
-    data.write_text("".join(json.dumps({"prompt": str(number)}) + "\n" for number in range(8)))
-    recipe = Recipe.model_validate(
-        {
-            "name": "tiny",
-            "policies": {"solver": {"model": {"path": str(tmp_path)}}},
-            "data": {"train": {"path": str(data)}},
-            "workflows": {"main": {"name": "single_turn", "scorer": "exact"}},
-            "rollouts": {"data_set": "train", "workflow": "main"},
-            "evals": {"suite": {"data_sets": [{"data_set": "train", "workflow": "main"}]}},
-        }
-    )
+    suite = {"data_sets": [{"data_set": "train", "workflow": "main"}]}
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"evals.suite": suite})
     ready = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(
@@ -81,7 +70,7 @@ async def test_a_wait_is_explained(control):
 
 async def test_suites_come_from_the_recipe(control):
     [suite] = await control.evals.suites()
-    assert (suite.suite, suite.data_sets[0].prompt_count) == ("suite", 8)
+    assert (suite.suite, suite.data_sets[0].prompt_count) == ("suite", 64)
 
 
 @pytest.mark.parametrize(

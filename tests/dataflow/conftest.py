@@ -1,7 +1,6 @@
 """A real hub on a loopback socket, and members that speak to it with the generated stubs."""
 
 import asyncio
-import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -37,6 +36,7 @@ from astraflow.rpc.access import HubTokens
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from, translate_errors
+from astraflow.testing import small_recipe
 from astraflow.wire import common, dataflow, versions
 from astraflow.wire.rollout import (
     decode_batch_header,
@@ -65,26 +65,12 @@ CONTRACT = Contract(software="test")
 
 def make_recipe(folder: Path, *, rows: int = 64, policies=("solver",), **changes: Any) -> Recipe:
     """Return a small recipe; `changes` are dotted keys with __ for the dots."""
-    data = folder / "train.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"row {n}"}) + "\n" for n in range(rows)))
-    trainer = {"groups_per_batch": 2, "max_staleness": 1, "step_count": 3}
-    recipe: dict[str, Any] = {
-        "name": "test",
-        "policies": {
-            name: {"model": {"path": "unused"}, "trainer": dict(trainer)} for name in policies
-        },
-        "data": {"train": {"path": str(data)}},
-        "workflows": {"main": {"name": "single_turn"}},
-        "rollouts": {"data_set": "train", "workflow": "main", "group_size": 2},
-        "hub": {"session_ttl_s": 60},
-    }
-    for key, value in changes.items():
-        place = recipe
-        *parents, last = key.split("__")
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return Recipe.model_validate(recipe)
+    return small_recipe(
+        folder,
+        prompts=[{"prompt": f"row {n}"} for n in range(rows)],
+        policies=policies,
+        changes={key.replace("__", "."): value for key, value in changes.items()},
+    )
 
 
 @dataclass

@@ -1,24 +1,16 @@
 import pytest
 
-from astraflow.config.recipe import Recipe
 from astraflow.core.errors import CONFIGURATION_EXIT
 from astraflow.raas.main import main_join
+from astraflow.testing import small_recipe
 
 
 @pytest.fixture
-def join(capfd):
+def join(capfd, tmp_path):
     """Runs the process entry in this process; returns its exit code and its log."""
 
     def run(**policy):
-        recipe = Recipe.model_validate(
-            {
-                "name": "tiny",
-                "policies": {"solver": policy},
-                "data": {"train": {"path": "train.jsonl"}},
-                "workflows": {"main": {"name": "single_turn", "scorer": "exact"}},
-                "rollouts": {"data_set": "train", "workflow": "main"},
-            }
-        )
+        recipe = small_recipe(tmp_path, scorer="exact", changes={"policies.solver": policy})
         code = main_join(recipe, hub="127.0.0.1:1", token="t")
         return code, capfd.readouterr().err
 
