@@ -2,7 +2,6 @@ import json
 from datetime import UTC, datetime, timedelta
 from math import nan
 
-import numpy as np
 import pytest
 
 from astraflow.config.run_dir import RunDir, read_json_lines
@@ -10,11 +9,11 @@ from astraflow.core.batches import BatchGroup, TrainedRow
 from astraflow.core.effects import EvalChanged, RecordBatch, RecordRollout, RecordVersion
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalResult, EvalRun, EvalState
-from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
+from astraflow.core.rollouts import VersionSpan
 from astraflow.core.tasks import Prompt, TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.dataflow.recorder import RunRecorder
-from made_up import made_up_rollout
+from made_up import made_up_rollout, made_up_trajectory
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -32,15 +31,7 @@ def recorder(run_dir):
 
 
 def trajectory(policy="solver", name="t-1"):
-    return Trajectory(
-        trajectory_id=name,
-        policy_id=policy,
-        tokens=np.array([5, 6, 7], np.int32),
-        sampled_mask=np.array([False, True, True]),
-        logprobs=np.array([0, -1, -2], np.float32),
-        version_spans=(VersionSpan(version=3, length=2),),
-        finish_reason=FinishReason.STOP,
-    )
+    return made_up_trajectory(name, policy, [VersionSpan(version=3, length=2)])
 
 
 def rollout(*trajectories):
@@ -135,9 +126,9 @@ def test_a_rollout_lies_with_its_policy_or_with_all(recorder, run_dir):
     recorder.flush()
     (row,) = read_json_lines(run_dir.rollouts / "solver.jsonl")
     assert row["prompt"] == {"prompt": "cab"}
-    assert row["trajectories"][0]["tokens"] == [5, 6, 7]
+    assert row["trajectories"][0]["tokens"] == [0, 1, 2]
     assert row["trajectories"][0]["version_spans"] == [[3, 2]]
-    assert row["trajectories"][0]["logprobs"] == [-1, -2]
+    assert row["trajectories"][0]["logprobs"] == [-0.5, -0.5]
     assert (row["reward"], row["reward_parts"], row["outcome"]) == (0.5, {"order": 0.5}, "scored")
     (pair,) = read_json_lines(run_dir.rollouts / "all.jsonl")
     assert [t["policy"] for t in pair["trajectories"]] == ["solver", "verifier"]

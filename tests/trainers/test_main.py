@@ -16,7 +16,7 @@ from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import BatchPart
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.status import RunState
-from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.dataflow.prompts import open_data_sets
 from astraflow.dataflow.server import serve_hub
@@ -41,6 +41,7 @@ from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import run_episode
+from made_up import made_up_task
 
 pytestmark = pytest.mark.slow
 
@@ -192,14 +193,9 @@ def test_sampler_and_trainer_agree_at_equal_weights(
 
 async def sample_group(recipe, engine, tokenizer, workflow, prompt):
     """Return the trajectories and rewards of one group, with the seeds of a real run."""
-    task = RolloutTask(
-        task_id="t",
-        group_id="g",
-        purpose=TaskPurpose.TRAIN,
-        workflow_id="sort",
+    task = made_up_task(
         prompt=prompt,
         sample_indexes=tuple(range(recipe.rollouts.group_size)),
-        versions={},
         sampling={"solver": SamplingParams(max_new_tokens=8, seed=recipe.seed)},
         timeout=timedelta(seconds=60),
     )

@@ -1,12 +1,11 @@
 """Orders that have ended, as a Dataflow reads them."""
 
-import numpy as np
 import pytest
 
-from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
+from astraflow.core.rollouts import VersionSpan
 from astraflow.gateway.raas.orders import Order, item_of
 from astraflow.gateway.settings import model_index
-from made_up import made_up_rollout, made_up_task
+from made_up import made_up_rollout, made_up_task, made_up_trajectory
 
 LABELS = {"model0": {7: 3, 8: 5}, "model1": {7: 0}}
 POLICIES = ("model0", "model1")
@@ -22,17 +21,8 @@ def order(count=2):
 
 
 def trajectory(policy_id, *spans):
-    length = sum(length for _, length in spans)
-    sampled = np.array([False] + [True] * length)
-    return Trajectory(
-        trajectory_id=f"t-{policy_id}",
-        policy_id=policy_id,
-        tokens=np.arange(length + 1, dtype=np.int32),
-        sampled_mask=sampled,
-        logprobs=-sampled.astype(np.float32),
-        version_spans=tuple(VersionSpan(version=v, length=n) for v, n in spans),
-        finish_reason=FinishReason.STOP,
-    )
+    spans = [VersionSpan(version=version, length=length) for version, length in spans]
+    return made_up_trajectory(f"t-{policy_id}", policy_id, spans)
 
 
 def rollout(task_id, index, **changes):
