@@ -30,7 +30,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype
 from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.errors import STATUS
-from astraflow.rpc.http import HttpLimits, HttpServer, bearer_of, behind_secret
+from astraflow.rpc.http import HttpLimits, HttpServer, bearer_of, behind_secret, json_answer
 from astraflow.rpc.peers import caller_of
 from astraflow.rpc.reading import JSON_NBYTES, ReadBudget, read, read_json
 from astraflow.rpc.tls import Tls
@@ -55,12 +55,6 @@ _BY_STATUS: Final = {
 
 # Of a sentence on what is wrong: a body may have a million wrong fields.
 _TOLD_COUNT: Final = 2000
-
-
-def json_answer(fields: Any, status: int = 200) -> Response:
-    """Return an answer that is JSON whatever the caller accepts, as published."""
-    # Escaped: a text of a request may be none of Unicode.
-    return Response(json.dumps(fields), status, media_type="application/json")
 
 
 def add_errors(

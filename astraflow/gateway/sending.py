@@ -20,9 +20,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.gateway.http import BodyRules, Fields, add_errors, body_of, json_answer, read_body
+from astraflow.gateway.http import BodyRules, Fields, add_errors, body_of, read_body
 from astraflow.gateway.weight_buffer import PUSH_ACK, PUSH_HEAD, BufferPlan, encode_delta
 from astraflow.rpc.address import join_address
+from astraflow.rpc.http import json_answer
 from astraflow.rpc.peers import DialRules, caller_of
 from astraflow.rpc.tls import Tls
 from astraflow.weights.fetch.puller import WeightPuller

@@ -28,7 +28,6 @@ from astraflow.gateway.http import (
     add_errors,
     answer,
     body_of,
-    json_answer,
     read_body,
     serve_app,
     stream_answer,
@@ -36,7 +35,7 @@ from astraflow.gateway.http import (
 from astraflow.gateway.settings import GatewaySettings, tls_of, url_of
 from astraflow.gateway.trainer import padded
 from astraflow.rpc.concurrency import switch_threads_soon
-from astraflow.rpc.http import until_disconnect
+from astraflow.rpc.http import json_answer, until_disconnect
 from astraflow.rpc.peers import caller_of
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good
 from astraflow.telemetry.logging import configure_logging

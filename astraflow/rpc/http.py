@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -351,6 +353,12 @@ async def until_disconnect(
         leaving.cancel()
         # So that what work cleans up is done before the answer.
         await asyncio.wait({working, leaving})
+
+
+def json_answer(fields: Any, status: int = 200) -> Response:
+    """Return an answer that is JSON whatever the caller accepts."""
+    # Escaped: a text of a request may be none of Unicode.
+    return Response(json.dumps(fields), status, media_type="application/json")
 
 
 def bearer_of(headers: Headers) -> str:

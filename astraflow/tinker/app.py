@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.http import HttpLimits, HttpServer, behind_secret
+from astraflow.rpc.http import HttpLimits, HttpServer, behind_secret, json_answer
 from astraflow.telemetry.logging import configure_logging
 from astraflow.tinker.checkpoints import TinkerCheckpoints, require_id
 from astraflow.tinker.learner import LoadedBase, TinkerSettings
-from astraflow.tinker.promises import Promise, Promises, digest_of, json_answer
+from astraflow.tinker.promises import Promise, Promises, digest_of
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,

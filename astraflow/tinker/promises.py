@@ -2,9 +2,8 @@
 
 import asyncio
 import hashlib
-import json
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -14,6 +13,7 @@ import structlog
 from starlette.responses import Response
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.http import json_answer
 
 # A client that lost an answer asks again within seconds; one that was suspended, within the hour.
 _TOLD_S, _UNTOLD_S = 60.0, 3600.0
@@ -36,11 +36,6 @@ _OF_USERS: Final = frozenset(
 )
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-def json_answer(fields: Mapping[str, Any], status: int = 200) -> Response:
-    # Escaped: a text of a request may be none of Unicode.
-    return Response(json.dumps(fields), status, media_type="application/json")
 
 
 def protobuf_answer(message: bytes) -> Response:

@@ -11,6 +11,7 @@ import structlog
 from starlette.responses import Response
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.http import json_answer
 from astraflow.tinker.checkpoints import (
     SAMPLER,
     SNAPSHOT,
@@ -24,7 +25,6 @@ from astraflow.tinker.promises import (
     InOrder,
     Promise,
     Promises,
-    json_answer,
     loop_time,
     protobuf_answer,
 )

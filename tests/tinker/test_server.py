@@ -12,10 +12,11 @@ import pytest
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.http import json_answer
 from astraflow.tinker.app import serving
 from astraflow.tinker.checkpoints import TinkerCheckpoints
 from astraflow.tinker.learner import LoadedBase
-from astraflow.tinker.promises import InOrder, Promises, json_answer
+from astraflow.tinker.promises import InOrder, Promises
 from astraflow.tinker.requests import CreateModel, OptimStep, SaveWeightsForSampler
 from astraflow.tinker.samplers import Samplers
 from astraflow.tinker.service import Service

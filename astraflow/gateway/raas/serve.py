@@ -26,7 +26,6 @@ from astraflow.gateway.http import (
     add_errors,
     answer,
     body_of,
-    json_answer,
     read_body,
     serve_app,
     stream_answer,
@@ -38,6 +37,7 @@ from astraflow.gateway.settings import tls_of, url_of
 from astraflow.raas.main import serving_models, watching
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.concurrency import beside
+from astraflow.rpc.http import json_answer
 from astraflow.rpc.peers import Peer, caller_of
 from astraflow.telemetry.metrics import MetricsServer, loop_read
 
