@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Final
@@ -34,7 +33,7 @@ from astraflow.gateway.http import (
 )
 from astraflow.gateway.settings import GatewaySettings, tls_of, url_of
 from astraflow.gateway.trainer import padded
-from astraflow.rpc.concurrency import switch_threads_soon
+from astraflow.rpc.concurrency import interruption, switch_threads_soon
 from astraflow.rpc.http import json_answer, until_disconnect
 from astraflow.rpc.peers import caller_of
 from astraflow.telemetry.garbage import collect_rarely, keep_for_good
@@ -134,10 +133,7 @@ def stop_event() -> asyncio.Event:
     switch_threads_soon()
     keep_for_good()
     collect_rarely()
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
+    return interruption()
 
 
 def trainer_routes(gateway: Gateway) -> APIRouter:

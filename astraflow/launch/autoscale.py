@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import shlex
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +30,7 @@ from astraflow.launch.gpus import GpuShare, spare_share
 from astraflow.launch.models import prepare_models
 from astraflow.launch.processes import JOIN_TOKEN, LocalExecutor, Roles
 from astraflow.rpc.access import HubTokens, TokenRole
+from astraflow.rpc.concurrency import interruption
 
 _END_S = 20.0
 
@@ -232,9 +232,7 @@ class _Loop:
 
     async def run(self, poll_s: float) -> None:
         """Look and act until the run is over."""
-        stopped = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        stopped = interruption()
         while not stopped.is_set() and await self._step():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), poll_s)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
@@ -11,6 +12,15 @@ from typing import Any, Final, Generic, TypeVar
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError
+
+
+def interruption() -> asyncio.Event:
+    """Return what SIGINT and SIGTERM set from now on, in place of ending the process."""
+    event = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.concurrency import interruption
 from astraflow.rpc.http import HttpLimits, HttpServer, behind_secret, json_answer
 from astraflow.telemetry.logging import configure_logging
 from astraflow.tinker.checkpoints import TinkerCheckpoints, require_id
@@ -319,9 +319,7 @@ def main_tinker(settings: TinkerSettings, *, as_json: bool) -> int:
 
 
 async def _serve(settings: TinkerSettings, *, as_json: bool) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stopped = interruption()
     async with serving(settings) as address:
         if as_json:
             print(json.dumps({"address": address}), flush=True)  # noqa: T201 - asked for

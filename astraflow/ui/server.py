@@ -7,7 +7,6 @@ host is refused, which is how a page of another site would reach it (DNS rebindi
 
 import asyncio
 import secrets
-import signal
 import webbrowser
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -27,7 +26,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.runs import differences
 from astraflow.rpc.auth import is_same_secret
-from astraflow.rpc.concurrency import switch_threads_soon
+from astraflow.rpc.concurrency import interruption, switch_threads_soon
 from astraflow.rpc.http import HttpServer
 from astraflow.ui.shown_run import ShownRun
 
@@ -77,11 +76,9 @@ async def serve_page(runs: Sequence[ShownRun], *, port: int = 0) -> AsyncGenerat
 
 async def serve_until_told(runs: Sequence[ShownRun], *, port: int, opens: bool) -> None:
     """Serve until Ctrl-C or SIGTERM; say where, and open a browser there."""
-    stopped = asyncio.Event()
     # Rollouts are read on a thread.
     switch_threads_soon()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stopped = interruption()
     async with serve_page(runs, port=port) as url:
         names = ", ".join(run.key for run in runs)
         print(f"{names}: {url}  (Ctrl-C ends it)", flush=True)  # noqa: T201 - the command's output
