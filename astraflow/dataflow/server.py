@@ -192,7 +192,9 @@ async def serve_hub(
         bind_contextvars(run=opened.hub.status().run_id)
         async with await _listen(opened.hub, recipe, tokens, recovering.place) as server:
             with LoopProbe() as probe:
-                async with _metrics(opened.hub, recipe, probe):
+                read = loop_read(partial(HubView.of, opened.hub, probe), HubView.families)
+                async with MetricsServer(recipe.metrics.listen, read) as metrics:
+                    opened.hub.metrics_address = metrics.address
                     log.info("hub serves", address=server.address)
                     if on_ready is not None:
                         on_ready(opened.hub, server.address)
@@ -267,19 +269,6 @@ async def _serve(
         tls=Tls.of(recipe.hub.tls.model_dump()),
         knows=knows,
     )
-
-
-@asynccontextmanager
-async def _metrics(hub: Hub, recipe: Recipe, probe: LoopProbe) -> AsyncGenerator[None]:
-    """Tell Prometheus what the hub does."""
-    read = loop_read(partial(HubView.of, hub, probe), HubView.families)
-    metrics = MetricsServer(recipe.metrics.listen, read)
-    hub.metrics_address = metrics.address
-    try:
-        yield
-    finally:
-        # It may wait for the loop that closes it.
-        await asyncio.to_thread(metrics.close)
 
 
 async def _see_through(

@@ -126,9 +126,8 @@ async def _join(
         copies = {} if cache is None else {each: DiskCopy.open(cache / each) for each in models}
         puller = partial(_puller, recipe, settings, relays, copies)
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
-        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.runner.families, iter))
-        # It may wait for the loop that closes it.
-        exits.push_async_callback(asyncio.to_thread, metrics.close)
+        read = loop_read(node.runner.families, iter)
+        metrics = await exits.enter_async_context(MetricsServer(recipe.metrics.listen, read))
         node.metrics_address = metrics.address
         keep_for_good()
         with watching(recipe, node.report, node.report_from_thread), _signals(node):

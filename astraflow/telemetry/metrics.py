@@ -156,6 +156,13 @@ class MetricsServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # A scrape may wait for the loop that closes it.
+        await asyncio.to_thread(self.close)
+
     def close(self) -> None:
         server, self._server = self._server, None
         if server is not None and self._thread is not None:

@@ -295,11 +295,8 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
     async with (
         serving_models(recipe, settings.models) as models,
         serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as node,
-        AsyncExitStack() as exits,
+        MetricsServer(recipe.metrics.listen, loop_read(node.runner.families, iter)),
     ):
-        metrics = MetricsServer(recipe.metrics.listen, loop_read(node.runner.families, iter))
-        # It may wait for the loop that closes it.
-        exits.push_async_callback(asyncio.to_thread, metrics.close)
         with watching(recipe, node.report, node.report):
             url = url_of(recipe.http, node.address)
             await until_ended(url, node.ended.wait(), last_s=_LAST_ANSWER_S, as_json=as_json)
