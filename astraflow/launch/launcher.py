@@ -54,7 +54,7 @@ from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summ
 from astraflow.launch.tracking.follower import followed
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import split_addresses
-from astraflow.rpc.concurrency import Backoff, Retry
+from astraflow.rpc.concurrency import Backoff, Retry, first_of
 
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
@@ -184,11 +184,8 @@ class Launcher:
         except* AstraflowError as group:
             # Processes that were killed leave calls to them broken.
             if not self.killed.is_set():
-                error: BaseException = group
-                while isinstance(error, BaseExceptionGroup):
-                    error = error.exceptions[0]
                 # Of a hub that ended its guard knows more than who calls it.
-                self.failure = self.failure or str(error)
+                self.failure = self.failure or str(first_of(group))
         finally:
             await self._end_all()
             await self.executor.close()

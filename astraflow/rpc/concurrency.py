@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError
@@ -240,13 +240,20 @@ async def to_the_end(work: Awaitable[Result]) -> Result:
         raise
 
 
+def first_of(error: BaseException) -> BaseException:
+    """Return an error, or the first one of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
 @contextmanager
 def first_error() -> Generator[None]:
     """Raise the first error of a group of tasks as it was raised, without the group."""
     try:
         yield
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise first_of(errors) from None
 
 
 @asynccontextmanager

@@ -2,12 +2,12 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import cast
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
+from astraflow.rpc.concurrency import first_of
 from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definition
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
@@ -86,7 +86,7 @@ async def _run(loaded: LoadedWorkflow, episode: Episode) -> Rollout:
             message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
             failure = _failure(Reason.ROLLOUT_TIMEOUT, message, raised)
             return _rollout(loaded, episode, Outcome.INFRA_ERROR, failure=failure)
-        return _failed(loaded, episode, _first(raised))
+        return _failed(loaded, episode, first_of(raised))
 
 
 def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> Rollout:
@@ -168,14 +168,6 @@ def _failure(reason: Reason, message: str, error: BaseException) -> Failure:
         cause=place.cause,
         traceback=place.traceback,
     )
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return what went wrong first, where a task group raised several."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    return _first(group.exceptions[0])
 
 
 def _rollout(
