@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import structlog
@@ -35,8 +35,9 @@ class GuestPlace:
     Attributes:
         home: Folder that relative paths start at, and commands without another.
         env: All variables of a command that asks for no more.
-        task_count: Processes that its user may have there.
-        has_group: A control group of its own bounds these, where the machine lets it.
+        task_count: Processes and threads that may be there.
+        beside: What its user, whose processes the kernel bounds, has elsewhere: nothing, other
+            containers (a control group bounds each, where the machine lets it), or all else.
         is_seen: Its processes are this machine's: the memory of all together is watched.
         is_namespace: All of them end when the first one is killed.
         kill_command: Ends one whose guest does not.
@@ -46,7 +47,7 @@ class GuestPlace:
     home: str
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     task_count: int
-    has_group: bool = False
+    beside: Literal["nothing", "containers", "all"] = "nothing"
     is_seen: bool
     is_namespace: bool
     kill_command: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ class GuestSandbox:
             self.limits,
             time_s,
             task_count=self._place.task_count,
-            has_group=self._place.has_group,
+            beside=self._place.beside,
         )
         said = await self._request({**asked, **bounds}, *more, time_s=time_s)
         if said is not None:
@@ -322,7 +323,7 @@ class GuestSandbox:
 
 
 def _bounds(
-    limits: SandboxLimits, time_s: float, *, task_count: int, has_group: bool = False
+    limits: SandboxLimits, time_s: float, *, task_count: int, beside: str = "nothing"
 ) -> dict[str, Any]:
     return {
         "time_s": time_s,
@@ -330,7 +331,7 @@ def _bounds(
         "file_nbytes": limits.file_mb * 2**20,
         "output_nbytes": int(limits.output_mb * 2**20),
         "task_count": task_count,
-        "has_group": has_group,
+        "beside": beside,
     }
 
 

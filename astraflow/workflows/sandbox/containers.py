@@ -47,7 +47,7 @@ class Podman:
             home=_HOME,
             env=env | options.env,
             task_count=options.processes + 2,
-            has_group=True,
+            beside="containers",
             is_seen=False,
             is_namespace=False,
             kill_command=(*client, "rm", "--force", name),

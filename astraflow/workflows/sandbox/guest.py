@@ -349,13 +349,36 @@ def _limit(asked: Request) -> None:
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_CORE, 0),
     ]
-    # It counts what the user has elsewhere, too.
-    if not (asked["has_group"] and _is_bounded()):
-        limits.append((resource.RLIMIT_NPROC, asked["task_count"]))
+    task_count = _most_tasks(asked)
+    if task_count is not None:
+        limits.append((resource.RLIMIT_NPROC, task_count))
     for kind, most in limits:
         hard = resource.getrlimit(kind)[1]
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (value, value))
+
+
+def _most_tasks(asked: Request) -> int | None:
+    """Return how many threads the user may have anywhere, for that is bounded; None: any number."""
+    if asked["beside"] == "all":
+        return asked["task_count"] + _tasks_of_user() if _IS_LINUX else None
+    return None if asked["beside"] == "containers" and _is_bounded() else asked["task_count"]
+
+
+def _tasks_of_user() -> int:
+    """Return how many threads this user has; nothing bounds root."""
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc") if user else ():  # noqa: PTH208 - pathlib is slow
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/status", "rb") as file:  # noqa: PTH123 - the same
+                told = dict(line.split(b":", 1) for line in file.read().splitlines())
+        except OSError:
+            continue
+        if int(told.get(b"Uid", b"-1").split()[0]) == user:
+            count += int(told.get(b"Threads", b"1"))
+    return count
 
 
 def _is_bounded() -> bool:

@@ -7,7 +7,6 @@ machines where nothing better starts; that is why a recipe has to say `unsafe_pr
 import os
 import sys
 
-import psutil
 from pydantic import Field
 
 from astraflow.workflows.kept.program import ProgramFolder, environment
@@ -34,7 +33,8 @@ class UnsafeProcess:
         place = GuestPlace(
             home=folder.name,
             env=env | self._options.env,
-            task_count=_own_task_count() + self._options.processes,
+            task_count=self._options.processes,
+            beside="all",
             is_seen=True,
             is_namespace=False,
             on_close=folder.cleanup,
@@ -48,15 +48,3 @@ class UnsafeProcess:
 
     async def close(self) -> None:
         """Do nothing: they share nothing."""
-
-
-def _own_task_count() -> int:
-    """Return how many threads this user has; nothing bounds root."""
-    count = 0
-    if os.getuid() == 0:
-        return count
-    for process in psutil.process_iter(["uids", "num_threads"]):
-        owners, threads = process.info["uids"], process.info["num_threads"]
-        if owners is not None and owners.real == os.getuid():
-            count += threads or 1
-    return count
