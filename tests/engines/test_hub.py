@@ -8,12 +8,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.pages import JsonPage, served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -25,10 +25,10 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(JsonPage):
     """Has org/small at one commit, of which main is the branch."""
 
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(path)
         if path in ("/api/models/org/small", "/api/models/org/small/revision/main"):
@@ -48,7 +48,7 @@ class Hub(BaseHTTPRequestHandler):
             return self._json({"error": "Repository not found"}, status=404)
         return self._send(data, {"ETag": f'"{self._etag(data)}"', "X-Repo-Commit": COMMIT})
 
-    def do_HEAD(self):
+    def do_HEAD(self):  # noqa: N802
         self.do_GET()
 
     def _info(self):
@@ -70,19 +70,11 @@ class Hub(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(data)
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def hub():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        server.asked = []
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with served(Hub, asked=[]) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import importlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
+from tests.pages import JsonPage, served
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "search"
 DOCUMENTS = [
@@ -35,10 +34,10 @@ def corpus(tmp_path):
     return str(path)
 
 
-class Retrieval(BaseHTTPRequestHandler):
+class Retrieval(JsonPage):
     """Answers as ASearcher's retrieval server; the first call of each kind fails."""
 
-    def do_POST(self):
+    def do_POST(self):  # noqa: N802
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path not in failed_calls:
             failed_calls.add(self.path)
@@ -50,25 +49,14 @@ class Retrieval(BaseHTTPRequestHandler):
             result = [DOCUMENTS[: asked["topk"]] for _ in asked["queries"]]
         else:
             result = [known.get(url) for url in asked["urls"]]
-        said = json.dumps({"result": result}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_):
-        pass
+        self.answer({"result": result})
 
 
 @pytest.fixture
 def server():
     failed_calls.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Retrieval) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
+    with served(Retrieval) as listening:
         yield f"http://127.0.0.1:{listening.server_port}/"
-        listening.shutdown()
-        thread.join()
 
 
 def test_a_question_is_answered_with_a_search(corpus, search):

@@ -26,7 +26,7 @@ from astraflow.engines.sglang.dialect import SglangDialect
 from astraflow.engines.vllm.dialect import VllmDialect
 from astraflow.rpc.concurrency import beside
 from tests.engines.adapter_updates import POLICIES, adapters, update
-from tests.engines.pages import JsonPage, served
+from tests.pages import JsonPage, served
 
 POLICY = PolicyId("sort")
 SOLVER = PolicyId("solver")

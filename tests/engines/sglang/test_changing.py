@@ -14,7 +14,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.sglang.dialect import SglangDialect
-from tests.engines.pages import JsonPage, served
+from tests.pages import JsonPage, served
 
 ROUTES = ("/begin_weight_update", "/pause_generation", "/v1/loads")
 LOADED, ANNOUNCED = "/update_weights_from_tensor", "/update_weight_version"

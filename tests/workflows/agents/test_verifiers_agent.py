@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -11,6 +9,7 @@ from astraflow.config.pool import Agents
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.workflows.agents.session import AgentSession, describe
 from astraflow.workflows.agents.verifiers_agent import RefusedError, serve, serve_all
+from tests.pages import JsonPage, served
 
 ROW = {"question": "?"}
 
@@ -39,34 +38,24 @@ def in_thread(call, *arguments):
     return asyncio.to_thread(run)
 
 
-class Impatient(BaseHTTPRequestHandler):
+class Impatient(JsonPage):
     """Hands out one episode, and closes a connection that has had its answer unannounced."""
 
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self):
+    def do_POST(self):  # noqa: N802
         node = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
         node.posted.append((self.path, json.loads(body)))
         is_over = len(node.posted) > 1 and self.path.startswith("/sessions?")
         url = f"http://127.0.0.1:{node.server_port}/sessions/s"
-        answer = {"task": ROW, "api_key": "k", "session_url": url}
-        said = json.dumps(answer).encode()
-        self.send_response(401 if is_over else 200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
+        said = {"task": ROW, "api_key": "k", "session_url": url}
+        self.answer(said, 401 if is_over else 200)
         self.close_connection = True
-
-    def log_message(self, *_):
-        pass
 
 
 def test_an_episode_may_last_longer_than_an_idle_connection(monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Impatient) as node:
-        node.posted = []
-        serving = threading.Thread(target=node.serve_forever)
-        serving.start()
+    with served(Impatient, posted=[]) as node:
         monkeypatch.setenv(
             "ASTRAFLOW_TAKE_URL", f"http://127.0.0.1:{node.server_port}/sessions?lane=a"
         )
@@ -80,8 +69,6 @@ def test_an_episode_may_last_longer_than_an_idle_connection(monkeypatch):
         finally:
             loop.close()
             asyncio.set_event_loop(None)
-            node.shutdown()
-            serving.join()
     assert node.posted[1:3] == [
         ("/sessions/s/reward", {"reward": 0.5}),
         ("/sessions/s/end", {"failure": ""}),

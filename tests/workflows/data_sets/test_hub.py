@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -16,16 +14,17 @@ from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.cache import cache_dir
 from astraflow.workflows.data_sets import kept_data_set, open_data_set
+from tests.pages import JsonPage, served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = b'{"prompt": "a", "answer": "b"}\n{"prompt": "c", "answer": "d"}\n'
 HAS_DATASETS = importlib.util.find_spec("datasets") is not None
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(JsonPage):
     """Has org/rows at one commit, with one file."""
 
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(f"{self.command} {path}")
         api = "/api/datasets/org/rows"
@@ -41,10 +40,10 @@ class Hub(BaseHTTPRequestHandler):
             return self._send(ROWS, {"ETag": f'"{self._etag()}"', "X-Repo-Commit": COMMIT})
         return self._json({}, status=404, code="EntryNotFound")
 
-    def do_HEAD(self):
+    def do_HEAD(self):  # noqa: N802
         self.do_GET()
 
-    def do_POST(self):
+    def do_POST(self):  # noqa: N802
         self.do_GET()
 
     def _etag(self):
@@ -66,19 +65,11 @@ class Hub(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def hub():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        server.asked = []
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with served(Hub, asked=[]) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 READ = """

@@ -1,4 +1,4 @@
-"""HTTP servers that stand where an inference server would: real sockets, no model."""
+"""HTTP servers that stand where a service would: real sockets, and nothing behind them."""
 
 import json
 from collections.abc import Generator
@@ -11,11 +11,11 @@ from typing import Any
 class JsonPage(BaseHTTPRequestHandler):
     """Answers in JSON, and says nothing of it."""
 
-    def answer(self, said: dict[str, Any]) -> None:
+    def answer(self, said: dict[str, Any], status: int = 200) -> None:
         body = json.dumps(said).encode()
         # Who asked may have gone.
         with suppress(ConnectionError):
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
