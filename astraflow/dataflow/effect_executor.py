@@ -74,8 +74,8 @@ class EffectExecutor:
     outboxes: StreamOutboxes = field(default_factory=StreamOutboxes)
     watches: Watches = field(default_factory=Watches)
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    _reports: dict[tuple[MemberId, PolicyId], VersionReport] = field(
-        init=False, default_factory=dict[tuple[MemberId, PolicyId], VersionReport]
+    _reports: dict[MemberId, dict[PolicyId, VersionReport]] = field(
+        init=False, default_factory=dict[MemberId, dict[PolicyId, VersionReport]]
     )
 
     def carry_out(self, group: Sequence[Decided]) -> None:
@@ -116,6 +116,7 @@ class EffectExecutor:
                 resumed = StreamReplaced(f"the session of {effect.member_id} was resumed")
                 self.streams.end(effect.member_id, resumed, among=("tasks", "batches/"))
             case CloseSession():
+                self._reports.pop(effect.member_id, None)
                 self.directory.see(effect, now)
                 self.counters.see(effect, self.directory.history)
                 self._close_session(effect)
@@ -126,8 +127,8 @@ class EffectExecutor:
 
     def _is_repeated(self, effect: RecordVersion) -> bool:
         """Whether it was told before that a version is live: the answer was lost on its way."""
-        key, report = (effect.member_id, effect.report.policy_id), effect.report
-        before, self._reports[key] = self._reports.get(key), report
+        report, last = effect.report, self._reports.setdefault(effect.member_id, {})
+        before, last[report.policy_id] = last.get(report.policy_id), report
         return report == before and report.state is VersionState.LIVE
 
     def _show(self, effect: Effect, now: datetime) -> None:

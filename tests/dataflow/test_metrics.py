@@ -36,12 +36,15 @@ async def told(tmp_path):
     )
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
         node = await run.add_node()
-        trained = run.add_trainer()
-        await trained
+        run.add_trainer()
+        # The last evaluation keeps the hub up.
+        await node.engine.until(lambda: node.engine.version == 3 and node.engine.pins)
+        node.engine.open.clear()
         address = run.hub.metrics_address
         hub = await asyncio.to_thread(scrape, address)
         with MetricsServer("127.0.0.1:0", node.node.runner.families) as server:
             own = await asyncio.to_thread(scrape, server.address)
+        node.engine.open.set()
         await run.finish()
     return hub, own
 
