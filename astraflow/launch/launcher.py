@@ -408,7 +408,7 @@ class Launcher:
         where its journal ends, a trainer that was killed from its last checkpoint; so does one that
         left at a signal, as of a preemption, while its policy has steps to make. What fails
         otherwise fails the run, but while that ends: then only the last node matters, without
-        which it is cancelled.
+        which it is cancelled. Who asked for the end with Ctrl-C waits for no other node.
         """
         while True:
             code, name = await process.wait(), process.command.name
@@ -425,13 +425,13 @@ class Launcher:
                 why = f"was killed ({code})" if code else "has left"
                 key, news = "trainer", f"the trainer of {policy} {why}"
                 news += "; it goes on from its last checkpoint"
-            elif self._is_ending():
-                if role == "raas" and not self._has_nodes() and not self._is_over():
-                    self.say(f"[yellow]{name} ended ({code}); no node is left[/]")
-                    await self._cancel()
-                return
-            # One that cannot work as it is set up would say the same again.
-            elif role == "raas" and code != CONFIGURATION_EXIT:
+            # One that cannot work as it is set up would say the same again. The last evaluations
+            # need nodes; who asked for the end wants it soon.
+            elif (
+                role == "raas"
+                and code != CONFIGURATION_EXIT
+                and not (self._is_over() or (self.interrupts and self._is_ending()))
+            ):
                 key, news = "raas", f"{name} ended ({code}); what it held is issued again"
             if key is not None:
                 counted = policy if key == "trainer" else ""
@@ -441,6 +441,9 @@ class Launcher:
                     continue
                 refused = f"; {self.limit.reached(key)}"
             if self._is_ending():
+                if role == "raas" and not self._has_nodes() and not self._is_over():
+                    self.say(f"[yellow]{name} ended ({code}); no node is left[/]")
+                    await self._cancel()
                 return
             if role == "raas" and refused and self._has_nodes():
                 self.say(f"[yellow]{name} ended ({code}){refused}; the other nodes go on[/]")

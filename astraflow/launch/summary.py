@@ -65,7 +65,8 @@ class RunSummary:
         train_s: All steps with the waits before them, of the policy that took longest.
         suite: First suite that was measured; empty: none was.
         accuracy_before: Of it on the first versions that were measured.
-        accuracy_after: On the last ones; None: no later ones were measured.
+        accuracy_after: On the last ones. Of one alone this is set where it is not of version 0, else
+            the other.
         held_out_before: Mean reward there.
         held_out_after: As `accuracy_after`.
         tokens_per_s: Sampled tokens trained on, per second of train_s.
@@ -119,8 +120,10 @@ def summarise(
             live[row["policy"]].append(row)
     evals = read_json_lines(run_dir.evals)
     measured = _measured(evals)
-    first: Row = measured[0]["overall"] if measured else {}
-    last: Row = measured[-1]["overall"] if len(measured) > 1 else {}
+    # One alone says how a run began only where it is of the first weights.
+    begun = measured[:1] if measured[1:] or _is_of_first_weights(measured) else []
+    first: Row = begun[0]["overall"] if begun else {}
+    last: Row = measured[-1]["overall"] if len(measured) > len(begun) else {}
     # The waits for batches, too.
     took = (
         sum(row.get("time/wait_s", 0.0) + row.get("time/train_s", 0.0) for row in rows)
@@ -235,7 +238,7 @@ def _headline(summary: RunSummary) -> Iterator[str]:
     has_accuracy = any(accuracy)
     if has_accuracy:
         yield f"{escape(summary.suite).replace('_', '-')} accuracy {_change(*accuracy)}"
-    if reward[0] is not None and (not has_accuracy or reward != accuracy):
+    if reward != (None, None) and (not has_accuracy or reward != accuracy):
         yield f"{escape(summary.suite).replace('_', '-')} reward {_change(*reward)}"
     for name, policy in summary.policies.items():
         of_whom = f" of {escape(name)}" if len(summary.policies) > 1 else ""
@@ -250,7 +253,13 @@ def _headline(summary: RunSummary) -> Iterator[str]:
     yield f"{summary.tokens_per_s:,.0f} tokens/s"
 
 
+def _is_of_first_weights(measured: Sequence[Row]) -> bool:
+    return bool(measured) and not any(measured[0].get("versions", {}).values())
+
+
 def _change(before: float | None, after: float | None) -> str:
+    if before is None and after is not None:
+        return f"[bold green]{after:.3f}[/] at the end, not measured before"
     if after is None:
         return f"[bold]{before or 0:.3f}[/] at the start, not measured later"
     rise = after - (before or 0)

@@ -61,6 +61,26 @@ def test_members_that_are_asked_to_leave_are_followed_by_a_trainer_and_told(tmp_
     assert all(each["balanced"] for each in run.books)
 
 
+def test_a_node_that_is_killed_in_the_last_evaluation_is_followed_by_one(tmp_path, cache):
+    with started(
+        "sort.yaml",
+        "policies.solver.trainer.step_count=3",
+        "evals.held_out.at_start=false",
+        "raas.count=1",
+        "raas.engine.max_batch=1",
+        "hub.session_ttl_s=1",
+        runs=tmp_path,
+        cache=cache,
+    ) as run:
+        run.wait_for_steps(1)
+        run.wait_for_log("trainer-solver", "the last version is served on")
+        (node,) = run.children("join")
+        node.send_signal(signal.SIGKILL)
+        assert run.wait() == 0, run.output
+    assert "what it held is issued again" in run.output
+    assert run.summary["accuracy_after"] is not None
+
+
 def test_a_last_checkpoint_takes_as_long_as_it_takes(tmp_path, cache, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     is_written = tmp_path / "is-written"

@@ -74,6 +74,8 @@ def test_what_was_not_measured_is_not_told_as_a_figure(tmp_path):
     run_dir = RunDir(tmp_path)
     _write(run_dir.evals, [_eval(0, 0.036)])
     assert "held-out accuracy 0.036 at the start, not measured later" in headline(run_dir)
+    _write(run_dir.evals, [_eval(9, 0.5)])
+    assert "held-out accuracy 0.500 at the end, not measured before" in headline(run_dir)
     _write(run_dir.evals, [_eval(0, 0.036), _eval(9, 0.5)])
     assert "held-out accuracy 0.036 → 0.500 (+0.464), 1 s" in headline(run_dir)
 
