@@ -65,8 +65,8 @@ class RunSummary:
         train_s: All steps with the waits before them, of the policy that took longest.
         suite: First suite that was measured; empty: none was.
         accuracy_before: Of it on the first versions that were measured.
-        accuracy_after: On the last ones. Of one alone this is set where it is not of version 0, else
-            the other.
+        accuracy_after: On the last ones. Of one alone it is the other one that is set, if it is of
+            version 0, else this.
         held_out_before: Mean reward there.
         held_out_after: As `accuracy_after`.
         tokens_per_s: Sampled tokens trained on, per second of train_s.
