@@ -131,6 +131,7 @@ class Launcher:
         local: Starts the hub and all else that is on this machine.
         hub: Its address, once it has started; `roles` and `control` are there then, too.
         seats: Of nodes in the plan, by name: a node that follows another has its GPUs.
+        seen: Names of those that have been members.
         say: Tells people of progress.
     """
 
@@ -157,6 +158,7 @@ class Launcher:
     roles: Roles = field(init=False)
     control: ControlClient = field(init=False)
     seats: dict[str, int] = field(default_factory=dict[str, int])
+    seen: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.limit = RestartLimit(self.recipe.restarts)
@@ -363,6 +365,13 @@ class Launcher:
         if not ending.done():
             self.say("The last checkpoint is not written yet. Ctrl-C twice gives it up.")
         await ending
+        # A node that has not joined yet would go on trying.
+        late = (
+            each
+            for name, each in newest.items()
+            if name.startswith("raas-") and name not in self.seen
+        )
+        await asyncio.gather(*(each.end(grace_s=_STOP_S) for each in late))
         waiting = asyncio.gather(*(process.wait() for process in self.processes))
         with suppress(TimeoutError):
             await asyncio.wait_for(waiting, _END_S)
@@ -376,6 +385,7 @@ class Launcher:
         try:
             async for status in self.control.watch_run():
                 self.last = status
+                self.seen.update(each.name for each in status.members)
                 progress.show(status)
         except AstraflowError:
             (*_, hub) = (each for each in self.processes if each.command.name == "hub")

@@ -55,8 +55,9 @@ def node(tmp_path):
 SORT = Path(__file__).parents[2] / "recipes" / "sort.yaml"
 
 
-def on_port(tmp_path, port):
-    recipe, run_dir = load_recipe(SORT, [f"hub.listen=127.0.0.1:{port}"]), RunDir(tmp_path / "run")
+def on_port(tmp_path, port, *more):
+    recipe = load_recipe(SORT, [f"hub.listen=127.0.0.1:{port}", *more])
+    run_dir = RunDir(tmp_path / "run")
     run_dir.root.mkdir()
     run_dir.recipe.write_text(dump_recipe(recipe))
     console = Console(file=StringIO(), width=1000)
@@ -116,6 +117,25 @@ async def test_an_end_of_which_nothing_was_heard_is_as_the_hub_wrote_it_down(tmp
         launcher.last = None
         with pytest.raises(AstraflowError, match="NOT_READY"):
             await launcher._show(RunProgress(launcher.console, launcher.recipe))
+    await launcher.executor.close()
+
+
+@pytest.mark.slow
+async def test_a_node_that_has_not_joined_a_run_that_is_over_is_not_waited_for(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "_END_S", 1000.0)
+    launcher = on_port(tmp_path, 0, "hub.patience_s=1000")
+    await launcher._start_hub()
+    # Nobody answers at this address.
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        hub = f"127.0.0.1:{nobody.getsockname()[1]}"
+        roles = launcher.places.roles(launcher.run_dir, tokens=launcher.tokens, models={})
+        late = await launcher._start(roles.raas(0, hub, place=0))
+        async with ControlClient.of(launcher.run_dir, patience_s=5) as control:
+            await control.stop_run(StopMode.CANCEL)
+        await launcher._see_end()
+    assert late.exit_code is not None
     await launcher.executor.close()
 
 
