@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -55,10 +56,9 @@ def node(tmp_path):
 SORT = Path(__file__).parents[2] / "recipes" / "sort.yaml"
 
 
-def on_port(tmp_path, port, *more):
-    recipe = load_recipe(SORT, [f"hub.listen=127.0.0.1:{port}", *more])
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.root.mkdir()
+def on_port(tmp_path, port):
+    recipe, run_dir = load_recipe(SORT, [f"hub.listen=127.0.0.1:{port}"]), RunDir(tmp_path / "run")
+    run_dir.root.mkdir(parents=True)
     run_dir.recipe.write_text(dump_recipe(recipe))
     console = Console(file=StringIO(), width=1000)
     return Launcher(recipe=recipe, run_dir=run_dir, console=console)
@@ -125,18 +125,19 @@ async def test_a_node_that_has_not_joined_a_run_that_is_over_is_not_waited_for(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(module, "_END_S", 1000.0)
-    launcher = on_port(tmp_path, 0, "hub.patience_s=1000")
+    launcher, stays = on_port(tmp_path / "a", 0), on_port(tmp_path / "b", 0)
     await launcher._start_hub()
-    # Nobody answers at this address.
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        hub = f"127.0.0.1:{nobody.getsockname()[1]}"
-        roles = launcher.places.roles(launcher.run_dir, tokens=launcher.tokens, models={})
-        late = await launcher._start(roles.raas(0, hub, place=0))
-        async with ControlClient.of(launcher.run_dir, patience_s=5) as control:
-            await control.stop_run(StopMode.CANCEL)
-        await launcher._see_end()
+    await stays._start_hub()
+    # Any process that goes on for long, in a node's place.
+    (late,) = stays.processes
+    late.command = replace(late.command, name="raas-0")
+    launcher.processes.append(late)
+    async with ControlClient.of(launcher.run_dir, patience_s=5) as control:
+        await control.stop_run(StopMode.CANCEL)
+    await launcher._see_end()
     assert late.exit_code is not None
     await launcher.executor.close()
+    await stays.executor.close()
 
 
 async def test_a_process_that_died_is_started_again_once_its_cluster_answers(
