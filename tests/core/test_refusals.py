@@ -52,6 +52,17 @@ def test_two_samples_of_a_group_are_no_one_rollout(scene, rollout_of):
     assert refusal(world, node, replace(again, rollout_id="another")) is None
 
 
+def test_a_late_sample_that_comes_again_is_no_other_one(scene, rollout_of):
+    world, node, task = scene
+    late = ev.RolloutArrived(member_id=node, rollout=rollout_of(task, 0, versions={"solver": (0,)}))
+    world.leave(node)
+    world.join("late", resumes=node, incarnation=2)
+    world.apply(late)
+    refused = world.run.refusal(late)
+    assert world.apply(late).disposition is Disposition.DUPLICATE
+    assert refused is None or refused.ack.disposition is Disposition.DUPLICATE
+
+
 def test_who_has_no_session_is_told_so(scene, rollout_of):
     world, node, task = scene
     world.leave(node)

@@ -113,7 +113,8 @@ class Intake:
         if isinstance(group, TrainGroup) and any(
             sample.entry.rollout.rollout_id == rollout.rollout_id
             for samples in group.samples.values()
-            for sample in samples.values()
+            for index, sample in samples.items()
+            if index != rollout.sample_index
         ):
             why = "another sample of its group has this rollout_id"
             return Refusal(ack=_refused(rollout.rollout_id, Reason.ROLLOUT_INVALID, why))
