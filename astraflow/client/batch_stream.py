@@ -74,12 +74,25 @@ async def batch_items(
     """Yield what the run sends to one rank, over cuts; EndOfData is the last.
 
     A batch comes again after a cut until it is acknowledged. One that is still on its way from
-    before the session was opened again may be leased to nobody by now, and is passed over.
+    before the session was opened again may be leased to nobody by now: the stream is opened again,
+    too, and brings what is.
 
     Raises:
         AstraflowError: What the hub answered; NOT_READY when it could not be reached;
             SOURCE_UNREACHABLE, CAPABILITY_MISSING of a payload store.
     """
+    is_over = False
+    while not is_over:
+        async with aclosing(_items_of_session(session, share)) as items:
+            async for item in items:
+                is_over = isinstance(item, EndOfData)
+                yield item
+
+
+async def _items_of_session(
+    session: SessionCalls, share: StreamBatches
+) -> AsyncGenerator[TrainerItem | EndOfData]:
+    """Yield items until the data ends, or a batch comes from before the session was opened."""
     payloads, url = PayloadReader(patience_s=session.hub.patience_s), ""
     stub, request = TrainerServiceStub(session.hub.channel), encode_stream_batches(share)
     request.sources = True
@@ -119,8 +132,9 @@ async def batch_items(
                 batch = TrainerBatch(header=header, parts=tuple(parts))
                 header = None
                 batch = await _whole(batch, payloads, url, max_tokens=share.max_tokens)
-                if token == session.token:
-                    yield batch
+                if token != session.token:
+                    return
+                yield batch
 
 
 async def _whole(
