@@ -102,6 +102,22 @@ def test_a_batch_on_its_way_from_before_the_session_ended_is_passed_over(
     batches.close()
 
 
+def test_a_batch_on_a_stream_from_before_the_session_was_opened_comes_again(
+    hub, client, tell, loop, make_batch
+):
+    # As when another call opened the session while the stream was on its way to a new hub.
+    batches = client.batches()
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(lambda: next(batches))
+        loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 1))
+        tell(hub.expire)
+        client.publish_version(INFO)
+        tell(hub.offer, *make_batch(1))
+        assert taking.result().header.batch_id == "b1"
+    assert hub.calls["StreamBatches open"] == 2
+    batches.close()
+
+
 def test_a_hub_that_forgot_its_members_is_joined_afresh(hub, client, loop):
     loop.call(hub.restart(forgets=True))
     client.ack("b1", BatchOutcome.RETURNED, step=1)
