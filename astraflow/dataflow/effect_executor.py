@@ -39,7 +39,7 @@ from astraflow.dataflow.traces import HubTraces
 from astraflow.dataflow.watches import Watches
 from astraflow.rpc.access import ended_error, fenced_error
 from astraflow.rpc.concurrency import Outbox
-from astraflow.rpc.streams import StreamClosed, StreamRegistry
+from astraflow.rpc.streams import StreamClosed, StreamRegistry, StreamReplaced
 from astraflow.storage.fault_points import FaultPoint, armed, hit
 from astraflow.telemetry.traces import is_tracing
 
@@ -112,6 +112,9 @@ class EffectExecutor:
                 self.outboxes.post(effect)
             case ClearOutbox():
                 self.outboxes.clear(effect.member_id)
+                # Nobody may read them any more: what is sent again would be lost there.
+                resumed = StreamReplaced(f"the session of {effect.member_id} was resumed")
+                self.streams.end(effect.member_id, resumed, among=("tasks", "batches/"))
             case CloseSession():
                 self._reports.pop(effect.member_id, None)
                 self.directory.see(effect, now)

@@ -72,10 +72,11 @@ class StreamRegistry:
         if stream.error is not None:
             raise stream.error
 
-    def end(self, member_id: MemberId, error: Exception) -> None:
-        """End all streams of a member."""
-        for stream in list(self._streams.get(member_id, {}).values()):
-            stream.end(error)
+    def end(self, member_id: MemberId, error: Exception, *, among: tuple[str, ...] = ("",)) -> None:
+        """End the streams of a member whose purposes begin so; left out: all."""
+        for purpose, stream in self._streams.get(member_id, {}).items():
+            if purpose.startswith(among):
+                stream.end(error)
 
     def has(self, member_id: MemberId, purpose: str) -> bool:
         """Whether there is a stream."""

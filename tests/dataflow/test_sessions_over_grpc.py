@@ -277,6 +277,21 @@ async def test_a_process_that_comes_back_goes_on(start_hub, recipe_of):
         await raas.keep_alive()
 
 
+async def test_what_was_on_its_way_to_a_stream_that_nobody_reads_is_sent_again(
+    start_hub, recipe_of
+):
+    """A node finds its connection dead before the hub does."""
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        deaf = await raas.open_tasks(2)
+        lost = await next_task(deaf)
+        await raas.join(SessionResume(resume_token=raas.token, incarnation=1))
+        tasks = await raas.open_tasks(2)
+        assert (await next_task(tasks)).task_id == lost.task_id
+        assert await end_of(deaf) is grpc.StatusCode.ABORTED
+
+
 async def test_a_newer_process_fences_the_older(start_hub, recipe_of, reason_of):
     async with start_hub(recipe_of()) as scene:
         older, newer = scene.raas(), scene.raas()

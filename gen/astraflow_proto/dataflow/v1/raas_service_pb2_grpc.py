@@ -73,8 +73,9 @@ class RaasServiceServicer:
         stream is opened again; held tasks stay held and are not sent again. What the cut
         swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
         incarnation): a task that it does not list is issued again. A second stream of a
-        session replaces the first, which ends with ABORTED. It ends with OK when the RaaS
-        says that it sends nothing more. A nack of a task that is not held changes nothing.
+        session replaces the first, which ends with ABORTED, and so it does when the session
+        is resumed. It ends with OK when the RaaS says that it sends nothing more. A nack of
+        a task that is not held changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

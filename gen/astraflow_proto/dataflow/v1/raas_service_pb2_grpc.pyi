@@ -46,8 +46,9 @@ class RaasServiceStub:
     stream is opened again; held tasks stay held and are not sent again. What the cut
     swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
     incarnation): a task that it does not list is issued again. A second stream of a
-    session replaces the first, which ends with ABORTED. It ends with OK when the RaaS
-    says that it sends nothing more. A nack of a task that is not held changes nothing.
+    session replaces the first, which ends with ABORTED, and so it does when the session
+    is resumed. It ends with OK when the RaaS says that it sends nothing more. A nack of
+    a task that is not held changes nothing.
     """
     StreamRollouts: _grpc.StreamStreamMultiCallable[_raas_service_pb2.StreamRolloutsRequest, _raas_service_pb2.StreamRolloutsResponse]
     """StreamRollouts takes finished rollouts and task results and acknowledges each.
@@ -76,8 +77,9 @@ class RaasServiceAsyncStub(RaasServiceStub):
     stream is opened again; held tasks stay held and are not sent again. What the cut
     swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
     incarnation): a task that it does not list is issued again. A second stream of a
-    session replaces the first, which ends with ABORTED. It ends with OK when the RaaS
-    says that it sends nothing more. A nack of a task that is not held changes nothing.
+    session replaces the first, which ends with ABORTED, and so it does when the session
+    is resumed. It ends with OK when the RaaS says that it sends nothing more. A nack of
+    a task that is not held changes nothing.
     """
     StreamRollouts: _aio.StreamStreamMultiCallable[_raas_service_pb2.StreamRolloutsRequest, _raas_service_pb2.StreamRolloutsResponse]  # type: ignore[assignment]
     """StreamRollouts takes finished rollouts and task results and acknowledges each.
@@ -115,8 +117,9 @@ class RaasServiceServicer(metaclass=_abc_1.ABCMeta):
         stream is opened again; held tasks stay held and are not sent again. What the cut
         swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
         incarnation): a task that it does not list is issued again. A second stream of a
-        session replaces the first, which ends with ABORTED. It ends with OK when the RaaS
-        says that it sends nothing more. A nack of a task that is not held changes nothing.
+        session replaces the first, which ends with ABORTED, and so it does when the session
+        is resumed. It ends with OK when the RaaS says that it sends nothing more. A nack of
+        a task that is not held changes nothing.
         """
 
     @_abc_1.abstractmethod

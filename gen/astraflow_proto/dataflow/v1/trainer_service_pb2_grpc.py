@@ -82,7 +82,7 @@ class TrainerServiceServicer:
         """StreamBatches sends batches as they become ready, at most max_outstanding of them
         unsettled. A cut stream is opened again; unsettled batches are sent again, whole,
         in order and with the same batch_id. A second stream of a rank replaces the first,
-        which ends with ABORTED.
+        which ends with ABORTED, as all do when the session is resumed.
 
         Errors: ALREADY_EXISTS (REQUEST_CONFLICT) when ranks differ in world_size.
         """

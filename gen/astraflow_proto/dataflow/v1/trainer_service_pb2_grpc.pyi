@@ -50,7 +50,7 @@ class TrainerServiceStub:
     """StreamBatches sends batches as they become ready, at most max_outstanding of them
     unsettled. A cut stream is opened again; unsettled batches are sent again, whole,
     in order and with the same batch_id. A second stream of a rank replaces the first,
-    which ends with ABORTED.
+    which ends with ABORTED, as all do when the session is resumed.
 
     Errors: ALREADY_EXISTS (REQUEST_CONFLICT) when ranks differ in world_size.
     """
@@ -96,7 +96,7 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     """StreamBatches sends batches as they become ready, at most max_outstanding of them
     unsettled. A cut stream is opened again; unsettled batches are sent again, whole,
     in order and with the same batch_id. A second stream of a rank replaces the first,
-    which ends with ABORTED.
+    which ends with ABORTED, as all do when the session is resumed.
 
     Errors: ALREADY_EXISTS (REQUEST_CONFLICT) when ranks differ in world_size.
     """
@@ -151,7 +151,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         """StreamBatches sends batches as they become ready, at most max_outstanding of them
         unsettled. A cut stream is opened again; unsettled batches are sent again, whole,
         in order and with the same batch_id. A second stream of a rank replaces the first,
-        which ends with ABORTED.
+        which ends with ABORTED, as all do when the session is resumed.
 
         Errors: ALREADY_EXISTS (REQUEST_CONFLICT) when ranks differ in world_size.
         """
