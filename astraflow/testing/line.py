@@ -1,6 +1,7 @@
 """One member's line to a hub, with a switch for everything that can go wrong on it."""
 
 import asyncio
+import socket
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
@@ -27,28 +28,32 @@ class TcpRelay:
 
     def __init__(self, target: str) -> None:
         self._host, _, self._port = target.rpartition(":")
-        self._server: asyncio.Server | None = None
+        # A server of asyncio loses, open, what it accepts in the moment of its close.
+        self._listener: socket.socket | None = None
         self._is_plugged = True
         self._writers: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
         self.delay_s = 0.0
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
         self.unplug()
         if self._passing:
             await asyncio.wait(self._passing, timeout=_GOODBYE_S)
 
     @property
     def address(self) -> str:
-        if self._server is None:
+        if self._listener is None:
             raise RuntimeError("start the relay first: async with Relay(...)")
-        host, port = self._server.sockets[0].getsockname()
+        host, port = self._listener.getsockname()
         return f"{host}:{port}"
 
     def cut(self) -> None:
@@ -64,24 +69,36 @@ class TcpRelay:
     def plug(self) -> None:
         self._is_plugged = True
 
-    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        passing = asyncio.create_task(self._pass_on(reader, writer))
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:
+            return  # The caller left before.
+        accepted.setblocking(False)
+        passing = asyncio.create_task(self._pass_on(accepted))
         self._passing.add(passing)
         passing.add_done_callback(self._passing.discard)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, accepted: socket.socket) -> None:
+        async with AsyncExitStack() as ends:
+            near = await self._open(ends, sock=accepted)
+            with suppress(OSError):
+                far = await self._open(ends, host=self._host, port=int(self._port))
+                await asyncio.gather(self._pump(near[0], far[1]), self._pump(far[0], near[1]))
+                for _, writer in near, far:
+                    await writer.wait_closed()
+
+    async def _open(
+        self, ends: AsyncExitStack, **where: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open one end of a connection: a cut reaches it until nothing of it is left."""
+        reader, writer = await asyncio.open_connection(**where)
+        ends.callback(writer.transport.abort)
+        ends.callback(self._writers.discard, writer)
+        self._writers.add(writer)
         if not self._is_plugged:
             writer.transport.abort()
-            return
-        try:
-            far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
-        except OSError:
-            writer.close()
-            return
-        ends = {writer, far_writer}
-        self._writers |= ends
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        self._writers -= ends
+        return reader, writer
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop, due = asyncio.get_running_loop(), 0.0
