@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from threading import Lock
 from typing import Final
 
@@ -50,24 +51,29 @@ class PatchStore:
         self._is_sparse = True
         self._room_nbytes = max(history.shard_layout.payload_nbytes, _SPARE_NBYTES)
         self._lock = Lock()
-        self._patches: dict[PatchName, Patch] = {}
+        # By the oldest version that they are made again from.
+        self._patches: dict[int, dict[PatchName, Patch]] = {}
         self._requested: dict[int, None] = {}
         self._readers: deque[TransferSpec] = deque(maxlen=_READER_COUNT)
 
     def __contains__(self, name: PatchName) -> bool:
         with self._lock:
-            return name in self._patches
+            return name in self._patches.get(_first(name), ())
 
     @property
     def patches(self) -> tuple[Patch, ...]:
-        with self._lock:
-            return (*self._patches.values(),)
+        return self._since(0)
 
     @property
     def lasting_patches(self) -> tuple[Patch, ...]:
         """Those that are offered until the next version comes, whoever reads."""
-        oldest = self.history.lasting or 0
-        return tuple(each for each in self.patches if _first(each.info) >= oldest)
+        return self._since(self.history.lasting or 0)
+
+    def _since(self, oldest: int) -> tuple[Patch, ...]:
+        """Return those that are made again from this version, or later ones."""
+        with self._lock:
+            kept = [patches for first, patches in self._patches.items() if first >= oldest]
+            return tuple(chain.from_iterable(patches.values() for patches in kept))
 
     def is_sound(self) -> bool:
         """Whether all payloads that are kept are what their digests say; reads them."""
@@ -121,13 +127,14 @@ class PatchStore:
     def offer(self, patches: Sequence[Patch]) -> None:
         """Offer patches; what has become too old goes."""
         with self._lock:
-            self._patches |= {PatchName.of(patch.info): patch for patch in patches}
+            for patch in patches:
+                name = PatchName.of(patch.info)
+                self._patches.setdefault(_first(name), {})[name] = patch
         self.history.forget(keep=self.keep, room_nbytes=self._room_nbytes)
         oldest = self.history.oldest or 0
         with self._lock:
-            for name in [*self._patches]:
-                if _first(name) < oldest:
-                    del self._patches[name]
+            for first in [first for first in self._patches if first < oldest]:
+                del self._patches[first]
 
     def plan(self, spec: TransferSpec) -> Way:
         """Return the patches that lead from the base to the version, the cheapest for a reader.
@@ -178,7 +185,7 @@ class PatchStore:
 
     def find(self, name: PatchName) -> Patch:
         with self._lock:
-            patch = self._patches.get(name)
+            patch = self._patches.get(_first(name), {}).get(name)
         if patch is None:
             raise evicted(name.version, name.base_version, _NEWEST)
         return patch
