@@ -18,6 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import PoolMembership, Session, TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
+from astraflow.rpc.concurrency import first_error
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import expect_imports, keep_for_good
@@ -244,11 +245,8 @@ class FakeHub:
         self.streams.append(decode_stream_batches(request))
 
     async def StreamTasks(self, requests, context):  # noqa: N802
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read_tasks(requests))
-            async for message in self._stream("StreamTasks", context):
-                yield message
-            reading.cancel()
+        async for message in self._both_ways("StreamTasks", context, self._read_tasks(requests)):
+            yield message
 
     async def _read_tasks(self, requests):
         async for request in requests:
@@ -261,11 +259,9 @@ class FakeHub:
                     await self._note(self.nacks, request.nack)
 
     async def StreamRollouts(self, requests, context):  # noqa: N802
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read_rollouts(requests))
-            async for message in self._stream("StreamRollouts", context):
-                yield message
-            reading.cancel()
+        reading = self._read_rollouts(requests)
+        async for message in self._both_ways("StreamRollouts", context, reading):
+            yield message
 
     async def _read_rollouts(self, requests):
         async for request in requests:
@@ -343,6 +339,14 @@ class FakeHub:
             held_task_ids=_held(request, "held_task_ids", self.held_task_ids),
             held_batch_ids=_held(request, "held_batch_ids", self.held_batch_ids),
         )
+
+    async def _both_ways(self, method, context, reading):
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(reading)
+                async for message in self._stream(method, context):
+                    yield message
+                task.cancel()
 
     async def _stream(self, method, context, first=()):
         await self._enter(method, context)

@@ -192,8 +192,7 @@ async def test_a_task_that_is_given_back_while_the_session_is_opened_again_is_gi
         running = group.create_task(tasks.run())
         await fake_hub.until(lambda: fake_hub.credits)
         fake_hub.cut("StreamTasks")
-        async with asyncio.timeout(5):
-            await fake_hub.until(lambda: fake_hub.nacks)
+        await fake_hub.until(lambda: fake_hub.nacks)
         tasks.set_credit(TaskCredit(max_outstanding=9))
         await fake_hub.until(lambda: fake_hub.credits[-1].max_outstanding == 9)
         running.cancel()

@@ -330,13 +330,9 @@ async def test_an_older_process_does_not_speak_for_the_newer_while_that_is_writt
             for _ in range(3):
                 # It has heard of it by then.
                 assert await reason_of(scene.raas().keep_alive()) is Reason.TOKEN_INVALID
-            late = [
-                asyncio.ensure_future(reason_of(each))
-                for each in (older.ack(batch_id), older.leave())
-            ]
-            done, _ = await asyncio.wait(late, timeout=5)
+            late = await asyncio.gather(reason_of(older.ack(batch_id)), reason_of(older.leave()))
         await registering
-        assert [each.result() for each in done] == [Reason.SESSION_FENCED] * 2
+        assert late == [Reason.SESSION_FENCED] * 2
         await newer.keep_alive()
 
 

@@ -229,8 +229,7 @@ async def test_a_version_that_nobody_announced_holds_no_other_back(
     while not node.runner.held:  # noqa: ASYNC110 - the hub's stream makes it true
         await asyncio.sleep(0.001)
     fake_hub.publish(make_version(3))
-    async with asyncio.timeout(10):
-        await fake_hub.until(lambda: fake_hub.nacks)
+    await fake_hub.until(lambda: fake_hub.nacks)
     assert engine.version == 3
     assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 3 here")
 
@@ -251,8 +250,7 @@ async def test_a_version_that_is_no_longer_kept_holds_no_other_back(
     await five_versions_come(fake_hub, puller, make_task, make_version)
     puller.gone = {3}
     puller.open.set()
-    async with asyncio.timeout(10):
-        await fake_hub.until(lambda: fake_hub.nacks)
+    await fake_hub.until(lambda: fake_hub.nacks)
     assert engine.version == 5
     assert fake_hub.nacks[0].failure.message.startswith("policy solver serves version 5 here")
 
@@ -272,8 +270,7 @@ async def test_what_waits_for_an_engine_that_lost_its_weights_begins_once_it_has
         await asyncio.sleep(0.001)
     engine.version = 0
     puller.open.set()
-    async with asyncio.timeout(10):
-        await fake_hub.until(lambda: len(fake_hub.results) == 2)
+    await fake_hub.until(lambda: len(fake_hub.results) == 2)
     assert len(fake_hub.rollouts) == 4
 
 
@@ -377,8 +374,7 @@ async def test_a_version_that_a_lost_server_came_back_with_is_reported(
     await fake_hub.until(lambda: len(fake_hub.reports) == 1)
     monkeypatch.setattr(engine, "swap", lost)
     fake_hub.publish(make_version(1))
-    async with asyncio.timeout(10):
-        await fake_hub.until(lambda: len(fake_hub.reports) == 3)
+    await fake_hub.until(lambda: len(fake_hub.reports) == 3)
     states = [(report.version, report.state) for report in fake_hub.reports[1:]]
     assert states == [(1, VersionState.FAILED), (1, VersionState.LIVE)]
 

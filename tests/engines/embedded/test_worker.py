@@ -111,9 +111,8 @@ async def test_what_was_asked_as_the_thread_broke_is_answered(engine):
     # It was not handed over yet.
     worker._inbox.put(((), broken))
     worker.join()
-    async with asyncio.timeout(20):
-        with pytest.raises(AstraflowError, match="a defect"):
-            await asked
+    with pytest.raises(AstraflowError, match="a defect"):
+        await asked
 
 
 @pytest.mark.parametrize("kv", ["keep"])
@@ -121,9 +120,8 @@ async def test_who_waits_for_what_broke_the_thread_is_told(engine, model):
     staged = spoilt(stage(sparse(model), engine._slots, engine._versions.weights))
     *others, last = staged.scatters
     torn = replace(staged, scatters=(*others, replace(last, old=last.old.double())))
-    async with asyncio.timeout(20):
-        with pytest.raises(AstraflowError, match="the engine broke"):
-            await commit(engine, torn)
+    with pytest.raises(AstraflowError, match="the engine broke"):
+        await commit(engine, torn)
 
 
 @pytest.mark.parametrize("kv", ["keep"])
@@ -133,8 +131,7 @@ async def test_a_device_that_computes_no_more_breaks_the_engine(engine, monkeypa
 
     monkeypatch.setattr(engine._base.module, "forward", forward)
     asked = [engine.generate([3, 4], knobs()), engine.generate([3, 4, 5], knobs())]
-    async with asyncio.timeout(20):
-        errors = await asyncio.gather(*asked, return_exceptions=True)
+    errors = await asyncio.gather(*asked, return_exceptions=True)
     assert ["the engine broke" in str(each) for each in errors] == [True, True]
     with pytest.raises(AstraflowError, match="device-side assert"):
         engine.load()
