@@ -9,6 +9,8 @@ from astraflow.core.errors import AstraflowError, Reason
 
 _NAMES: Final = {"integer": "integer", "number": "number", "string": "text", "boolean": "yes or no"}
 _BOUNDS: Final = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+# What is below it is a limit that somebody may meet.
+_ENDLESS: Final = 1e9
 _Schema = Mapping[str, Any]
 
 
@@ -115,7 +117,11 @@ def _kind(field: _Schema) -> str:
         case None:
             return "anything"
         case kind:
-            bounds = [f"{sign} {field[key]:g}" for key, sign in _BOUNDS.items() if key in field]
+            bounds = [
+                f"{sign} {field[key]:g}"
+                for key, sign in _BOUNDS.items()
+                if field.get(key, _ENDLESS) < _ENDLESS
+            ]
             name = "path" if field.get("format") == "path" else _NAMES[str(kind)]
             return " ".join([name, ", ".join(bounds)]).strip()
 

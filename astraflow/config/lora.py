@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from astraflow.config.strict import Finite, Strict
+from astraflow.config.strict import Count, Finite, Strict
 from astraflow.core.errors import AstraflowError, Reason
 
 # The files of an adapter, and how its tensors are called in them (peft 0.21).
@@ -23,7 +23,7 @@ class Lora(Strict):
     node: its weights are there once.
     """
 
-    rank: int = Field(default=16, ge=1)
+    rank: Count = Field(default=16, ge=1)
     """Width of an adapter."""
     alpha: Finite = Field(default=32.0, gt=0)
     """What an adapter adds counts alpha / rank times."""

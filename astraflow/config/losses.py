@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from astraflow.config.strict import Finite, Options, Strict
+from astraflow.config.strict import Count, Finite, Options, Strict
 
 Paired = Literal["dpo", "bradley_terry"]
 
@@ -130,7 +130,7 @@ class Loss(Strict):
     mean: Literal["tokens", "rows", "constant"] = "tokens"
     """tokens: every token of the batch counts the same (DAPO). rows: every row does (GRPO).
     constant: the sum over tokens, by rows times `row_tokens` (Dr. GRPO)."""
-    row_tokens: int | None = Field(default=None, ge=1)
+    row_tokens: Count | None = Field(default=None, ge=1)
     """Of mean: constant; as many as a row can have."""
 
     @property
@@ -190,9 +190,9 @@ class Loss(Strict):
 class Overlong(Strict):
     """Takes off the reward of long rollouts, softly (DAPO's overlong reward shaping)."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Count = Field(ge=1)
     """Sampled tokens from which on all of `penalty` is taken off."""
-    buffer_tokens: int = Field(ge=1)
+    buffer_tokens: Count = Field(ge=1)
     """So many before that it begins, and grows linearly."""
     penalty: Finite = Field(default=1.0, gt=0)
     """The most that is taken off."""
@@ -244,7 +244,7 @@ class Optimizer(Strict):
     """Of an optimizer of your own, which finds them in the settings."""
     learning_rate: Finite = Field(default=1e-6, gt=0)
     """After the warm-up, and before the decay."""
-    warm_up_steps: int = Field(default=0, ge=0)
+    warm_up_steps: Count = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to learning_rate."""
     decay: tuple[int, int] | None = None
     """Last step at learning_rate, and the step from which on the rate is a tenth of it; it falls

@@ -7,7 +7,16 @@ from pydantic import Field, model_validator
 
 from astraflow.config.lora import Lora
 from astraflow.config.losses import Advantages, CriticConfig, Loss, Optimizer
-from astraflow.config.strict import Algorithm, Finite, LaneChoice, Options, OwnEngine, Strict
+from astraflow.config.strict import (
+    Algorithm,
+    Count,
+    Finite,
+    LaneChoice,
+    Nbytes,
+    Options,
+    OwnEngine,
+    Strict,
+)
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import SamplingParams
 
@@ -30,15 +39,15 @@ class WarmUp(Strict):
     demonstrations: Path | None = None
     """JSONL file. A row is {"messages": [...]}, of which the assistant's turns are learned, or
     {"prompt": ..., "completion": ...}. See models.md."""
-    step_count: int | None = Field(default=None, ge=1)
+    step_count: Count | None = Field(default=None, ge=1)
     """Optimizer steps. Unset: 300, or three passes over the demonstrations for a model that is
     given."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: Count | None = Field(default=None, ge=1)
     """Rows per step. Unset: 64, or 8 for a model that is given."""
     learning_rate: Finite | None = Field(default=None, gt=0)
     """Peak rate; rises over the first tenth of the steps, then falls to a tenth. Unset: 2e-3, or
     1e-4 for a model that is given."""
-    max_length: int = Field(default=1024, ge=2)
+    max_length: Count = Field(default=1024, ge=2)
     """Demonstrations of more tokens are left out, and counted."""
 
     @model_validator(mode="after")
@@ -56,13 +65,13 @@ class Tiny(Strict):
     Its tokenizer is trained on them: byte pairs, so it can say any text. It speaks ChatML.
     """
 
-    hidden_size: int = Field(default=128, ge=32, multiple_of=32)
+    hidden_size: Count = Field(default=128, ge=32, multiple_of=32)
     """Width; a head has 32 of it."""
-    layer_count: int = Field(default=3, ge=1)
+    layer_count: Count = Field(default=3, ge=1)
     """Transformer blocks."""
-    vocabulary_size: int = Field(default=1024, ge=300)
+    vocabulary_size: Count = Field(default=1024, ge=300)
     """Tokens, at most: 256 bytes, and what the demonstrations repeat."""
-    context: int = Field(default=1024, ge=16)
+    context: Count = Field(default=1024, ge=16)
     """Longest sequence."""
 
 
@@ -114,13 +123,13 @@ class Sampling(Strict):
     trainer scores tokens under the softmax over the whole vocabulary (docs/losses.md)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Fewest tokens whose probabilities add up to so much; 1: all."""
-    top_k: int | None = Field(default=None, ge=1)
+    top_k: Count | None = Field(default=None, ge=1)
     """The likeliest so many; unset: all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Tokens at least so likely as this share of the likeliest one; 0: all."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: Count = Field(default=256, ge=1)
     """Tokens of one generation, at most; one that is cut there is truncated."""
-    min_new_tokens: int = Field(default=0, ge=0)
+    min_new_tokens: Count = Field(default=0, ge=0)
     """No end before so many tokens."""
     stop_strings: tuple[str, ...] = ()
     """A generation ends after any of these."""
@@ -136,9 +145,9 @@ class Buffer(Strict):
 
     order: Literal["edf", "fifo"] = "edf"
     """Earliest deadline first: what turns stale first; or first in, first out."""
-    max_groups: int | None = Field(default=None, ge=1)
+    max_groups: Count | None = Field(default=None, ge=1)
     """Groups beyond it are dropped, first those that come first; unset: as many as may be open."""
-    max_nbytes: int | None = Field(default=None, ge=1)
+    max_nbytes: Nbytes | None = Field(default=None, ge=1)
     """The same for bytes of tokens and columns; groups of one batch are kept whatever they take."""
 
 
@@ -149,13 +158,13 @@ class ReplayConfig(Strict):
     """Of a batch's groups, at most, on average; 0.3 uses a group 1.43 times on average."""
     order: Algorithm = Algorithm(name="latest")
     """Which of those that may be: latest, uniform, prioritised, or your own."""
-    max_uses: int = Field(default=2, ge=2)
+    max_uses: Count = Field(default=2, ge=2)
     """Batches that a group is in, the first one included."""
-    max_staleness: int | None = Field(default=None, ge=0)
+    max_staleness: Count | None = Field(default=None, ge=0)
     """Versions between sampling and the last use, at most; unset: the trainer's."""
-    max_groups: int = Field(default=1024, ge=1)
+    max_groups: Count = Field(default=1024, ge=1)
     """Groups that are kept; then the oldest ones are forgotten."""
-    max_nbytes: int = Field(default=256 << 20, ge=1)
+    max_nbytes: Nbytes = Field(default=256 << 20, ge=1)
     """Bytes of tokens and columns that they may take."""
 
 
@@ -166,7 +175,7 @@ class Sync(Strict):
     """steps: the trainer, after every so many optimizer steps. asked: the rollout nodes, which ask
     for a newer version; the trainer publishes after the step in progress, or says that there is
     nothing newer."""
-    every: int = Field(default=1, ge=1)
+    every: Count = Field(default=1, ge=1)
     """steps: optimizer steps per version. asked: groups that a node finishes before it asks."""
 
     @property
@@ -181,7 +190,7 @@ class Broadcast(Strict):
     For nodes that share a fast fabric with the trainer. Others pull, and all do when it breaks.
     """
 
-    node_count: int = Field(ge=1)
+    node_count: Count = Field(ge=1)
     """Nodes of the group: the first that take a seat. It meets once all are there, and anew once
     one that died was replaced."""
     port: int = Field(ge=1, le=65535)
@@ -195,9 +204,9 @@ class Broadcast(Strict):
 class Keep(Strict):
     """Which checkpoints stay. Beside these do the first weights, and what was asked for by name."""
 
-    last: int = Field(default=2, ge=2)
+    last: Count = Field(default=2, ge=2)
     """The newest so many. Two at least: the newest may not be acknowledged yet."""
-    every: int | None = Field(default=None, ge=1)
+    every: Count | None = Field(default=None, ge=1)
     """Those whose step is a multiple of it; unset: none for that."""
     best: str | None = Field(default=None, min_length=1)
     """The one with the highest value of this: a number of metrics.jsonl, such as reward/mean, or
@@ -218,7 +227,7 @@ class Fsdp(Strict):
     `compute`, `checkpointing` and `compile` hold for one rank, too.
     """
 
-    replicas: int = Field(default=1, ge=1)
+    replicas: Count = Field(default=1, ge=1)
     """Groups of ranks that have the whole model each (HSDP); divides ranks. With 2 replicas of 8
     ranks weights are gathered among 8, and gradients are summed over both groups."""
     compute: Literal["auto", "f32", "bf16"] = "auto"
@@ -234,13 +243,13 @@ class Fsdp(Strict):
     model has 64 million parameters or more, and no experts."""
     offload: bool = False
     """Keep weights, gradients and optimizer on the host while they are not used; needs ranks."""
-    context_parallel: int = Field(default=1, ge=1)
+    context_parallel: Count = Field(default=1, ge=1)
     """Ranks, one after the other, that have a part of every row each, and exchange heads for tokens
     in attention (Ulysses); divides the model's heads."""
-    tensor_parallel: int = Field(default=1, ge=1)
+    tensor_parallel: Count = Field(default=1, ge=1)
     """Ranks, one after the other, that have a part of every matrix of a block each, and the same
     rows; divides the model's heads and key heads. For ranks of one machine."""
-    expert_parallel: int = Field(default=1, ge=1)
+    expert_parallel: Count = Field(default=1, ge=1)
     """Ranks, one after the other, that have a part of the experts of every layer each, and exchange
     tokens for them (all-to-all); replicas times it divides ranks, and it the number of experts. Not
     beside tensor_parallel."""
@@ -251,17 +260,17 @@ class TrainerConfig(Strict):
 
     engine: OwnEngine | None = None
     """Unset: the built-in one, for models of transformers."""
-    step_count: int | None = Field(default=None, ge=1)
+    step_count: Count | None = Field(default=None, ge=1)
     """Optimizer steps, one batch each; unset: until the data ends."""
-    groups_per_batch: int = Field(default=16, ge=1)
+    groups_per_batch: Count = Field(default=16, ge=1)
     """Groups (prompts) per batch; rollouts per batch are this times group_size."""
-    minibatches: int = Field(default=1, ge=1)
+    minibatches: Count = Field(default=1, ge=1)
     """Parts that a batch is trained on in, one optimizer update each; rows of one prompt stay
     together where that is even."""
-    epochs: int = Field(default=1, ge=1)
+    epochs: Count = Field(default=1, ge=1)
     """Times that a batch goes through all its parts, which are other ones each time. However many
     updates it makes, a batch is one step: one version, one learning rate, one ack."""
-    max_staleness: int = Field(default=2, ge=0)
+    max_staleness: Count = Field(default=2, ge=0)
     """Versions between sampling and training, at most. 0 is synchronous."""
     sync: Sync = Sync()
     lanes: LaneChoice = "auto"
@@ -282,9 +291,9 @@ class TrainerConfig(Strict):
     """Unset: every group is trained on once."""
     guards: tuple[Algorithm, ...] = ()
     """Refuse batches: distinct_prompts, useful_share, or your own. What is at fault is dropped."""
-    max_refusals: int = Field(default=4, ge=0)
+    max_refusals: Count = Field(default=4, ge=0)
     """After so many refusals in a row a batch is served as it is."""
-    max_failed_steps: int = Field(default=0, ge=0)
+    max_failed_steps: Count = Field(default=0, ge=0)
     """Steps in a row that may fail, as on a gradient that is not finite: the batch is discarded and
     the run goes on. One more, and the trainer stops; 0: it stops at the first."""
     loss: Loss = Loss()
@@ -296,7 +305,7 @@ class TrainerConfig(Strict):
     """Of mixtures of experts. told: tokens take the experts that the engine told of, and their own
     where it did not tell. required: nodes that do not tell are refused. never: all take their
     own."""
-    max_tokens_per_pass: int = Field(default=16384, ge=1)
+    max_tokens_per_pass: Count = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
     share_prefixes: SharePrefixes = "auto"
     """Compute once what rows of a batch begin with in common, such as the prompt of a group, where
@@ -308,21 +317,21 @@ class TrainerConfig(Strict):
     rows of like length are padded to one."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
     """What is published. Master weights are always f32."""
-    checkpoint_every: int | None = Field(default=None, ge=1)
+    checkpoint_every: Count | None = Field(default=None, ge=1)
     """Steps between checkpoints. Unset: one when ten minutes have passed since the last one, and
     of these the newest two are kept. The first and last weights are always saved."""
     save: SaveConfig = SaveConfig()
     device: str = "auto"
     """auto, cpu or cuda[:N]."""
-    thread_count: int = Field(default=1, ge=1)
+    thread_count: Count = Field(default=1, ge=1)
     """CPU threads for torch, of each rank."""
-    mismatch_every: int | None = Field(default=10, ge=1)
+    mismatch_every: Count | None = Field(default=10, ge=1)
     """Versions from one whose likelihoods are compared with its samplers', over 16 rows at most, to
     the next; null: none is."""
     deterministic: bool | None = None
     """Take kernels that give the same bits for the same batches where torch has them; they may be
     slower. Unset: on the CPU."""
-    ranks: int = Field(default=1, ge=1)
+    ranks: Count = Field(default=1, ge=1)
     """Processes that share the model and every batch; `astraflow run` starts them on its machine
     with torchrun. docs/ranks.md says how to start them on many."""
     fsdp: Fsdp = Fsdp()

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config.strict import LaneChoice, Name, Named, Options, Seconds, Strict
+from astraflow.config.strict import Count, LaneChoice, Name, Named, Nbytes, Options, Seconds, Strict
 
 
 class TlsConfig(Strict):
@@ -42,7 +42,7 @@ class JournalConfig(Strict):
     durability: Literal["process", "power"] = "process"
     """What an acknowledgement survives: the death of the hub, or of the machine's power too; a
     database does as it is set up, and waits for its disk with power."""
-    compact_nbytes: int = Field(default=256 << 20, ge=1 << 16)
+    compact_nbytes: Nbytes = Field(default=256 << 20, ge=1 << 16)
     """Bytes of records after which a snapshot takes their place."""
     url: str | None = None
     """postgres: of the database, as libpq takes it, such as postgresql://astra@db/runs; the
@@ -127,16 +127,16 @@ class EngineSettings(Strict):
     """embedded: in the node's own process, for small models. vllm, sglang: a server that the node
     starts and supervises, or attaches to; see engines.md. none: nothing is sampled, for workflows
     that take answers from their rows."""
-    max_batch: int = Field(default=128, ge=1)
+    max_batch: Count = Field(default=128, ge=1)
     """Sequences decoded together."""
-    max_context: int | None = Field(default=None, ge=1)
+    max_context: Count | None = Field(default=None, ge=1)
     """Tokens of prompt and completion; unset: the model's own limit."""
     device: str = "auto"
     """auto, cpu or cuda[:N]. Servers with auto are spread over the GPUs that the node sees."""
     dtype: Literal["auto", "f32", "bf16"] = "auto"
     """Of the computation. auto: that of the model, as its config.json names it; half precision of
     any kind is bf16, and the embedded engine computes in f32 on a CPU."""
-    thread_count: int = Field(default=1, ge=1)
+    thread_count: Count = Field(default=1, ge=1)
     """CPU threads for torch."""
     kv: Literal["keep", "recompute"] = "keep"
     """What a new version does to the cache of running generations: nothing, or they are read
@@ -149,7 +149,7 @@ class EngineSettings(Strict):
     place of starting one."""
     args: tuple[str, ...] = ()
     """Servers: further arguments of the command that starts it."""
-    tensor_parallel: int = Field(default=1, ge=1)
+    tensor_parallel: Count = Field(default=1, ge=1)
     """Servers: GPUs that share one copy of the model."""
     memory: float | None = Field(default=None, gt=0, le=1)
     """Servers: share of a GPU's memory for weights and cache; unset: the server's own, or an equal
@@ -203,9 +203,9 @@ class Agents(Strict):
     network is yours."""
     advertise: str | None = None
     """How agents dial it: auto, fqdn, or a host or IP; unset: as listened on."""
-    max_requests: int = Field(default=1024, ge=1)
+    max_requests: Count = Field(default=1024, ge=1)
     """Generations at once; more are answered with 429 and Retry-After."""
-    max_body_nbytes: int = Field(default=8 * 2**20, ge=1024)
+    max_body_nbytes: Nbytes = Field(default=8 * 2**20, ge=1024)
     """Bytes of a request; a larger one is answered with 413."""
     patience_s: float = Field(default=20.0, gt=0)
     """Seconds that a client may take for the head of a request, and again for its body."""
@@ -216,11 +216,11 @@ class Agents(Strict):
 class Raas(Strict):
     """The rollout nodes that the launcher starts; more can join at any time."""
 
-    count: int = Field(default=1, ge=0)
+    count: Count = Field(default=1, ge=0)
     """Nodes to start; 0: none, for nodes that join from elsewhere."""
-    capacity: int = Field(default=128, ge=1)
+    capacity: Count = Field(default=128, ge=1)
     """Rollouts that one node runs at once."""
-    eval_extra: int | None = Field(default=None, ge=0)
+    eval_extra: Count | None = Field(default=None, ge=0)
     """Rollouts of evaluations that one node runs beyond `capacity`, so that training keeps all of
     it. An engine that decodes many at once does a few more at little cost, if it has the memory for
     them. Unset: a tenth of `capacity`, rounded up."""
@@ -252,10 +252,10 @@ class Gpus(Strict):
     layout: Literal["auto", "apart", "colocated"] = "auto"
     """apart: every rank of a trainer and every server has GPUs of its own. colocated: they share
     GPUs, each with a part of the memory. auto: apart where that fits."""
-    count: int | None = Field(default=None, ge=0)
+    count: Count | None = Field(default=None, ge=0)
     """GPUs of each machine that may be used; unset: those that are found, within
     CUDA_VISIBLE_DEVICES. 0: nothing is planned, and processes see what the launcher sees."""
-    machines: int = Field(default=1, ge=1)
+    machines: Count = Field(default=1, ge=1)
     """Machines with so many GPUs each. What the plan has on others is started there, by the
     commands that the launcher prints."""
     trainer_memory: float | None = Field(default=None, gt=0, lt=1)
@@ -275,12 +275,12 @@ class ExecutorConfig(Named):
 class Restarts(Strict):
     """How often `astraflow run` starts what died again within a window; beyond that it gives up."""
 
-    raas: int = Field(default=3, ge=0)
+    raas: Count = Field(default=3, ge=0)
     """Of all nodes together; where one is given up the others go on, and without any the run
     fails."""
-    trainer: int = Field(default=16, ge=0)
+    trainer: Count = Field(default=16, ge=0)
     """Of each trainer that a signal ended; else the run fails."""
-    hub: int = Field(default=16, ge=0)
+    hub: Count = Field(default=16, ge=0)
     """Of a hub that a signal killed; else the run fails."""
     window_s: float = Field(default=600.0, gt=0)
     """Restarts that are longer ago do not count."""
@@ -289,9 +289,9 @@ class Restarts(Strict):
 class AutoscaleConfig(Strict):
     """How large the pool may be, and how `astraflow autoscale` changes it."""
 
-    min: int = Field(default=1, ge=0)
+    min: Count = Field(default=1, ge=0)
     """Nodes, at least."""
-    max: int = Field(default=64, ge=1)
+    max: Count = Field(default=64, ge=1)
     """Nodes, at most."""
     window_s: Seconds = Field(default=300.0, gt=0)
     """Waits, production and consumption are measured over this time; it is also the least time
@@ -335,11 +335,11 @@ class Http(Strict):
     """Whether pickled requests are read, as existing peers send them; nothing in them is run."""
     trainers: tuple[Name, ...] = ()
     """Policies whose trainers come over HTTP: `astraflow run` starts none for them."""
-    max_body_nbytes: int = Field(default=64 << 20, ge=1 << 10)
+    max_body_nbytes: Nbytes = Field(default=64 << 20, ge=1 << 10)
     """Of one request. One host may send so much at once, all together twice of it."""
-    max_answer_nbytes: int = Field(default=128 << 20, ge=1 << 10)
+    max_answer_nbytes: Nbytes = Field(default=128 << 20, ge=1 << 10)
     """Of one answer of a peer that is dialled, such as the rollouts of a RaaS."""
-    max_weights_nbytes: int | None = Field(default=None, ge=1)
+    max_weights_nbytes: Nbytes | None = Field(default=None, ge=1)
     """Of the weights that a sender names; unset: the memory of this machine."""
     clear_weights: bool = False
     """Whether weights go to published receivers on other hosts, and come from published senders

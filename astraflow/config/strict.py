@@ -5,9 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(le=1e38, allow_inf_nan=False)]
+"""That an f32 holds, too."""
 Seconds = Annotated[float, Field(le=1e9)]
 """That are added to a time of day: thirty years, and no infinity, for whoever wants no limit."""
+Count = Annotated[int, Field(le=10**9)]
+"""Of whatever there may be many of; a billion is no limit, for whoever wants none."""
+Nbytes = Annotated[int, Field(le=2**62)]
 Options = dict[str, Any]
 LaneChoice = Literal["auto"] | tuple[Literal["grpc", "tcp", "shm", "ucx"], ...]
 

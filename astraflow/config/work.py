@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from astraflow.config.strict import Algorithm, Finite, Name, Options, Seconds, Strict
+from astraflow.config.strict import Algorithm, Count, Finite, Name, Nbytes, Options, Seconds, Strict
 
 _OF_HUB = ("split", "config", "revision")
 
@@ -33,11 +33,11 @@ class DataSet(Strict):
     """Field with a stable id; unset: a digest of the row."""
     shuffle: bool = True
     """Another order in every epoch, from the run's seed."""
-    max_prompt_chars: int | None = Field(default=None, ge=1)
+    max_prompt_chars: Count | None = Field(default=None, ge=1)
     """Rows whose length_field is longer are left out and counted."""
     length_field: str = "prompt"
     """The field whose length counts."""
-    limit: int | None = Field(default=None, ge=1)
+    limit: Count | None = Field(default=None, ge=1)
     """Only the first so many rows."""
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class MixPhaseConfig(Strict):
 
     weights: dict[Name, Annotated[Finite, Field(ge=0)]] = Field(min_length=1)
     """Shares by data set; they need not add up to 1."""
-    from_version: int = Field(default=0, ge=0)
+    from_version: Count = Field(default=0, ge=0)
     """First version of the workflow's first policy that it is for."""
 
 
@@ -83,7 +83,7 @@ class PayloadsConfig(Strict):
     url: str = Field(pattern=r"^[a-z0-9]+://.")
     """Of a folder that hub, nodes and trainers reach, such as s3://bucket/payloads or
     file:///shared/payloads; each run has a folder of its own in it. Needs the extra `store`."""
-    above_nbytes: int = Field(default=64 << 10, ge=0)
+    above_nbytes: Nbytes = Field(default=64 << 10, ge=0)
     """A trajectory whose arrays take so many bytes goes there: 9 for each token, and what routed
     experts and columns of a workflow take."""
 
@@ -95,17 +95,17 @@ class RolloutsConfig(Strict):
     """One data set, several by weight, or a schedule of weights by version."""
     workflow: Name
     """Name of a workflow of this recipe."""
-    group_size: int = Field(default=8, ge=1)
+    group_size: Count = Field(default=8, ge=1)
     """Rollouts per prompt."""
-    min_group_size: int = Field(default=2, ge=1)
+    min_group_size: Count = Field(default=2, ge=1)
     """A group with fewer rewarded rollouts is dropped."""
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: Count | None = Field(default=None, ge=1)
     """Passes over the data set; unset: until the steps are done."""
     timeout_s: Seconds = Field(default=120.0, gt=0)
     """For one rollout, from its start."""
-    max_attempts: int = Field(default=3, ge=1)
+    max_attempts: Count = Field(default=3, ge=1)
     """Of one sample, when engines or environments fail; a node that is lost uses up none."""
-    max_lost: int = Field(default=10, ge=1)
+    max_lost: Count = Field(default=10, ge=1)
     """A prompt is given up, as a dead letter, after so many nodes that were killed, cut off or
     preempted while they held samples of it: it may be what kills them."""
     keep_together: bool = True
@@ -114,10 +114,10 @@ class RolloutsConfig(Strict):
     policy_fault_reward: float = Field(default=0.0, allow_inf_nan=False)
     """Of a rollout that the policy broke (its program hung, crashed or broke limits), where the
     fault has no reward of its own. It is trained on like any other."""
-    max_failed_groups: int = Field(default=32, ge=1)
+    max_failed_groups: Count = Field(default=32, ge=1)
     """The run fails after so many groups in a row of which every rollout failed, for whatever
     reason."""
-    max_filtered_groups: int = Field(default=1024, ge=1)
+    max_filtered_groups: Count = Field(default=1024, ge=1)
     """The run fails after so many groups in a row of which `filters` left less than min_group_size
     to every policy; from a quarter of it on it warns."""
     max_failed_share: float = Field(default=0.5, gt=0, le=1)
@@ -126,7 +126,7 @@ class RolloutsConfig(Strict):
     selectors: tuple[Algorithm, ...] = ()
     """Decide which prompts are asked for: uniform, filter_solved, curriculum, greso, or your own.
     All of them have to admit a prompt; none: every prompt is asked for."""
-    max_skips: int = Field(default=256, ge=1)
+    max_skips: Count = Field(default=256, ge=1)
     """After so many prompts in a row that were not admitted the next one is asked for."""
     filters: tuple[Algorithm, ...] = ()
     """Decide, in this order, what of a whole group is trained on: zero_advantage (dynamic
@@ -175,7 +175,7 @@ class Relation(Strict):
     """independent: each trains at its own pace. bounded_skew: none is more than max_skew versions
     ahead of another. lockstep: one version at a time, and the pool sees new versions of all
     policies together."""
-    max_skew: int = Field(default=1, ge=1)
+    max_skew: Count = Field(default=1, ge=1)
     """Versions that one policy may be ahead of another; of bounded_skew."""
     timeout_s: Seconds = Field(default=60.0, gt=0)
     """For how long the others wait for a policy whose trainer is gone, from its last sign of life;
@@ -191,7 +191,7 @@ class EvalSet(Strict):
     """Name of a data set of this recipe."""
     workflow: Name
     """Name of a workflow of this recipe."""
-    repeats: int = Field(default=1, ge=1)
+    repeats: Count = Field(default=1, ge=1)
     """Rollouts per prompt."""
     correct_reward: Finite = 1.0
     """A rollout is correct when its reward is at least this."""
@@ -204,13 +204,13 @@ class EvalSampling(Strict):
     """As `policies.NAME.sampling.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """As `policies.NAME.sampling.top_p`."""
-    top_k: int | None = Field(default=None, ge=1)
+    top_k: Count | None = Field(default=None, ge=1)
     """As `policies.NAME.sampling.top_k`."""
     min_p: float | None = Field(default=None, ge=0, lt=1)
     """As `policies.NAME.sampling.min_p`."""
-    max_new_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: Count | None = Field(default=None, ge=1)
     """As `policies.NAME.sampling.max_new_tokens`."""
-    min_new_tokens: int | None = Field(default=None, ge=0)
+    min_new_tokens: Count | None = Field(default=None, ge=0)
     """As `policies.NAME.sampling.min_new_tokens`."""
     stop_strings: tuple[str, ...] | None = None
     """As `policies.NAME.sampling.stop_strings`."""
@@ -230,7 +230,7 @@ class EvalSuiteConfig(Strict):
     """Measure the first weights."""
     at_end: bool = True
     """Measure the last weights."""
-    every: int | None = Field(default=None, ge=1)
+    every: Count | None = Field(default=None, ge=1)
     """Versions of the first policy between evaluations."""
     pool_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the pool's capacity that it may take while training goes on."""
