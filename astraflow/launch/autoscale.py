@@ -7,12 +7,13 @@ drained through the hub, and a starter hears of it when it has left.
 import asyncio
 import json
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
+from astraflow.core.clock import Clock, SteadyClock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunStatus
 from astraflow.launch.executors.finding import Executor, Placement, StartedProcess
@@ -223,12 +225,20 @@ class _Loop:
     patience_s: float
     drain_s: float | None
     as_json: bool
+    machine: Clock = field(default_factory=SystemClock)
+    # In containers every life of a process has the same number, and nodes outlive a maintainer.
     scaler: Scaler = field(
-        default_factory=lambda: Scaler(prefix=f"auto-{os.getpid()}", start_timeout=_START_TIMEOUT)
+        default_factory=lambda: Scaler(
+            prefix=f"auto-{secrets.token_hex(3)}", start_timeout=_START_TIMEOUT
+        )
     )
     leaving: dict[str, str] = field(default_factory=dict[str, str])
     last: str = ""
     heard_s: float = field(default_factory=time.monotonic)
+    clock: Clock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = SteadyClock(self.machine)
 
     async def run(self, poll_s: float) -> None:
         """Look and act until the run is over."""
@@ -255,7 +265,7 @@ class _Loop:
             return not (is_over or is_lost)
         self.heard_s = time.monotonic()
         await self._clean_up(status)
-        plan = self.scaler.plan(advice, datetime.now(UTC))
+        plan = self.scaler.plan(advice, self.clock.now())
         # Of a pool that stays people hear once.
         now = f"{advice.action} {advice.member_count} {advice.target_member_count}"
         if plan != ScalePlan() or now != self.last or self.as_json:

@@ -5,6 +5,7 @@ import pytest
 from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Gpus
 from astraflow.config.run_dir import HubEndpoint, RunDir
+from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.autoscale import ExecutorStarter, ShellStarter, _Loop, fill
 from astraflow.launch.gpus import plan_gpus
@@ -78,7 +79,7 @@ async def test_a_command_that_fails_says_what_it_said(tmp_path):
     assert "no quota" in failed.value.message
 
 
-def loop_of(control, starter, run_dir, patience_s=30.0):
+def loop_of(control, starter, run_dir, patience_s=30.0, **options):
     return _Loop(
         control=control,
         starter=starter,
@@ -86,6 +87,7 @@ def loop_of(control, starter, run_dir, patience_s=30.0):
         patience_s=patience_s,
         drain_s=None,
         as_json=False,
+        **options,
     )
 
 
@@ -121,3 +123,32 @@ async def test_advice_to_leave_a_pool_as_it_is_names_one_size(tmp_path, capsys):
         loop = loop_of(await run.control(), shell(tmp_path, "true"), run.run_dir)
         assert await loop._step()
     assert "hold at 0 nodes: " in capsys.readouterr().out
+
+
+async def test_a_maintainer_that_is_started_again_takes_no_name_of_a_node_from_before(tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"autoscale.min": 3})
+    starter = shell(tmp_path, "echo {name} >> {run}/names")
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        for _ in range(2):
+            # Of one process number, as two lives of a container have it.
+            assert await loop_of(await run.control(), starter, run.run_dir)._step()
+    names = (tmp_path / "names").read_text().split()
+    assert len(set(names)) == len(names) == 6
+
+
+class SetClock(ManualClock):
+    """A machine's clock that somebody sets; no time passes."""
+
+    def monotonic(self):
+        return 0.0
+
+
+async def test_nodes_on_their_way_are_not_given_up_when_the_clock_is_set_forward(tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", changes={"autoscale.min": 3})
+    starter, machine = shell(tmp_path, "echo {name} >> {run}/names"), SetClock()
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        loop = loop_of(await run.control(), starter, run.run_dir, machine=machine)
+        assert await loop._step()
+        machine.advance(3600)
+        assert await loop._step()
+    assert len((tmp_path / "names").read_text().split()) == 3
