@@ -81,7 +81,8 @@ class Reason(StrEnum):
 CONFIGURATION_EXIT = 78
 """Exit code of a role that cannot work as it is set up (EX_CONFIG of sysexits.h)."""
 TEMPORARY_EXIT = 75
-"""Exit code of a hub whose database is away; it goes on when it is started again (EX_TEMPFAIL)."""
+"""Exit code of a hub that goes on when it is started again (EX_TEMPFAIL): its database is away, or
+its run failed to decide."""
 BLOCKED_EXIT = 70
 """Exit code of a node whose event loop code of a user's blocks for good (EX_SOFTWARE)."""
 
@@ -174,7 +175,7 @@ class AstraflowError(Exception):
     @property
     def exit_code(self) -> int:
         """Of the process that it ends: whether another start changes something."""
-        if self.reason is Reason.JOURNAL_FAILED and self.retryable:
+        if self.reason in (Reason.JOURNAL_FAILED, Reason.INTERNAL) and self.retryable:
             return TEMPORARY_EXIT
         return CONFIGURATION_EXIT if self.reason in _OF_CONFIGURATION else 1
 

@@ -119,6 +119,11 @@ def _must_be_short(request: JoinPool | RegisterTrainer) -> None:
         )
 
 
+def _is_ending() -> AstraflowError:
+    message = "the hub ends, for its run failed to decide; it goes on when it is started again"
+    return AstraflowError(Reason.NOT_READY, message, retryable=True)
+
+
 Told = TypeVar("Told")
 
 # How often a run that is being saved is looked at.
@@ -133,6 +138,8 @@ class Hub:
 
     Attributes:
         is_hurried: Whether it waits for no trainer once the run is over.
+        is_broken: Whether the run failed to decide: what it holds may be half of an event, and
+            nothing more is decided by it.
     """
 
     def __init__(
@@ -176,6 +183,11 @@ class Hub:
         self._keeps_records = journal is not None
         self._transfer_token = transfer_token or SessionTokens.generate()
         self._deadline = DeadlineTimer(lambda: run.next_deadline, clock)
+        self._broke = asyncio.Event()
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broke.is_set()
 
     def now(self) -> datetime:
         return self._clock.now()
@@ -218,7 +230,7 @@ class Hub:
             is_open = left > 0
             if not answer.done():
                 answer.set_result(decided)
-        if is_open:
+        if is_open and not self.is_broken:
             # What comes of those before one that was refused.
             self.apply(Ticked())
 
@@ -247,8 +259,11 @@ class Hub:
             The answer that the event's docstring names; it is safe after `commits.passed`.
 
         Raises:
-            AstraflowError: As the event's docstring says; nothing has changed then.
+            AstraflowError: As the event's docstring says; nothing has changed then. NOT_READY when
+                the hub is broken, or this event breaks it.
         """
+        if self.is_broken:
+            raise _is_ending()
         now = self._clock.now() if now is None else now
         if self._chain_s is None:
             self._chain_s = time.thread_time()
@@ -261,6 +276,11 @@ class Hub:
         except AstraflowError:
             self._chain_s = None
             raise
+        except Exception as error:
+            # The journal is true, and the run is not: after other events it would not replay.
+            log.exception("the run failed to decide", event_kind=type(event).__name__)
+            self._broke.set()
+            raise _is_ending() from error
         if self._keeps_records:
             record = with_decision(record, outcome.digest)
         self.event_count += 1
@@ -300,6 +320,21 @@ class Hub:
         while True:
             if await self._deadline.passed():
                 self.apply(Ticked())
+
+    async def wait_broken(self) -> None:
+        """Wait until the run has failed to decide, for ever while it does not.
+
+        Raises:
+            AstraflowError: INTERNAL, retryable: a hub that is started again goes on.
+        """
+        await self._broke.wait()
+        raise AstraflowError(
+            Reason.INTERNAL,
+            "the run failed to decide through a defect, which the log of the hub has; the hub goes "
+            "on where its journal ends when it is started again: nothing that was acknowledged is "
+            "lost",
+            retryable=True,
+        )
 
     async def wait_over(self) -> None:
         """Wait until the run is over and its members are gone.

@@ -143,7 +143,7 @@ class Ingest:
                 continue
             acks.setdefault(stream, []).append(ack)
             is_open = left > 0 if is_decided else is_open
-        if is_open:
+        if is_open and not self._hub.is_broken:
             # Nothing came of the last one: what comes of those before it is decided now.
             self._hub.apply(Ticked())
         commits.then(commits.ticket, partial(self._acknowledge, acks, now))

@@ -169,8 +169,8 @@ async def serve_hub(
     Raises:
         AstraflowError: INVALID_FIELD for an address that is taken or a data set that cannot be
             read; JOURNAL_FAILED when the journal cannot be used, at the start or later: then
-            nothing more was acknowledged; RUN_ENDED when it is to be reopened and has nothing left
-            to do; what the loading of data sets raises.
+            nothing more was acknowledged; INTERNAL when the run failed to decide; RUN_ENDED when it
+            is to be reopened and has nothing left to do; what the loading of data sets raises.
     """
     folder = RunDir(run_dir)
     clock = clock or SteadyClock(SystemClock())
@@ -277,7 +277,10 @@ async def _see_through(
     """Work until the run is over, let calls end, and write the account."""
     account = Account(opened.hub, probe)
     try:
-        works: list[Coroutine[Any, Any, None]] = [_work(opened.hub, server)]
+        works: list[Coroutine[Any, Any, None]] = [
+            _work(opened.hub, server),
+            opened.hub.wait_broken(),
+        ]
         journal = opened.hub.commits.journal
         if journal is not None:
             # To be fenced is an error, also while nothing is to be written.

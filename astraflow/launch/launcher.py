@@ -429,7 +429,7 @@ class Launcher:
             news, refused = "", ""
             is_stoppage = code < 0 or code == TEMPORARY_EXIT
             if role == "hub" and is_stoppage and is_begun(self.recipe, self.run_dir):
-                why = "was killed" if code < 0 else "lost its database"
+                why = "was killed" if code < 0 else "lost its database, or failed to decide"
                 key, news = "hub", f"the hub {why} ({code}); it goes on where it was"
             elif role == "trainer" and code <= 0 and not self._is_over():
                 why = f"was killed ({code})" if code else "has left"

@@ -11,15 +11,17 @@ from pkgutil import resolve_name
 
 import pytest
 from grpc import StatusCode, aio
+from grpc.aio import AioRpcError
 
 from astraflow import __version__
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import ManualClock
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.core.events import Ticked
 from astraflow.core.ids import IdGenerator
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
+from astraflow.core.run import Run
 from astraflow.core.status import RunState
 from astraflow.core.work.scheduler import training_capacity
 from astraflow.dataflow.compaction import compact, write_snapshot_of
@@ -279,6 +281,42 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
     assert isinstance(error, AstraflowError)
     assert error.reason is Reason.JOURNAL_FAILED
     assert "nothing that was acknowledged is lost" in error.message
+
+
+async def test_a_run_that_fails_to_decide_ends_its_hub_and_goes_on_in_another(
+    start_hub, recipe_of, monkeypatch
+):
+    recipe = recipe_of()
+    deciding = Run.apply
+
+    def fails(run, event, now, **options):
+        deciding(run, event, now, **options)
+        monkeypatch.undo()
+        # Nobody takes what was decided.
+        raise MemoryError("of the test")
+
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - it ends while it serves
+        async with start_hub(recipe) as hub:
+            _, raas, task = await hub.begin(answered=False)
+            before = await hub.books()
+            stream = await raas.open_rollouts()
+            monkeypatch.setattr(Run, "apply", fails)
+            with pytest.raises(AioRpcError) as refused:
+                await raas.answer(stream, task)
+            assert raised_from(refused.value).retryable
+            await asyncio.wait([hub.serving])
+    error = caught.value.exceptions[0]
+    assert isinstance(error, AstraflowError)
+    assert error.exit_code == TEMPORARY_EXIT
+    async with start_hub(recipe) as hub:
+        assert await hub.books() == before
+        again = hub.raas(live={"solver": 0})
+        resume = SessionResume(
+            resume_token=raas.token, incarnation=1, held_task_ids=(task.task_id,)
+        )
+        await again.join(resume)
+        await again.answer(await again.open_rollouts(), task)
+        assert (await hub.books()).fresh_count == len(task.sample_indexes)
 
 
 @pytest.mark.parametrize(
