@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -148,6 +149,8 @@ async def _serve(
         hit(FaultPoint.RECOVERY_SERVING)
 
     _take_turns()
+    ends = partial(_end_before_it_serves, signal.SIGTERM)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends)
     return await serve_hub(
         recipe,
         run_dir=run.root,
@@ -156,6 +159,13 @@ async def _serve(
         on_ready=on_ready,
         reopens=reopens,
     )
+
+
+def _end_before_it_serves(number: signal.Signals) -> None:
+    """End as the signal does by itself: nothing was acknowledged, and nobody drains such a hub."""
+    log.info("the hub ends before it serves; its run is as it was", signal=number.name)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _take_turns() -> None:

@@ -49,7 +49,7 @@ def process_of(tmp_path):
     """Start a hub in a process; return it and its run directory."""
     processes = []
 
-    def start(recipe, before=""):
+    def start(recipe, before="", *, is_awaited=True):
         run_dir = RunDir(tmp_path / "run")
         program = before + PROGRAM
         command = [sys.executable, "-c", program, recipe.model_dump_json(), str(run_dir.root)]
@@ -57,7 +57,8 @@ def process_of(tmp_path):
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         processes.append(process)
-        wait_until(process, run_dir.endpoint.exists)
+        if is_awaited:
+            wait_until(process, run_dir.endpoint.exists)
         return process, run_dir
 
     yield start
@@ -82,6 +83,23 @@ def test_a_signal_ends_a_hub_that_leaves_its_account(process_of, recipe_of):
     status = json.loads(run_dir.status.read_text())
     assert status["state"] == "done"
     assert status["hub"]["max_rss_nbytes"] < 200 << 20
+
+
+def test_a_hub_that_is_ended_while_it_recovers_says_so(process_of, recipe_of, tmp_path):
+    recipe = recipe_of()
+    process, run_dir = process_of(recipe)
+    process.kill()
+    process.wait()
+    run_dir.endpoint.unlink()
+    # It reads its data set for as long as nobody writes it.
+    (tmp_path / "train.jsonl").unlink()
+    os.mkfifo(tmp_path / "train.jsonl")
+    process, _ = process_of(recipe, is_awaited=False)
+    assert "hub recovers" in process.stdout.readline()
+    process.terminate()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == -signal.SIGTERM, err
+    assert "the hub ends before it serves" in out
 
 
 @pytest.mark.parametrize("name", ["core._frozen", "core._arrays", "wire._rollouts"])
