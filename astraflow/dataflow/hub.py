@@ -462,10 +462,20 @@ class Hub:
         await self.take(TokenRevoked(token_id=token_id))
         # From here on it opens nothing; what it opened while that was written has to be there.
         await self.commits.passed()
+        ended = self._end_sessions_of(token_id)
+        await self.commits.passed()
+        log.info("a token was revoked", token_id=token_id, members=ended)
+        return ended
+
+    def end_revoked(self) -> None:
+        """End what revoked tokens have opened: a hub may have died before it came to that."""
+        for token_id in sorted(self.directory.sessions.revoked):
+            self._end_sessions_of(token_id)
+
+    def _end_sessions_of(self, token_id: str) -> list[MemberId]:
         ended = self.directory.sessions.opened_with(token_id)
         for member_id in ended:
-            await self.take(MemberLeft(member_id=member_id, message="its token was revoked"))
-        log.info("a token was revoked", token_id=token_id, members=ended)
+            self.apply(MemberLeft(member_id=member_id, message="its token was revoked"))
         return ended
 
     def _secrets(self, grant: Grant) -> SessionSecrets:

@@ -114,6 +114,7 @@ async def open_hub(
             hub.apply(HubRestarted(software=__version__, step_counts=counts))
             # Before the first call, not with the first commit.
             hub.directory.expect_all()
+            hub.end_revoked()
         yield OpenedHub(hub=hub, opened=replica.opened, recorder=recorder)
 
 

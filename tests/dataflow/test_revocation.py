@@ -108,6 +108,21 @@ async def test_a_hub_that_comes_back_knows_what_was_revoked(start_hub, recipe_of
         assert len(answer.member_ids) == 1
 
 
+async def test_what_a_hub_that_died_while_it_revoked_had_left_open_ends_when_it_is_back(
+    start_hub, recipe_of, reason_of
+):
+    recipe = recipe_of()
+    async with start_hub(recipe) as scene:
+        token, trainer = scene.tokens.of_role("trainer:solver"), scene.trainer()
+        await trainer.register(token=token)
+        # The first half of what a revocation is.
+        await scene.hub.take(TokenRevoked(token_id=token_id_of(token)))
+    async with start_hub(recipe) as scene:
+        trainer.channel = scene.channel
+        assert await reason_of(trainer.keep_alive()) is Reason.SESSION_ENDED
+        assert not scene.hub.status().members
+
+
 async def test_a_relay_pulls_and_reports_and_takes_no_tasks(start_hub, recipe_of, reason_of):
     async with start_hub(recipe_of()) as scene:
         trainer, relay = scene.trainer(), scene.raas("relay")
