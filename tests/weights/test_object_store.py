@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 import tracemalloc
 from dataclasses import replace
 
@@ -213,6 +214,22 @@ async def test_a_store_that_cannot_be_written_is_made_good_at_the_next_version(
     pulled = await stored.pull(puller)
     assert pulled.update.base_version == 0
     assert stored.training.is_live(tools.live(pulled.update, tensors))
+
+
+def test_a_store_that_failed_is_tried_again_though_no_version_follows(stored):
+    # Who reaches the store alone waits for this one, and the trainer for what they would sample.
+    stored.root.parent.mkdir()
+    stored.root.write_text("a file where the folder should be")
+    with stored.writer:
+        stored.publish()
+        while not stored.writer.failure_count:
+            time.sleep(0.01)
+        stored.root.unlink()
+        for _ in range(6000):
+            if stored.told:
+                break
+            time.sleep(0.01)
+        assert 0 in stored.told
 
 
 async def test_what_another_process_has_left_is_removed(stored, tools, puller):

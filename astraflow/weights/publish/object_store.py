@@ -2,7 +2,8 @@
 
 It makes a bucket hold what the publisher's store offers, one version after the other: patches,
 then the manifest, and only then the run is told that the version can be had there. What fails is
-logged and counted, and made good at the next version; training never waits for it.
+logged and counted, and tried again, by itself too: nodes that reach the store alone wait for this
+version, and the next one may wait for what they sample. Training never waits for it.
 
     {url}/{policy}/layout-{layout digest}
     {url}/{policy}/{version}/{root digest}.patch ...
@@ -42,9 +43,14 @@ _SPANS: Final = frozenset((1, *FIRST_SPANS))
 # What a run waits for the last version at its end.
 _LAST_S: Final = 60.0
 
-# How often, and for how long, is looked whether other ranks have written theirs.
+# How often is looked whether other ranks have written theirs, so many times; after these, and
+# after a failure, each time half as often as before.
 _LOOK_S: Final = 0.25
 _LOOKS: Final = 120
+_MOST_LOOK_S: Final = 30.0
+
+# So often a store that fails is tried again at the end.
+_LAST_TRIES: Final = 5
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -135,7 +141,7 @@ class ObjectWriter(BackgroundWorker):
         except AstraflowError as error:
             self.failure_count += 1
             log.warning(
-                "the object store lacks a part of a version, the next one tries again",
+                "the object store lacks a part of a version; it is tried again",
                 policy_id=self._publisher.policy_id,
                 version=newest,
                 failure_count=self.failure_count,
@@ -145,13 +151,20 @@ class ObjectWriter(BackgroundWorker):
         return True
 
     def _work(self) -> None:
-        self.sync()
-        for _ in range(_LOOKS):
-            # Other ranks write as well, unless one of them is what ends this one; a newer version,
-            # or the end, comes first.
-            if not self._unannounced or self._has_failed or self._wake.wait(_LOOK_S):
+        """Go on until all is written and told, or a newer version, or the end, comes."""
+        look_s, looks, failures = _LOOK_S, 0, 0
+        while True:
+            is_well = self.sync()
+            # Other ranks write as well, unless one of them is what ends this one.
+            if self._has_failed or (is_well and not self._unannounced):
                 return
-            self.sync()
+            looks, failures = looks + 1, failures + (not is_well)
+            if self._is_over and (looks > _LOOKS or failures > _LAST_TRIES):
+                return
+            if self._wake.wait(look_s):
+                return
+            if not is_well or looks > _LOOKS:
+                look_s = min(2 * look_s, _MOST_LOOK_S)
 
     @property
     def _unannounced(self) -> set[int]:
