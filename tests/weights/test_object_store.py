@@ -1,7 +1,9 @@
 """Versions by way of a shared directory: from one process to another that cannot reach it."""
 
+import asyncio
 import os
 import shutil
+import threading
 import time
 import tracemalloc
 from dataclasses import replace
@@ -9,19 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from astraflow.core.errors import Reason
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile, SourceInfo, SourceKind, SourceState
 from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.patches.layouts import Shard
 from astraflow.weights.patches.patch import PatchName, make_patch
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined
+from astraflow.wire.transfers import TransferSpec
 from astraflow.wire.versions import read_manifest
 
-pytest.importorskip("fsspec")
+fsspec = pytest.importorskip("fsspec")
+MemoryFileSystem = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
 
 
 class Stored:
@@ -230,6 +235,40 @@ def test_a_store_that_failed_is_tried_again_though_no_version_follows(stored):
                 break
             time.sleep(0.01)
         assert 0 in stored.told
+
+
+class Hanging(MemoryFileSystem):
+    """A store that accepts calls, and answers none while it is shut."""
+
+    protocol = "smb"
+    opened = threading.Event()
+
+    def ls(self, path, detail=True, **options):
+        self.opened.wait()
+        return super().ls(path, detail, **options)
+
+    def cat_file(self, path, start=None, end=None, **options):
+        self.opened.wait()
+        return super().cat_file(path, start, end, **options)
+
+
+@pytest.fixture
+def hanging_store():
+    fsspec.register_implementation("smb", Hanging, clobber=True)
+    yield "smb://store/run/solver"
+    Hanging.opened.set()
+
+
+async def test_a_store_that_hangs_keeps_no_thread_from_other_work(hanging_store):
+    lane = ObjectLane(stall_timeout_s=0.01)
+    spec = TransferSpec(policy_id="solver", version=1, base_version=None, layout_digest=b"")
+    for _ in range(40):
+        with pytest.raises(AstraflowError) as caught:
+            await anext(lane.pull(f"{hanging_store}/1", spec, b""))
+        assert caught.value.reason is Reason.SOURCE_TIMEOUT
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(lambda: "free") == "free"
+    assert not Hanging.opened.is_set()
 
 
 async def test_what_another_process_has_left_is_removed(stored, tools, puller):

@@ -8,9 +8,11 @@ any source says is: only the roots that the run registered count.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from threading import Thread
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -37,6 +39,8 @@ Result = TypeVar("Result")
 # A request to a bucket takes 20 to 100 ms: so much is read by one, and so many run at once.
 _BLOCK_NBYTES: Final = 8 << 20
 _AT_ONCE: Final = 4
+# Of a store that hangs, calls that were given up count as long as they hang.
+_MOST_CALLS: Final = 16
 # Digests and headers of 2 TB in chunks of 4 MiB.
 _MAX_MANIFEST_NBYTES: Final = 64 << 20
 
@@ -68,12 +72,46 @@ class _Block:
             )
 
 
+class _Calls:
+    """Makes calls that block, each in a thread of its own.
+
+    One that hangs cannot be ended. It keeps no thread from other work of the process, as in the
+    event loop's pool it would, nor the process from its end.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    async def make(self, call: Callable[[], Result]) -> Result:
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Result] = loop.create_future()
+
+        def settle(outcome: Callable[[], None]) -> None:
+            self._free.release()
+            if not answer.done():
+                outcome()
+
+        def work() -> None:
+            try:
+                outcome = partial(answer.set_result, call())
+            except Exception as error:  # noqa: BLE001 - raised where the call is made
+                outcome = partial(answer.set_exception, error)
+            # Of a loop that is closed nobody waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, outcome)
+
+        Thread(target=work, name="astraflow-store", daemon=True).start()
+        return await answer
+
+
 class ObjectLane:
     """Pulls from object stores; addresses are the URIs of versions' folders."""
 
     def __init__(self, *, stall_timeout_s: float = 30.0) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._buckets: dict[str, Bucket] = {}
+        self._calls = _Calls(_MOST_CALLS)
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -174,7 +212,7 @@ class ObjectLane:
     async def _patiently(self, read: Callable[[], Result]) -> Result:
         try:
             async with asyncio.timeout(self._stall_timeout_s):
-                return await asyncio.to_thread(read)
+                return await self._calls.make(read)
         except TimeoutError:
             why = f"the object store has not answered for {self._stall_timeout_s:g} s"
             raise source_late(why) from None
