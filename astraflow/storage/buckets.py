@@ -17,7 +17,8 @@ PROTOCOLS: Final = (
 )
 """What is opened. An address comes over the network, so none that runs code or opens others is."""
 
-_PART: Final = ".part"
+PART: Final = ".part"
+"""How the name of a file ends that is being written."""
 
 
 class Bucket:
@@ -124,7 +125,7 @@ def _write_file(
     path: Path, parts: Iterable[bytes | memoryview], *, is_synced: bool = False
 ) -> None:
     # A name of its own: ranks write the same layout at once.
-    part = path.with_name(f"{path.name}.{uuid4().hex}{_PART}")
+    part = path.with_name(f"{path.name}.{uuid4().hex}{PART}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("wb") as file:

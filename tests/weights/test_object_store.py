@@ -439,6 +439,26 @@ def test_a_rank_that_fails_writes_its_own_and_waits_for_no_other(ranks, tmp_path
     ]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_what_another_number_of_ranks_has_left_is_removed(
+    ranks, puller, tmp_path, tools, count
+):
+    # A run that heard of none of it gives its numbers again.
+    before = Ranks(tools.training(seed=1), tmp_path / "bucket", count)
+    for _ in range(2):
+        before.publish()
+        for writer in (*before.writers[1:], before.writers[0]):
+            assert writer.sync()
+    ranks.publish()
+    for writer in (*ranks.writers[1:], ranks.writers[0]):
+        assert writer.sync()
+    pulled = await ranks.pull(puller)
+    assert ranks.training.is_live(tools.live(pulled.update))
+    left = [path for path in (tmp_path / "bucket/solver").glob("*/*") if path.is_file()]
+    assert len(left) == 6
+    assert {path.name.rpartition("-")[2] for path in left} == {"3"}
+
+
 async def test_who_lacks_a_shard_refuses_the_version(ranks, puller, tmp_path):
     ranks.publish()
     for writer in (*ranks.writers[1:], ranks.writers[0]):

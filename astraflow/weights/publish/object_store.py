@@ -28,8 +28,8 @@ from astraflow.core.versions import (
     SourceState,
     VersionInfo,
 )
-from astraflow.storage.buckets import Bucket
-from astraflow.weights.patches.layouts import Shard
+from astraflow.storage.buckets import PART, Bucket
+from astraflow.weights.patches.layouts import WHOLE, Shard
 from astraflow.weights.patches.patch import Patch
 from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher, combined
@@ -177,7 +177,10 @@ class ObjectWriter(BackgroundWorker):
             return
         for name in self._bucket.names():
             if name.isdecimal():
-                self._remove(int(name), is_shared=self._shard.count > 1)
+                is_shared = self._shard.count > 1
+                self._remove(int(name), is_shared=is_shared)
+                if is_shared:
+                    self._remove_others(name)
         frame = self._publisher.store.frame
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)
         self._bucket.write(layout_name(frame.digest), content)
@@ -196,6 +199,15 @@ class ObjectWriter(BackgroundWorker):
         self._begun.discard(version)
         self._announced.discard(version)
         self._written.pop(version, None)
+
+    def _remove_others(self, folder: str) -> None:
+        """Remove what another number of ranks has left: beside ours, no reader finds a version."""
+        count = self._shard.count
+        ours = [_suffix(Shard(rank=rank, count=count)) for rank in range(count)]
+        names = self._bucket.names(folder)
+        left = [each for each in names if not each.endswith((*ours, PART))]
+        for name in sorted(left, key=lambda name: not name.startswith(manifest_name(WHOLE))):
+            self._bucket.remove(f"{folder}/{name}")
 
     def _write(self, version: int, offered: Mapping[int, Sequence[Patch]]) -> None:
         patches = offered[version]
