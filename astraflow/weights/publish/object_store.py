@@ -47,7 +47,7 @@ _LAST_S: Final = 60.0
 # after a failure, each time half as often as before.
 _LOOK_S: Final = 0.25
 _LOOKS: Final = 120
-_MOST_LOOK_S: Final = 30.0
+_MOST_LOOK_S: Final = 5.0
 
 # So often a store that fails is tried again at the end.
 _LAST_TRIES: Final = 5
