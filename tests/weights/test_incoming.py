@@ -1,5 +1,6 @@
 """Whatever arrives is what the run registered, or is refused."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.patches.incoming import IncomingVersion
+from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
 from astraflow.weights.patches.patch import make_patch
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import SentChunk, decode_sent_chunk, encode_sent_chunk
@@ -44,6 +45,13 @@ def incoming(training, chain):
     incoming = IncomingVersion(training.infos[2], training.infos, base_version=0)
     incoming.take(plan_of(chain), training.store.frame)
     return incoming
+
+
+def test_a_source_is_told_of_the_cores_that_decode_not_of_all(training, incoming, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    decoder = PipelinedDecoder()
+    assert incoming.spec().core_count == decoder._threads._max_workers
+    decoder.close()
 
 
 def test_chunks_may_come_in_any_order_and_twice(training, chain, incoming):

@@ -4,13 +4,13 @@ They are decoded over what is held while others of their patch are still on thei
 decoded counts only once the state that all of it makes is verified; see `state.stage`.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from itertools import groupby, islice
 from time import perf_counter
+from typing import Final
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class IncomingVersion:
             base_version=self.base_version,
             layout_digest=self.target.layout_digest,
             goodput_bytes_per_s=goodput_bytes_per_s,
-            core_count=os.cpu_count() or 0,
+            core_count=_DECODING_THREADS,
             decode_rates=tuple(measured_rates().decode.values()),
             want_chunks=tuple(ChunkSet.of(root, each) for root, each in wanted.items()),
             have_chunks=tuple(have),
@@ -273,6 +273,9 @@ class IncomingVersion:
         return patch
 
 
+# Sources weigh what a smaller patch saves against what it takes these to decode it.
+_DECODING_THREADS: Final = 1
+
 _Decoded = tuple[Chunk, Future[Change | None]]
 
 
@@ -293,7 +296,7 @@ class PipelinedDecoder:
     def __init__(self, *, keeps_payloads: bool = False) -> None:
         self.growing: GrowingState | None = None
         self._keeps_payloads = keeps_payloads
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-decode")
+        self._threads = ThreadPoolExecutor(_DECODING_THREADS, thread_name_prefix="astraflow-decode")
         self._held: HeldState | None = None
         self._incoming: IncomingVersion | None = None
         # By the chunk's identity, which lives as long as the entry.
