@@ -281,5 +281,11 @@ async def start_run(
         )
         try:
             yield run
-        finally:
-            await run.close()
+        except BaseException as error:
+            try:
+                await run.close()
+            except asyncio.CancelledError:
+                # A member failed meanwhile: what it raised is told beside this, not in its place.
+                raise error from None
+            raise
+        await run.close()

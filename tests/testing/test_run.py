@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 from grpc import StatusCode
@@ -189,6 +190,25 @@ async def fail_within(run_dir, recipe):
 async def test_a_failing_test_takes_its_run_down(tmp_path, recipe):
     with pytest.raises(ExceptionGroup) as raised:
         await fail_within(tmp_path / "run", recipe)
+    assert raised.group_contains(ValueError, match="the test's own")
+
+
+async def fail_beside_a_member(run_dir, recipe):
+    async with start_run(recipe, run_dir=run_dir) as run:
+
+        def fail():
+            while not run.serving.done():
+                time.sleep(0.01)
+            raise RuntimeError("the member's own")
+
+        run.add_thread(fail)
+        raise ValueError("the test's own")
+
+
+async def test_why_a_test_failed_is_told_beside_what_its_members_make_of_that(tmp_path, recipe):
+    with pytest.raises(ExceptionGroup) as raised:
+        await fail_beside_a_member(tmp_path / "run", recipe)
+    assert raised.group_contains(RuntimeError, match="the member's own")
     assert raised.group_contains(ValueError, match="the test's own")
 
 
