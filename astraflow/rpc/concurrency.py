@@ -6,8 +6,11 @@ import random
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
+from threading import Thread
 from typing import Any, Final, Generic, TypeVar, cast
 
 from astraflow.core.clock import Clock, SystemClock
@@ -222,6 +225,32 @@ class Retry:
         await asyncio.sleep(pause_s)
         # A process that stood still meanwhile could not hear anybody.
         self._deaf_s += max(0.0, self._clock.monotonic() - now - pause_s)
+
+
+def in_own_thread(call: Callable[[], Result], *, name: str) -> asyncio.Future[Result]:
+    """Make a call that blocks in a thread of its own; return what becomes of it.
+
+    One that hangs cannot be ended. Here it keeps no thread of the event loop's few from other work,
+    nor the process from its end.
+    """
+    loop, context = asyncio.get_running_loop(), copy_context()
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        if not answer.done():
+            outcome()
+
+    def work() -> None:
+        try:
+            outcome = partial(answer.set_result, context.run(call))
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
+            outcome = partial(answer.set_exception, error)
+        # Of a loop that is closed nobody waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, outcome)
+
+    Thread(target=work, name=name, daemon=True).start()
+    return answer
 
 
 async def to_the_end(work: Awaitable[Result]) -> Result:

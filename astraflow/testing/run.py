@@ -22,6 +22,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.access import HubTokens
+from astraflow.rpc.concurrency import in_own_thread
 from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.line import Line
 from astraflow.testing.nodes import LiveNode, make_node
@@ -152,7 +153,7 @@ class LiveRun:
 
     def add_thread(self, code: Callable[[], Result]) -> asyncio.Task[Result]:
         """Run what blocks, such as a trainer of your own, beside the run."""
-        thread = self._group.create_task(asyncio.to_thread(code))
+        thread = self._group.create_task(_in_own_thread(code))
         self._threads.append(thread)
         return thread
 
@@ -238,6 +239,12 @@ class LiveRun:
             for reason in self.hub.run.explain(PolicyId(policy), now)
         ]
         return "; ".join(reasons) or f"it is {self.hub.status().state}"
+
+
+async def _in_own_thread(code: Callable[[], Result]) -> Result:
+    # Of the event loop's own threads there are as few as a machine has cores, and four: trainers
+    # would take those that the hub and nodes work with.
+    return await in_own_thread(code, name="astraflow-member")
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from grpc import StatusCode
@@ -80,6 +81,18 @@ async def test_every_policy_has_a_trainer_and_engines_of_its_own(tmp_path):
         "asks": 3,
         "answers": 2,
     }
+
+
+async def test_there_may_be_more_trainers_than_the_event_loop_has_threads(tmp_path):
+    policies = [f"p{number}" for number in range(8)]
+    recipe = small_recipe(tmp_path, workflow="testing_relay", policies=policies)
+    # As a machine with four cores does.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8))
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        await run.add_node()
+        trained = [run.add_trainer(policy) for policy in policies]
+        assert (await run.finish()).state is RunState.DONE
+    assert [len(each.result().batches) for each in trained] == [3] * 8
 
 
 async def test_a_cut_line_costs_no_sample(tmp_path, recipe):

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from threading import Thread
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -22,6 +21,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.rpc.channel import MAX_MESSAGE_NBYTES
+from astraflow.rpc.concurrency import in_own_thread
 from astraflow.storage.buckets import Bucket
 from astraflow.transport.frames import source_late, source_lost
 from astraflow.weights.patches.layouts import WHOLE
@@ -73,11 +73,7 @@ class _Block:
 
 
 class _Calls:
-    """Makes calls that block, each in a thread of its own.
-
-    One that hangs cannot be ended. It keeps no thread from other work of the process, as in the
-    event loop's pool it would, nor the process from its end.
-    """
+    """Makes calls that block, so many at once at most."""
 
     def __init__(self, most: int) -> None:
         self._free = asyncio.Semaphore(most)
@@ -85,23 +81,20 @@ class _Calls:
     async def make(self, call: Callable[[], Result]) -> Result:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Result] = loop.create_future()
 
-        def settle(outcome: Callable[[], None]) -> None:
-            self._free.release()
-            if not answer.done():
-                outcome()
-
-        def work() -> None:
+        def work() -> Result:
             try:
-                outcome = partial(answer.set_result, call())
-            except Exception as error:  # noqa: BLE001 - raised where the call is made
-                outcome = partial(answer.set_exception, error)
-            # Of a loop that is closed nobody waits.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, outcome)
+                return call()
+            finally:
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._free.release)
 
-        Thread(target=work, name="astraflow-store", daemon=True).start()
+        try:
+            answer = in_own_thread(work, name="astraflow-store")
+        except RuntimeError:
+            # There are too many threads.
+            self._free.release()
+            raise
         return await answer
 
 
