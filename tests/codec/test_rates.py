@@ -1,10 +1,13 @@
 """Rates are measured once, and say what a patch costs in proportion."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 
 from astraflow.codec import kernels
 from astraflow.codec.chunks import Profile
-from astraflow.codec.rates import DecodeRate, cpu_s_of, measured_rates
+from astraflow.codec.rates import DecodeRate, _measured, cpu_s_of, measured_rates
 
 
 def test_every_level_is_measured_once(level):
@@ -16,6 +19,14 @@ def test_every_level_is_measured_once(level):
         assert rate.profile is profile
         numbers = (rate.model_bytes_per_s, rate.payload_bytes_per_s, rate.whole_bytes_per_s)
         assert all(0 < each < float("inf") for each in numbers)
+
+
+def test_many_that_ask_at_once_have_it_measured_once():
+    _measured.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        together = Barrier(8)
+        asked = [pool.submit(lambda: together.wait() is None or measured_rates()) for _ in range(8)]
+    assert len({id(each.result()) for each in asked}) == 1
 
 
 @pytest.mark.skipif(len(kernels.levels()) < 2, reason="there is one level")
