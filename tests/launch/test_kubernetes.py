@@ -1,5 +1,6 @@
 """Manifests of Kubernetes, and what its pods tell."""
 
+import asyncio
 import json
 import shutil
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import yaml
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
+from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import merged
 from astraflow.launch.executors.finding import Placement
@@ -191,6 +193,30 @@ def test_a_machine_that_says_nothing_any_more_is_lost():
     assert pod({"running": {}}, gone_by="2026-01-01T11:58:00Z").exit_code == -9
 
 
+class Timed(KubernetesExecutor):
+    clock = ManualClock()
+
+
+@pytest.mark.parametrize("gone_by", ["1999-01-01T00:00:00Z", "2099-01-01T00:00:00Z"])
+async def test_a_pod_has_its_time_to_end_whatever_the_clock_of_its_cluster(tmp_path, gone_by):
+    meta = {
+        "name": "p",
+        "labels": {"job-name": "j"},
+        "deletionTimestamp": gone_by,
+        "deletionGracePeriodSeconds": 600,
+    }
+    state = {"containerStatuses": [{"name": "astraflow", "state": {"running": {}}}]}
+    said = json.dumps({"items": [{"kind": "Pod", "metadata": meta, "status": state}]})
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\necho '{said}'\n")
+    known = placed(tmp_path, IMAGE, CLAIM).executor
+    executor, codes = Timed(known.place, known.options), []
+    for seconds in (0, 650, 20):
+        executor.clock.advance(seconds)
+        _, (found,) = await executor._state()
+        codes.append(found.exit_code)
+    assert codes == [None, None, -9]
+
+
 def test_why_a_pod_waits_is_told():
     full = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes have GPUs"}
     assert pod(phase="Pending", conditions=[full]).trouble == "0/3 nodes have GPUs"
@@ -249,7 +275,7 @@ async def test_what_kubectl_says_is_read_or_refused(tmp_path, said):
 
 
 KUBECTL = """#!/bin/sh
-case "$*" in *--since-time*) exit 0;; esac
+case "$*" in *--since=*) exit 0;; esac
 if [ -e {folder}/answered ]; then echo begun; exit 0; fi
 touch {folder}/answered; exit 1
 """
@@ -266,6 +292,41 @@ class Watched(KubernetesExecutor):
             for process in self.live.values():
                 process.update({}, [])
         return code
+
+
+FAILING_KUBECTL = """#!/bin/sh
+echo "$*" >> {folder}/asked
+echo line
+"""
+
+
+class Hasty(KubernetesExecutor):
+    """Reads a log twice; in between a minute passes."""
+
+    poll_s, clock = 0, ManualClock()
+
+    async def append_log(self, pod, log, *words):
+        await super().append_log(pod, log, *words)
+        if words:
+            for process in self.live.values():
+                process.update({}, [])
+            return 0
+        asyncio.get_running_loop().call_soon(self.clock.advance, 60)
+        return 1
+
+
+async def test_a_log_is_read_again_from_so_long_before_whatever_the_clock_of_its_machine(tmp_path):
+    (tmp_path / "kubectl").write_text(FAILING_KUBECTL.format(folder=tmp_path))
+    known = placed(tmp_path, IMAGE, CLAIM).executor
+    executor = Hasty(known.place, known.options)
+    command = RoleCommand(name="raas-0", arguments=("raas",), log=tmp_path / "raas-0.log")
+    process = executor.live["job"] = KubernetesProcess(command, executor, "job")
+    process.update({}, [pod({"running": {}})])
+    await process._logs["p"]
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    assert "--since" not in first
+    assert "--since=60s" in second.split()
+    await executor.close()
 
 
 async def test_a_log_is_whole_though_the_first_connection_to_it_failed(tmp_path):

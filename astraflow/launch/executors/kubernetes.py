@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -22,11 +23,13 @@ import yaml
 from pydantic import Field
 
 from astraflow.config.strict import Options
+from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.executors.base import (
     LOST,
     ExecutorOptions,
     PollingExecutor,
+    RunPlace,
     WatchedProcess,
     as_yaml,
     attempt,
@@ -237,14 +240,17 @@ class KubernetesProcess(WatchedProcess):
 
     async def _copy_log(self, pod: str) -> None:
         """Append the log of a pod, again from where a connection broke, until it is over."""
-        code, since, is_last, log = None, (), False, self.command.log
+        code, broke_s, is_last, log = None, None, False, self.command.log
+        clock = self._executor.clock
         log.touch()
         while not is_last and (code != 0 or pod in self._live):
             is_last, read_nbytes = pod not in self._live, log.stat().st_size
+            # A span: the clock of the pod's machine may be another one.
+            since = () if broke_s is None else (f"--since={ceil(clock.monotonic() - broke_s)}s",)
             code = await self._executor.append_log(pod, log, *since)
             # A connection that could not be made has read nothing.
             if log.stat().st_size > read_nbytes:
-                since = (f"--since-time={datetime.now(UTC).isoformat()}",)
+                broke_s = clock.monotonic()
             if pod in self._live:
                 await asyncio.sleep(self._executor.poll_s)
 
@@ -259,6 +265,12 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
 
     options_type = KubernetesOptions
     poll_s = 2.0
+    clock: Clock = SystemClock()
+
+    def __init__(self, place: RunPlace, options: KubernetesOptions) -> None:
+        super().__init__(place, options)
+        # Monotonic, by the name of a pod.
+        self._deleted_s: dict[str, float] = {}
 
     def require(self) -> None:
         require_commands(
@@ -383,13 +395,30 @@ class KubernetesExecutor(PollingExecutor[KubernetesOptions, KubernetesProcess]):
         """
         said = await call(*self._kubectl("get", "jobs,pods", "-l", self._mark, "-o", "json"))
         try:
-            items, now = json.loads(said)["items"], datetime.now(UTC)
+            items = json.loads(said)["items"]
             jobs = {each["metadata"]["name"]: each for each in items if each["kind"] == "Job"}
-            return jobs, [Pod.of(each, now=now) for each in items if each["kind"] == "Pod"]
+            return jobs, self._pods([each for each in items if each["kind"] == "Pod"])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise AstraflowError(
                 Reason.NOT_READY, f"kubectl get -o json said what cannot be read: {error!r}"
             ) from error
+
+    def _pods(self, items: Sequence[Mapping[str, Any]]) -> Sequence[Pod]:
+        """Return pods; of one that is being deleted the time passes here, from when it was seen.
+
+        The clock of the cluster may be another one than this machine's.
+        """
+        now_s, before, pods = self.clock.monotonic(), self._deleted_s, list[Pod]()
+        self._deleted_s = {}
+        for each in items:
+            meta, now = each["metadata"], datetime.now(UTC)
+            if gone_by := meta.get("deletionTimestamp"):
+                since_s = self._deleted_s[meta["name"]] = before.get(meta["name"], now_s)
+                grace = timedelta(seconds=meta.get("deletionGracePeriodSeconds", 0))
+                passed = timedelta(seconds=now_s - since_s)
+                now = datetime.fromisoformat(gone_by) - grace + passed
+            pods.append(Pod.of(each, now=now))
+        return pods
 
     @property
     def _mark(self) -> str:
