@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -251,6 +252,19 @@ def in_own_thread(call: Callable[[], Result], *, name: str) -> asyncio.Future[Re
 
     Thread(target=work, name=name, daemon=True).start()
     return answer
+
+
+# Of the process itself: what it reads, decodes and writes.
+_OWN_THREADS: Final = 32
+
+
+def let_block(count: int) -> None:
+    """Let so many calls of `asyncio.to_thread` block at once, and others have threads beside them.
+
+    By itself the event loop has four threads more than the machine has cores, for all.
+    """
+    pool = ThreadPoolExecutor(count + _OWN_THREADS, thread_name_prefix="asyncio")
+    asyncio.get_running_loop().set_default_executor(pool)
 
 
 async def to_the_end(work: Awaitable[Result]) -> Result:
