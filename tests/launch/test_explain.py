@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import pytest
@@ -60,8 +61,13 @@ async def test_a_version_that_no_node_can_have_is_named(recipe, tmp_path, capsys
         run.add_trainer()
         text = await until(run, "no RaaS has loaded the weights yet; there are raas-1")
         (member,) = [m.member_id for m in run.status().members if m.name == "raas-1"]
+        said = capsys.readouterr().out
+        while "] joined " not in said:
+            # The hub knows of the node before the node knows.
+            await asyncio.sleep(0.01)
+            said += capsys.readouterr().out
     assert "└─ 0 of 2 groups are whole" in text
-    lines = capsys.readouterr().out.splitlines()
+    lines = said.splitlines()
     joined = [line for line in lines if "RaaS joined" in line or "] joined " in line]
     assert len(joined) == 2
     for line in joined:
