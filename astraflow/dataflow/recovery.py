@@ -4,6 +4,7 @@ import asyncio
 import gc
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -353,7 +354,8 @@ async def _begun(
 ) -> Recovered:
     now = clock.now()
     opened = RunOpened(
-        run_id=f"{recipe.name}-{now:%Y%m%d%H%M%S}",
+        # Runs of a sweep begin in one second, and share stores.
+        run_id=f"{recipe.name}-{now:%Y%m%d%H%M%S}-{secrets.token_hex(3)}",
         settings_digest=settings_digest(recipe),
         data_set_sizes={name: size_of(name) for name in recipe.data},
         software=__version__,

@@ -398,3 +398,13 @@ def leaves(group):
             yield from leaves(error)
         else:
             yield error
+
+
+async def test_runs_of_one_recipe_that_begin_at_once_are_told_apart(serve_in, recipe_of, tmp_path):
+    recipe, clock = recipe_of(), ManualClock()
+    async with (
+        serve_in(tmp_path / "first", recipe, clock=clock) as first,
+        serve_in(tmp_path / "second", recipe, clock=clock) as second,
+    ):
+        # Stores that they share have a folder of this name for each.
+        assert first.hub.status().run_id != second.hub.status().run_id
