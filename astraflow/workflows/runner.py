@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, replace
 
-from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.clock import Clock, SteadyClock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
@@ -50,7 +50,9 @@ async def run_episode(
     INFRA_ERROR, with the failure, for everything else that was raised, an exit included. Only a
     cancellation of the episode goes through, not that of a task which it awaits.
     """
-    start_time = clock.now()
+    # One that is set meanwhile makes no episode longer, or end before it began.
+    steady = SteadyClock(clock)
+    start_time = steady.now()
     task = episode.task
     with span(
         "rl.sample",
@@ -63,7 +65,7 @@ async def run_episode(
     return replace(
         rollout,
         start_time=start_time,
-        finish_time=clock.now(),
+        finish_time=steady.now(),
         traceparent=traceparent or task.traceparent,
     )
 

@@ -30,6 +30,31 @@ async def test_a_score_becomes_a_rollout(parrot, episode, loaded):
     assert rollout.start_time == rollout.finish_time is not None
 
 
+class SetClock(ManualClock):
+    """Is set back by an hour while a second passes."""
+
+    passed_s = 0.0
+
+    def monotonic(self):
+        return self.passed_s
+
+    def step(self):
+        self.advance(-3600)
+        self.passed_s = 1.0
+
+
+async def test_a_clock_that_is_set_changes_no_episodes_length(parrot, episode, loaded):
+    clock = SetClock()
+
+    async def run(one):
+        await talk_once(one)
+        clock.step()
+        return 1
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")), clock=clock)
+    assert (rollout.finish_time - rollout.start_time).total_seconds() == 1
+
+
 async def test_a_bare_number_is_a_score(parrot, episode, loaded):
     async def run(one):
         await talk_once(one)
