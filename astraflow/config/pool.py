@@ -340,7 +340,7 @@ class Http(Strict):
     max_answer_nbytes: Nbytes = Field(default=128 << 20, ge=1 << 10)
     """Of one answer of a peer that is dialled, such as the rollouts of a RaaS."""
     max_weights_nbytes: Nbytes | None = Field(default=None, ge=1)
-    """Of the weights that a sender names; unset: the memory of this machine."""
+    """Of the weights that a sender names; unset: the memory of this machine or container."""
     clear_weights: bool = False
     """Whether weights go to published receivers on other hosts, and come from published senders
     there, in a run with TLS: that protocol carries them in the clear."""

@@ -209,13 +209,25 @@ def _gpu_sizes() -> list[int]:
 
 def free_memory() -> int:
     """Return how many bytes this process can have: of the machine, a container's limit, a job's."""
+    left = [left for _, left in limits_of_groups(_GROUPS, _own_groups())]
+    return min([psutil.virtual_memory().available, *left])
+
+
+def whole_memory() -> int:
+    """Return how many bytes there are for this process and what it shares a limit with."""
+    most = [most for most, _ in limits_of_groups(_GROUPS, _own_groups())]
+    return min([psutil.virtual_memory().total, *most])
+
+
+def _own_groups() -> str:
     said = Path("/proc/self/cgroup")
-    places = said.read_text() if said.is_file() else ""
-    return min([psutil.virtual_memory().available, *left_in_groups(_GROUPS, places)])
+    return said.read_text() if said.is_file() else ""
 
 
-def left_in_groups(root: Path, places: str) -> Iterator[int]:
-    """Yield what each limit of some control groups leaves; what files alone hold counts as free.
+def limits_of_groups(root: Path, places: str) -> Iterator[tuple[int, int]]:
+    """Yield each limit of some control groups, and what it leaves.
+
+    What files alone hold counts as free.
 
     Args:
         root: Where the groups are mounted.
@@ -237,7 +249,7 @@ def left_in_groups(root: Path, places: str) -> Iterator[int]:
                 most, taken = (int((folder / name).read_text()) for name in (limit, used))
                 lines = (folder / "memory.stat").read_text().splitlines()
                 stat = dict(line.split(" ", 1) for line in lines)
-                yield max(0, most - taken + int(stat.get(unused, 0)))
+                yield most, max(0, most - taken + int(stat.get(unused, 0)))
 
 
 def _invalid_setting(message: str) -> AstraflowError:

@@ -1,6 +1,5 @@
 """What the gateway is told: the run, its recipe, its limits."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from astraflow.config.pool import Http
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.engines.devices import whole_memory
 from astraflow.engines.models import first_model
 from astraflow.gateway.http import BodyRules
 from astraflow.rpc.peers import DialRules
@@ -85,11 +85,10 @@ def rules_of(http: Http) -> BodyRules:
 def dial_of(http: Http, tls: Tls | None = None) -> DialRules:
     """Return what a recipe says of peers that are dialled."""
     is_plain = (tls is None or tls.is_plain) and tls_of(http) is None
-    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DialRules(
         hosts=http.dial,
         max_answer_nbytes=http.max_answer_nbytes,
-        max_weights_nbytes=http.max_weights_nbytes or memory_nbytes,
+        max_weights_nbytes=http.max_weights_nbytes or whole_memory(),
         clear_weights=is_plain or http.clear_weights,
     )
 

@@ -18,7 +18,7 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.versions import SourceKind
-from astraflow.engines.devices import Machine, place_engines
+from astraflow.engines.devices import Machine, place_engines, whole_memory
 from astraflow.engines.models import first_model
 from astraflow.raas.failures import LoopWatch, report_unawaited
 from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
@@ -81,7 +81,7 @@ def main_join(
         codes=recipe_codes(recipe),
         resources=Resources(
             core_count=os.cpu_count() or 0,
-            memory_nbytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            memory_nbytes=whole_memory(),
         ),
         region=region,
         software=f"astraflow/{__version__}",

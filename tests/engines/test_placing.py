@@ -15,9 +15,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.devices import (
     Machine,
     free_memory,
-    left_in_groups,
+    limits_of_groups,
     place_engines,
     visible_gpus,
+    whole_memory,
 )
 from astraflow.engines.served.dialect import ServerSetup
 
@@ -156,13 +157,14 @@ def test_a_job_or_a_container_has_what_the_tightest_of_its_limits_leaves(tmp_pat
         job, memory_max="2000\n", memory_current="900\n", memory_stat="anon 1\ninactive_file 100\n"
     )
     write_group(job / "task", memory_max="max\n", memory_current="5\n", memory_stat="anon 1\n")
-    assert list(left_in_groups(tmp_path, "0::/slurm/job_7/task\n")) == [1200, 1000]
-    assert list(left_in_groups(tmp_path, "0::/\n")) == []
+    found = list(limits_of_groups(tmp_path, "0::/slurm/job_7/task\n"))
+    assert found == [(2000, 1200), (4000, 1000)]
+    assert list(limits_of_groups(tmp_path, "0::/\n")) == []
 
 
 def test_the_group_of_a_container_may_be_where_all_are_mounted(tmp_path):
     names = {"memory_limit_in_bytes": "700\n", "memory_usage_in_bytes": "200\n"}
     write_group(tmp_path / "memory", **names, memory_stat="total_inactive_file 50\n")
     said = "8:pids:/docker/ab\n4:memory:/docker/ab\n0::/\n"
-    assert list(left_in_groups(tmp_path, said)) == [550]
-    assert 0 < free_memory() <= psutil.virtual_memory().total
+    assert list(limits_of_groups(tmp_path, said)) == [(700, 550)]
+    assert 0 < free_memory() <= whole_memory() <= psutil.virtual_memory().total

@@ -264,6 +264,19 @@ async def test_weights_leave_the_host_in_the_clear_where_they_may(host, is_clear
         await SenderCopy.of(f"{host}:2", host="127.0.0.1", timeout_s=1, dial=rules)
 
 
+async def test_a_sender_names_no_more_weights_than_a_container_has_memory(tmp_path, monkeypatch):
+    for folder, limit, used in (
+        (tmp_path, "memory.max", "memory.current"),
+        (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        folder.mkdir(exist_ok=True)
+        for name, said in ((limit, "1000"), (used, "900"), ("memory.stat", "anon 900")):
+            (folder / name).write_text(f"{said}\n")
+    monkeypatch.setattr("astraflow.engines.devices._GROUPS", tmp_path)
+    assert dial_of(Http()).max_weights_nbytes == 1000
+    assert dial_of(Http(max_weights_nbytes=7)).max_weights_nbytes == 7
+
+
 async def test_a_run_with_tls_sends_no_weights_in_the_clear_unless_it_says_so():
     secure = Tls(ca=Path("ca.pem"))
     assert dial_of(Http()).clear_weights
