@@ -17,7 +17,7 @@ from astraflow import __version__
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import TEMPORARY_EXIT, AstraflowError, Reason
-from astraflow.core.events import Ticked
+from astraflow.core.events import PromptsOffered, Ticked
 from astraflow.core.ids import IdGenerator
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
@@ -317,6 +317,27 @@ async def test_a_run_that_fails_to_decide_ends_its_hub_and_goes_on_in_another(
         await again.join(resume)
         await again.answer(await again.open_rollouts(), task)
         assert (await hub.books()).fresh_count == len(task.sample_indexes)
+
+
+async def test_a_run_that_fails_to_decide_what_nobody_asked_for_ends_its_hub_as_well(
+    start_hub, recipe_of, monkeypatch
+):
+    deciding = Run.apply
+
+    def fails(run, event, now, **options):
+        if isinstance(event, PromptsOffered):
+            raise MemoryError("of the test")  # noqa: TRY004 - the event is as it should be
+        return deciding(run, event, now, **options)
+
+    monkeypatch.setattr(Run, "apply", fails)
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - it ends while it serves
+        async with start_hub(recipe_of()) as hub:
+            with suppress(AioRpcError, AstraflowError):
+                await hub.begin()
+            await asyncio.wait([hub.serving])
+    error = caught.value.exceptions[0]
+    assert isinstance(error, AstraflowError)
+    assert error.exit_code == TEMPORARY_EXIT
 
 
 @pytest.mark.parametrize(
