@@ -35,9 +35,14 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def start(self, function: str, *arguments: str) -> int:
-        """Run a function in a process of its own; return its process id."""
-        return self._ask({"function": function, "arguments": arguments})
+    def start(self, function: str, *arguments: str, output: Path | None = None) -> int:
+        """Run a function in a process of its own; return its process id.
+
+        What it says goes into a file, or a pipe that someone reads; else nowhere, but for errors.
+        """
+        return self._ask(
+            {"function": function, "arguments": arguments, "output": output and str(output)}
+        )
 
     def exit_code(self, pid: int) -> int | None:
         """Return how a process ended, as subprocess does; None: it runs."""
@@ -62,7 +67,7 @@ def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
         request = json.loads(line)
         if "function" in request:
             function = getattr(functions, request["function"])
-            answer: int | None = _born(function, request["arguments"])
+            answer: int | None = _born(function, request["arguments"], request["output"])
             codes[answer] = None
         elif "kill" in request:
             answer = codes[request["kill"]] = _ended(request["kill"], codes)
@@ -74,15 +79,18 @@ def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
         _ended(pid, codes)
 
 
-def _born(function: Any, arguments: list[str]) -> int:
+def _born(function: Any, arguments: list[str], output: str | None) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        for name in (0, 1):
-            os.dup2(os.open(os.devnull, os.O_RDWR), name)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT), 1)
+        if output is not None:
+            os.dup2(1, 2)
         function(*arguments)
+        sys.stdout.flush()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

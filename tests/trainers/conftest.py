@@ -1,9 +1,11 @@
 """Small models and batches of known content."""
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.model_files import save_model
 from astraflow.workflows.tutors import write_tokenizer
+from crash_ends.nursery import Nursery
 
 VOCABULARY = 14
 Row = dict[str, Any]
@@ -46,6 +49,30 @@ def seen_gradients(module: nn.Module) -> Generator[list[dict[str, Tensor]]]:
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Generator[Nursery]:
+    """Yield what starts functions of `processes`, in less than the seconds that torch takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        nursery = Nursery("processes")
+    with nursery:
+        yield nursery
+
+
+@pytest.fixture
+def run_apart(nursery: Nursery, tmp_path: Path) -> Callable[..., TextIO]:
+    """Start a function in a process of its own; return what it says until it ends."""
+    pipes = (tmp_path / f"said-{number}" for number in count())
+
+    def run(function: str, *arguments: object) -> TextIO:
+        pipe = next(pipes)
+        os.mkfifo(pipe)
+        nursery.start(function, *map(str, arguments), output=pipe)
+        return pipe.open()
+
+    return run
 
 
 def llama_config(**fields: Any) -> LlamaConfig:

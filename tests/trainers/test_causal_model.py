@@ -1,7 +1,5 @@
 """Loading a model directory."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.modules import device_of
 from astraflow.trainers.causal_model import load_causal_model, load_module
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
+from tests.trainers.conftest import llama_config
 
 
 def test_directory_is_loaded_in_f32_with_what_is_never_sampled(model_dir):
@@ -60,35 +59,14 @@ def test_an_empty_model_has_all_names(tmp_path, make_model):
     assert all(torch.equal(inverse[0][name], inverse[1][name]) for name in inverse[0])
 
 
-_RESIDENT = """
-import os, sys
-from pathlib import Path
-from astraflow.trainers.causal_model import load_module
-
-def resident_nbytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-small, large = sys.argv[1:]
-load_module(Path(small), device="cpu", is_empty=True)
-before = resident_nbytes()
-module = load_module(Path(large), device="cpu", is_empty=True)
-print(sum(each.numel() * 4 for each in module.parameters()), resident_nbytes() - before)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_an_empty_model_takes_no_memory(tmp_path, make_model):
+def test_an_empty_model_takes_no_memory(tmp_path, run_apart):
     sizes = {"small": 16, "large": 1024}
     for name, size in sizes.items():
-        model = make_model(hidden_size=size, intermediate_size=4 * size, num_attention_heads=4)
-        model.module.config.save_pretrained(tmp_path / name)
+        config = llama_config(hidden_size=size, intermediate_size=4 * size, num_attention_heads=4)
+        config.save_pretrained(tmp_path / name)
     # In a process of its own: what other tests let go of would be taken up again.
-    done = subprocess.run(
-        [sys.executable, "-c", _RESIDENT, *(tmp_path / name for name in sizes)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    nbytes, grown = map(int, done.stdout.split())
+    with run_apart("load_empty", *(tmp_path / name for name in sizes)) as said:
+        nbytes, grown = map(int, said.read().split())
     assert grown < nbytes / 4

@@ -1,8 +1,5 @@
 """Rows end to end, without padding, say and learn what they do alone."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -155,21 +152,12 @@ def test_compiled_blocks_say_and_learn_what_plain_ones_do(
 
 
 @pytest.mark.slow
-def test_a_machine_without_a_compiler_is_told_of(tmp_path):
-    code = "import torch; from astraflow.trainers.blocks import can_compile"
-    code += "; print(can_compile(torch.device('cpu')))"
-    lacking = {"CXX": "/nowhere", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **lacking},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = done.stdout + done.stderr
+def test_a_machine_without_a_compiler_is_told_of(tmp_path, run_apart):
+    with run_apart("compile_without_a_compiler", tmp_path / "cache") as output:
+        said = output.read()
     assert "torch cannot compile" in said
     assert "No working C++ compiler" in said
-    assert done.stdout.endswith("False\n")
+    assert said.endswith("False\n")
 
 
 def test_adapters_learn_from_packed_rows(make_model, rows):

@@ -1,8 +1,5 @@
 """The built-in engine keeps the contract of all engines."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -52,47 +49,13 @@ def test_it_warns_just_before_its_weights_change(make, make_batch, is_probed):
     assert any((before[name] != bits).any() for name, bits in after.items())
 
 
-OUT_OF_MEMORY = """
-import resource, sys
-from pathlib import Path
-
-from astraflow.conformance.engine_bench import made_batch
-from astraflow.conformance.engine_bench import weights_of
-from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError
-from astraflow.config.recipe import TrainerConfig
-from astraflow.core.errors import AstraflowError
-from astraflow.trainers.torch_engine import TorchEngine
-
-engine = TorchEngine(TrainerConfig(max_tokens_per_pass=1 << 30), model_dir=Path(sys.argv[1]))
-engine.prepare()
-small, large = made_batch(14), made_batch(14, row_count=40_000)
-engine.train_step(small)
-before = weights_of(engine)
-used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20), resource.RLIM_INFINITY))
-try:
-    engine.train_step(large)
-except AstraflowError as error:
-    print(error.reason, error.message)
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert all((before[name] == bits).all() for name, bits in weights_of(engine).items())
-assert engine.step_count == 1
-engine.train_step(small)
-print("goes on")
-"""
-
-
 @pytest.mark.slow
-def test_a_batch_too_large_for_memory_is_named_and_leaves_no_trace(model_dir):
-    done = subprocess.run(
-        [sys.executable, "-c", OUT_OF_MEMORY, str(model_dir)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert "MEMORY_EXCEEDED a step ran out of memory" in done.stdout, done.stderr
-    assert "lower trainer.max_tokens_per_pass, now 1073741824" in done.stdout
-    assert "goes on" in done.stdout, done.stderr
+def test_a_batch_too_large_for_memory_is_named_and_leaves_no_trace(model_dir, run_apart):
+    with run_apart("run_out_of_memory", model_dir) as output:
+        said = output.read()
+    assert "MEMORY_EXCEEDED a step ran out of memory" in said
+    assert "lower trainer.max_tokens_per_pass, now 1073741824" in said
+    assert said.endswith("goes on\n")
 
 
 @pytest.mark.parametrize(

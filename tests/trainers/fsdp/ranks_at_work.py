@@ -1,9 +1,13 @@
 """What one rank does in these tests."""
 
+# ruff: noqa: T201 - a test reads what is said
+
 import copy
 import os
 import pickle
+import signal
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +16,24 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from astraflow.client.loop_thread import LoopThread
 from astraflow.config.policies import Fsdp
-from astraflow.config.recipe import TrainerConfig
+from astraflow.config.recipe import PolicyConfig, TrainerConfig
+from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.core.tensors import Dtype
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.fsdp.engine import ShardedEngine, shard_model
+from astraflow.trainers.fsdp.main import train_rank
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, published_rows, shard_publisher
+from astraflow.trainers.joining import TrainerPlace
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.origin import published_layout
 from astraflow.trainers.tensors import local, whole
+from astraflow.wire.transfers import TransferSpec
 
 LAST = 3
 
@@ -244,11 +253,8 @@ def gathered(engine: ShardedEngine) -> dict[str, np.ndarray]:
 
 
 def work(rank: str, count: str, port: str, folder: str) -> None:
-    """Be one rank, which torchrun would tell the same."""
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    torch.set_num_threads(1)
-    with joined_ranks(device="cpu", fsdp=Fsdp()) as ranks:
+    """Train as one rank, in every way."""
+    with joined(rank, count, port) as ranks:
         mine = Work(Path(folder), ranks)
         for name in mine.counts:
             mine.train_and_save(name)
@@ -260,3 +266,58 @@ def work(rank: str, count: str, port: str, folder: str) -> None:
         mine.variants()
         mine.compare_families()
         (Path(folder) / f"found-{ranks.rank}.pickle").write_bytes(pickle.dumps(mine.found))
+
+
+def join(rank: str, count: str, port: str) -> None:
+    """Join the other ranks, say so with the process id, and do nothing until killed."""
+    with joined(rank, count, port):
+        print("joined", os.getpid(), flush=True)
+        signal.pause()
+
+
+def follow(rank: str, count: str, port: str, folder: str) -> None:
+    """Follow rank 0 of a trainer; say why that ended."""
+    be_told(rank, count, port)
+    policy = PolicyConfig.model_validate(
+        {"model": {"path": "model"}, "trainer": {"ranks": int(count), "device": "cpu"}}
+    )
+    place = TrainerPlace(hub="127.0.0.1:1", token="", run_dir=RunDir(Path(folder)))
+    try:
+        with LoopThread() as loop:
+            train_rank("solver", policy, place, model_dir=Path(folder), loop=loop)
+    except AstraflowError as error:
+        print(error.reason, error.message)
+
+
+def publish_versions(rank: str, count: str, port: str) -> None:
+    """Publish some versions, as one rank; say how a new node would come to each."""
+    policy = PolicyId("solver")
+    layout = Layout.of([("w", Dtype.BF16, (64, 8))])
+    with joined(rank, count, port) as ranks, ExitStack() as reading:
+        publisher = shard_publisher(policy, layout, ranks)
+        publisher.store.keep = 2
+        rows = np.zeros((32, 8), np.uint16)
+        for version in range(7):
+            publish_shard(publisher, {"w": rows}, ranks, version=version, step=version)
+            spec = TransferSpec(policy_id=policy, version=version, base_version=None)
+            if version == 0 and ranks.rank == 0:
+                own = publisher.store.plan(spec)
+                reading.enter_context(publisher.store.reading([each.info for each in own]))
+            if version == 4:
+                reading.close()
+            plan = publisher.store.plan(spec)
+            print("way", version, [(each.info.base_version, each.info.version) for each in plan])
+            rows[version] += 1
+        ranks.wait()
+
+
+def joined(rank: str, count: str, port: str) -> AbstractContextManager[Ranks]:
+    be_told(rank, count, port)
+    torch.set_num_threads(1)
+    return joined_ranks(device="cpu", fsdp=Fsdp())
+
+
+def be_told(rank: str, count: str, port: str) -> None:
+    """Know what torchrun would tell this rank."""
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -191,14 +191,6 @@ def few(names):
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent)
-        with Nursery("ranks_at_work") as nursery:
-            yield nursery
-
-
-@pytest.fixture(scope="module")
 def run_of(nursery, tmp_path_factory, make_model, make_mixture, make_rows, to_part):
     """Return what makes the run that a name is of: the few, or all others."""
     folder = tmp_path_factory.mktemp("ranks")

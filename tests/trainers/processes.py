@@ -1,0 +1,59 @@
+"""What tests have done in processes of their own, forked from one that has imported all of it."""
+
+# ruff: noqa: T201 - a test reads what is said
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+from fsdp.ranks_at_work import follow, join, publish_versions, work  # noqa: F401 - run by name
+from torch._inductor import config as inductor
+from transformers import LlamaForCausalLM, Qwen3MoeForCausalLM  # noqa: F401 - most make these
+
+from astraflow.config.recipe import TrainerConfig
+from astraflow.conformance.engine_bench import made_batch, weights_of
+from astraflow.core.errors import AstraflowError
+from astraflow.trainers.blocks import can_compile
+from astraflow.trainers.causal_model import load_module
+from astraflow.trainers.torch_engine import TorchEngine
+
+
+def run_out_of_memory(model_dir: str) -> None:
+    """Train on a batch too large for the memory, and on one that is not."""
+    engine = TorchEngine(TrainerConfig(max_tokens_per_pass=1 << 30), model_dir=Path(model_dir))
+    engine.prepare()
+    small, large = made_batch(14), made_batch(14, row_count=40_000)
+    engine.train_step(small)
+    before = weights_of(engine)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20), resource.RLIM_INFINITY))
+    try:
+        engine.train_step(large)
+    except AstraflowError as error:
+        print(error.reason, error.message)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert all((before[name] == bits).all() for name, bits in weights_of(engine).items())
+    assert engine.step_count == 1
+    engine.train_step(small)
+    print("goes on")
+
+
+def compile_without_a_compiler(cache: str) -> None:
+    """Say whether torch can compile, where nothing is compiled already."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    inductor.cpp.cxx = (None, "/nowhere")
+    print(can_compile(torch.device("cpu")))
+
+
+def load_empty(small: str, large: str) -> None:
+    """Say how large a model is, and by how much this process grows where it is loaded empty."""
+    load_module(Path(small), device="cpu", is_empty=True)
+    before = _resident_nbytes()
+    module = load_module(Path(large), device="cpu", is_empty=True)
+    nbytes = sum(each.numel() * 4 for each in module.parameters())
+    print(nbytes, _resident_nbytes() - before)
+
+
+def _resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
