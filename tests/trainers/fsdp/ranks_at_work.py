@@ -47,7 +47,7 @@ class Work:
         given = pickle.loads((folder / "given.pickle").read_bytes())
         self.settings: dict[str, TrainerConfig] = given["settings"]
         self.lora = given["lora"]
-        self.counts = given["counts"]
+        self.whole = given["whole"]
         self.batches = given["batches"][ranks.rank]
         self.contexts = given["contexts"]
         self.families = given["families"]
@@ -73,15 +73,15 @@ class Work:
 
     def train_and_save(self, name: str) -> None:
         """Save in the middle, beside steps; go on from there with what was saved."""
-        engine, count = self.engine(name), self.counts[name]
-        half, few = count // 2, slice(count // 2, count // 2 + LAST)
+        engine, half = self.engine(name), len(self.batches) // 2
+        few = slice(half, half + LAST)
         metrics = self.steps(engine, slice(half), name)
         masters = engine.named_parameters()
         self.found[f"{name} saved"] = {
             key: whole(each.detach()).numpy().copy() for key, each in masters
         }
         self.save(engine, f"{name} by ranks")
-        rest = self.steps(engine, slice(half, count), name)
+        rest = self.steps(engine, slice(half, None), name)
         engine.wait_for_save()
         self.found[name] = [*metrics, *rest]
         engine.restore(self.folder / f"{name} by ranks")
@@ -140,7 +140,7 @@ class Work:
     def variants(self) -> None:
         """Train with every other way to compute the same."""
         for name in self.settings:
-            if name in self.counts:
+            if name in self.whole:
                 continue
             if name in self.contexts:
                 self.share_rows(name)
@@ -256,12 +256,12 @@ def work(rank: str, count: str, port: str, folder: str) -> None:
     """Train as one rank, in every way."""
     with joined(rank, count, port) as ranks:
         mine = Work(Path(folder), ranks)
-        for name in mine.counts:
+        for name in mine.whole:
             mine.train_and_save(name)
         for name in ("plain", "lora"):
-            if name in mine.counts:
+            if name in mine.whole:
                 mine.publish(name)
-        if "plain" in mine.counts:
+        if "plain" in mine.whole:
             mine.refuse()
         mine.variants()
         mine.compare_families()

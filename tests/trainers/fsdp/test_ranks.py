@@ -29,7 +29,7 @@ from crash_ends.postgres import free_port
 pytestmark = pytest.mark.slow
 
 RANKS = 2
-STEPS = 20
+STEPS = 10
 PLAIN = {
     "optimizer": {"learning_rate": 3e-3},
     "max_tokens_per_pass": 64,
@@ -139,8 +139,10 @@ for _name, (_count, _fields, _fsdp) in CONTEXTS.items():
         {**PLAIN, **_fields, "fsdp": _fsdp, "ranks": _count}
     )
 LORA = dict.fromkeys(("lora", "tensor and lora", "experts and lora"), Lora(rank=3, alpha=6))
-# Steps of those that are saved in the middle and resumed.
-COUNTS = {"plain": STEPS, "lora": 10, "critic": 10, "many experts": 10}
+# They go all the steps, are saved in the middle and resumed; others go the last few.
+WHOLE = ("plain", "lora", "critic", "many experts")
+HALF = STEPS // 2
+AFTER_HALF = slice(HALF, HALF + LAST)
 
 
 class Ran:
@@ -157,8 +159,8 @@ class Ran:
         self.found = self.ranks[0]
 
     def _alone(self, name: str, start: int = 0) -> list:
-        engine, end = alone_engine(self.folder, name), COUNTS.get(name, STEPS)
-        return [dict(engine.train_step(batch)) for batch in self.given(name)[start:end]]
+        engine = alone_engine(self.folder, name)
+        return [dict(engine.train_step(batch)) for batch in self.given(name)[start:]]
 
     def _four(self) -> tuple[Path, list]:
         """Return where four ranks saved, and what each found."""
@@ -219,7 +221,7 @@ def run_of(nursery, tmp_path_factory, make_model, make_mixture, make_rows, to_pa
     for name, (count, _, fsdp) in CONTEXTS.items():
         sharing = fsdp.get("context_parallel", 1) * fsdp.get("tensor_parallel", 1)
         shared[name] = shares(name, count // sharing)
-    whole = {has_experts(name): shares(name, 1)[0] for name in COUNTS}
+    whole = {has_experts(name): shares(name, 1)[0] for name in WHOLE}
     batches = shares("plain", RANKS)
 
     @cache
@@ -227,8 +229,8 @@ def run_of(nursery, tmp_path_factory, make_model, make_mixture, make_rows, to_pa
         ours = folder / ("few" if is_few else "others")
         save_model(module, ours / "model", companions_of=folder / "tokenizer")
         save_model(mixture, ours / "mixture", companions_of=folder / "tokenizer")
-        counts = {name: COUNTS[name] for name in COUNTS if (name in FEW) is is_few}
-        for name in counts:
+        whole_runs = [name for name in WHOLE if (name in FEW) is is_few]
+        for name in whole_runs:
             write_by_one(ours, name, whole[has_experts(name)])
         families = {
             kind: [name for name in some if ((kind, name) in FEW_FAMILIES) is is_few]
@@ -237,7 +239,7 @@ def run_of(nursery, tmp_path_factory, make_model, make_mixture, make_rows, to_pa
         given = {
             "settings": {name: SETTINGS[name] for name in SETTINGS if (name in FEW) is is_few},
             "lora": LORA,
-            "counts": counts,
+            "whole": whole_runs,
             "batches": batches,
             "contexts": shared,
             "families": families,
@@ -262,9 +264,9 @@ def routes(row):
 def launch(nursery, folder, count, given) -> list:
     """Have so many ranks do what is for them; return what each found."""
     some = {name: each for name, each in given["settings"].items() if each.ranks == count}
-    counts = given["counts"] if count == RANKS else {}
+    whole = given["whole"] if count == RANKS else []
     batches = given["batches"] if count == RANKS else [[]] * count
-    ours = {**given, "settings": some, "counts": counts, "batches": batches}
+    ours = {**given, "settings": some, "whole": whole, "batches": batches}
     (folder / "given.pickle").write_bytes(pickle.dumps(ours))
     place = (str(count), str(free_port()), str(folder))
     pids = [nursery.start("work", str(rank), *place) for rank in range(count)]
@@ -279,7 +281,7 @@ def launch(nursery, folder, count, given) -> list:
 def write_by_one(folder, name, batches):
     """Write the checkpoint of one process, from which ranks go on."""
     engine = alone_engine(folder, name)
-    for each in batches[: COUNTS[name] // 2]:
+    for each in batches[:HALF]:
         engine.train_step(each)
     (folder / f"{name} by one").mkdir()
     engine.save(folder / f"{name} by one")
@@ -303,16 +305,11 @@ def batch(step, to_part, rows, rank, count) -> TrainerBatch:
     return TrainerBatch(header=header, parts=(to_part(mine),) if mine else (), wait_s=0.0)
 
 
-def after_half(name) -> slice:
-    half = COUNTS[name] // 2
-    return slice(half, half + LAST)
-
-
 def furthest(one, other, name="train/loss"):
     return max(abs(a[name] - b[name]) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", few(COUNTS))
+@pytest.mark.parametrize("name", few(WHOLE))
 def test_two_ranks_have_the_loss_curve_of_one(run_of, name):
     ran = run_of(name)
     alone, found = ran.alone(name), ran.found[name]
@@ -320,10 +317,10 @@ def test_two_ranks_have_the_loss_curve_of_one(run_of, name):
         assert furthest(found, alone, each) < 1e-4, each
     largest = max(step["train/grad_norm"] for step in alone)
     assert furthest(found, alone, "train/grad_norm") < 1e-3 * largest
-    assert len(alone) == COUNTS[name]
+    assert len(alone) == STEPS
     assert found == ran.ranks[1][name]
     moved = [step["train/loss"] for step in alone]
-    assert len(set(moved)) >= COUNTS[name] - 2
+    assert len(set(moved)) >= STEPS - 2
 
 
 @pytest.mark.long
@@ -353,7 +350,7 @@ def test_compiled_blocks_of_ranks_learn_what_plain_ones_do(run_of, tmp_path):
     compiled = {"fsdp": {"compile": True, "checkpointing": True}}
     settings = {"compiled": TrainerConfig.model_validate({**PLAIN, **compiled})}
     given = pickle.loads((ran.folder / "given.pickle").read_bytes())
-    empty = {name: {} for name in ("lora", "counts", "contexts", "families")}
+    empty = {name: {} for name in ("lora", "whole", "contexts", "families")}
     alone = ran.alone("plain", STEPS - LAST)
     for found in launch(ran.nursery, tmp_path, RANKS, {**given, **empty, "settings": settings}):
         assert furthest(found["compiled"], alone) < 1e-4
@@ -472,7 +469,7 @@ def test_a_version_of_which_one_rank_has_no_patch_can_be_had_whole_from_all(ran)
     assert {rank for base, rank in ways if base is None} == {*range(RANKS)}
 
 
-@pytest.mark.parametrize("name", few(COUNTS))
+@pytest.mark.parametrize("name", few(WHOLE))
 def test_one_process_goes_on_from_the_checkpoint_of_two_ranks(run_of, name):
     ran = run_of(name)
     directory = ran.folder / f"{name} by ranks"
@@ -486,21 +483,19 @@ def test_one_process_goes_on_from_the_checkpoint_of_two_ranks(run_of, name):
     }
     engine = alone_engine(ran.folder, name)
     engine.restore(directory)
-    then = after_half(name)
-    assert engine.step_count == then.start
+    assert engine.step_count == HALF
     for key, parameter in engine.named_parameters():
         assert np.array_equal(parameter.detach().numpy(), ran.found[f"{name} saved"][key])
-    rest = [dict(engine.train_step(each)) for each in ran.given(name)[then]]
-    assert furthest(rest, ran.found[name][then]) < 1e-4
+    rest = [dict(engine.train_step(each)) for each in ran.given(name)[AFTER_HALF]]
+    assert furthest(rest, ran.found[name][AFTER_HALF]) < 1e-4
 
 
-@pytest.mark.parametrize("name", few(COUNTS))
+@pytest.mark.parametrize("name", few(WHOLE))
 def test_two_ranks_go_on_from_the_checkpoint_of_one_process(run_of, name):
     ran = run_of(name)
-    then = after_half(name)
     resumed = ran.found[f"{name} resumed"]
-    assert furthest(resumed, ran.found[name][then]) < 1e-4
-    assert furthest(resumed, ran.alone(name)[then]) < 1e-4
+    assert furthest(resumed, ran.found[name][AFTER_HALF]) < 1e-4
+    assert furthest(resumed, ran.alone(name)[AFTER_HALF]) < 1e-4
 
 
 @pytest.mark.long
