@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import Counter, defaultdict
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import structlog
@@ -53,6 +54,7 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import (
 )
 from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import add_VersionServiceServicer_to_server
+from crash_ends.nursery import Nursery
 from crash_ends.postgres import postgres_server
 
 # Before torch is loaded, here and in all that is started: its threads would spin while they wait
@@ -525,6 +527,16 @@ def make_family():
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
     return make
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Yield what starts functions of `processes`, in less than the seconds that torch takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        nursery = Nursery("processes")
+    with nursery:
+        yield nursery
 
 
 @pytest.fixture

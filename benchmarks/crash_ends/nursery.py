@@ -38,7 +38,7 @@ class Nursery:
     def start(self, function: str, *arguments: str, output: Path | None = None) -> int:
         """Run a function in a process of its own; return its process id.
 
-        What it says goes into a file, or a pipe that someone reads; else nowhere, but for errors.
+        What it says is added to a file, or a pipe that someone reads; else lost, but for errors.
         """
         return self._ask(
             {"function": function, "arguments": arguments, "output": output and str(output)}
@@ -47,6 +47,10 @@ class Nursery:
     def exit_code(self, pid: int) -> int | None:
         """Return how a process ended, as subprocess does; None: it runs."""
         return self._ask({"poll": pid})
+
+    def wait(self, pid: int) -> int:
+        """Return how a process ended, once it has."""
+        return self._ask({"wait": pid})
 
     def kill(self, pid: int) -> None:
         """End a process with kill -9; return when it is gone."""
@@ -71,6 +75,8 @@ def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
             codes[answer] = None
         elif "kill" in request:
             answer = codes[request["kill"]] = _ended(request["kill"], codes)
+        elif "wait" in request:
+            answer = codes[request["wait"]] = _polled(request["wait"], codes, 0)
         else:
             answer = codes[request["poll"]] = _polled(request["poll"], codes, os.WNOHANG)
         answers.write(json.dumps(answer) + "\n")
@@ -86,7 +92,7 @@ def _born(function: Any, arguments: list[str], output: str | None) -> int:
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
         if output is not None:
             os.dup2(1, 2)
         function(*arguments)

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +17,9 @@ from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.status import RunStatus
 from astraflow.launch.processes import RoleCommand, Roles
 from astraflow.rpc.access import HubTokens
+from crash_ends.nursery import Nursery
 
-from .conftest import ROOT, astraflow, command, environment
+from .conftest import ROOT, astraflow, environment
 
 _PATIENCE_S = 250
 _MODELS: dict[str, Path] = {}
@@ -26,11 +27,16 @@ _MODELS: dict[str, Path] = {}
 
 @dataclass
 class HandRun:
-    """A hub, trainers and nodes, each a process of its own that nobody starts again."""
+    """A hub, trainers and nodes, each a process of its own that nobody starts again.
+
+    Attributes:
+        processes: Their ids, by name.
+    """
 
     roles: Roles
     cache: Path
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    nursery: Nursery
+    processes: dict[str, int] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> RunDir:
@@ -40,26 +46,25 @@ class HandRun:
     def address(self) -> str:
         return self.run_dir.read_endpoint().address
 
-    def start(self, role: RoleCommand) -> subprocess.Popen[bytes]:
+    def start(self, role: RoleCommand) -> None:
         role.log.parent.mkdir(parents=True, exist_ok=True)
-        with role.log.open("ab") as log:
-            process = subprocess.Popen(
-                command(*role.arguments),
-                env={**environment(self.cache), **role.environment, **role.secrets},
-                stdout=log,
-                stderr=log,
-            )
-        self.processes[role.name] = process
-        return process
+        variables = {**environment(self.cache), **role.environment, **role.secrets}
+        self.processes[role.name] = self.nursery.start(
+            "run_command", json.dumps(variables), *role.arguments, output=role.log
+        )
 
-    def start_trainer(self, policy: str) -> subprocess.Popen[bytes]:
-        return self.start(self.roles.trainer(policy, self.address))
+    def start_trainer(self, policy: str) -> None:
+        self.start(self.roles.trainer(policy, self.address))
 
-    def start_node(self, index: int) -> subprocess.Popen[bytes]:
-        return self.start(self.roles.raas(index, self.address))
+    def start_node(self, index: int) -> None:
+        self.start(self.roles.raas(index, self.address))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        self.processes[name].send_signal(number)
+        os.kill(self.processes[name], number)
+
+    def wait(self, name: str) -> int:
+        """Return how a process ended, once it has."""
+        return self.nursery.wait(self.processes[name])
 
     def metrics(self, policy: str) -> list[dict]:
         path = self.run_dir.metrics
@@ -75,11 +80,8 @@ class HandRun:
         hub = self.processes["hub"]
         while not claim():
             assert time.monotonic() - started < _PATIENCE_S, self.last_words()
-            assert hub.poll() is None, self.last_words()
-            try:
-                hub.wait(0.02)
-            except subprocess.TimeoutExpired:
-                continue
+            assert self.nursery.exit_code(hub) is None, self.last_words()
+            time.sleep(0.02)
         return time.monotonic() - started
 
     def status(self) -> RunStatus:
@@ -117,7 +119,9 @@ def models_of(recipe: Path, resolved: Recipe, sets: tuple[str, ...], cache: Path
 
 
 @contextmanager
-def by_hand(recipe: str, *overrides: str, run_dir: Path, cache: Path) -> Iterator[HandRun]:
+def by_hand(
+    recipe: str, *overrides: str, run_dir: Path, cache: Path, nursery: Nursery
+) -> Iterator[HandRun]:
     """Serve the hub of a recipe; nothing that was started outlives the block."""
     path = ROOT / "recipes" / recipe
     resolved = load_recipe(path, overrides=list(overrides))
@@ -126,13 +130,11 @@ def by_hand(recipe: str, *overrides: str, run_dir: Path, cache: Path) -> Iterato
     folder.root.mkdir(parents=True)
     folder.recipe.write_text(dump_recipe(resolved))
     roles = Roles(recipe=resolved, run_dir=folder, tokens=HubTokens.generate(), models=models)
-    run = HandRun(roles=roles, cache=cache)
+    run = HandRun(roles=roles, cache=cache, nursery=nursery)
     try:
         run.start(roles.hub())
         run.until(folder.endpoint.exists)
         yield run
     finally:
         for process in run.processes.values():
-            process.kill()
-        for process in run.processes.values():
-            process.wait()
+            nursery.kill(process)

@@ -28,8 +28,10 @@ def live_nodes(run):
     return [node for node in nodes if node.state == "live"]
 
 
-def test_one_node_becomes_three_and_one_again_and_nothing_is_lost(tmp_path, cache):
-    with by_hand("sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache) as run:
+def test_one_node_becomes_three_and_one_again_and_nothing_is_lost(tmp_path, cache, nursery):
+    with by_hand(
+        "sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache, nursery=nursery
+    ) as run:
         run.start_trainer("solver")
         run.start_node(0)
         run.until(lambda: run.step("solver") >= 1)
@@ -38,7 +40,7 @@ def test_one_node_becomes_three_and_one_again_and_nothing_is_lost(tmp_path, cach
             astraflow("autoscale", folder, "--advise", "--json", cache=cache).stdout
         )
         assert (advice["action"], advice["target_member_count"]) == ("grow", 3)
-        scaler = run.start(
+        run.start(
             RoleCommand(
                 name="autoscale",
                 arguments=("autoscale", folder, "--poll", "0.5", "--json"),
@@ -47,8 +49,8 @@ def test_one_node_becomes_three_and_one_again_and_nothing_is_lost(tmp_path, cach
         )
         run.until(lambda: len(live_nodes(run)) == 3)
         run.until(lambda: all(node.accepted_count for node in live_nodes(run)))
-        scaler.send_signal(signal.SIGTERM)
-        assert scaler.wait(200) == 0
+        run.kill("autoscale", signal.SIGTERM)
+        assert run.wait("autoscale") == 0
         assert [node.name for node in live_nodes(run)] == ["raas-0"]
         step = run.step("solver")
         run.until(lambda: run.step("solver") > step + 1)

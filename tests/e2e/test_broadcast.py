@@ -11,7 +11,7 @@ from .conftest import WARM_UP
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, cache):
+def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, cache, nursery):
     with by_hand(
         "sort.yaml",
         WARM_UP,
@@ -22,6 +22,7 @@ def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, 
         "raas.capacity=16",
         run_dir=tmp_path / "run",
         cache=cache,
+        nursery=nursery,
     ) as run:
 
         def came(*, by_broadcast, after=0):

@@ -39,8 +39,10 @@ def test_a_port_in_use_is_named(tmp_path, cache):
     assert address in done.stderr
 
 
-def test_a_wrong_token_is_refused(tmp_path, cache):
-    with by_hand("sort.yaml", WARM_UP, run_dir=tmp_path / "run", cache=cache) as run:
+def test_a_wrong_token_is_refused(tmp_path, cache, nursery):
+    with by_hand(
+        "sort.yaml", WARM_UP, run_dir=tmp_path / "run", cache=cache, nursery=nursery
+    ) as run:
         model = f"solver={run.roles.models['solver']}"
         done = astraflow(
             *("raas", "join", SORT, "--hub", run.address, "--token", "wrong", "--model", model),

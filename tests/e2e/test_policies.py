@@ -27,8 +27,10 @@ def start_all(run):
     run.until(lambda: min(run.step("solver"), run.step("verifier")) >= 3)
 
 
-def test_the_other_goes_on_alone_after_the_timeout(tmp_path, cache):
-    with by_hand("sort-pair.yaml", *LOCKSTEP, run_dir=tmp_path / "run", cache=cache) as run:
+def test_the_other_goes_on_alone_after_the_timeout(tmp_path, cache, nursery):
+    with by_hand(
+        "sort-pair.yaml", *LOCKSTEP, run_dir=tmp_path / "run", cache=cache, nursery=nursery
+    ) as run:
         start_all(run)
         assert abs(run.step("solver") - run.step("verifier")) <= 1
         run.kill("trainer-verifier")
@@ -38,13 +40,15 @@ def test_the_other_goes_on_alone_after_the_timeout(tmp_path, cache):
     assert ledger["holds"]
 
 
-def test_the_run_stops_when_it_is_told_to(tmp_path, cache):
+def test_the_run_stops_when_it_is_told_to(tmp_path, cache, nursery):
     stop = (*LOCKSTEP, "relation.on_timeout=stop")
-    with by_hand("sort-pair.yaml", *stop, run_dir=tmp_path / "run", cache=cache) as run:
+    with by_hand(
+        "sort-pair.yaml", *stop, run_dir=tmp_path / "run", cache=cache, nursery=nursery
+    ) as run:
         start_all(run)
         run.kill("trainer-verifier")
-        code = run.processes["hub"].wait(200)
-        run.processes["trainer-solver"].wait(200)
+        code = run.wait("hub")
+        run.wait("trainer-solver")
         ledger = run.ledger()
     assert code == 1
     assert "verifier had no trainer for 3 s" in run.last_words()

@@ -27,8 +27,10 @@ def member(run, name):
     return next((m for m in run.status().members if m.name == name), None)
 
 
-def test_nodes_drain_die_and_stand_still_and_nothing_is_lost(tmp_path, cache):
-    with by_hand("sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache) as run:
+def test_nodes_drain_die_and_stand_still_and_nothing_is_lost(tmp_path, cache, nursery):
+    with by_hand(
+        "sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache, nursery=nursery
+    ) as run:
         run.start_trainer("solver")
         for index in range(3):
             run.start_node(index)
@@ -36,7 +38,7 @@ def test_nodes_drain_die_and_stand_still_and_nothing_is_lost(tmp_path, cache):
         run.until(lambda: all(member(run, f"raas-{n}") for n in range(3)))
 
         run.kill("raas-0", signal.SIGTERM)
-        assert run.processes["raas-0"].wait(200) == 0
+        assert run.wait("raas-0") == 0
         assert member(run, "raas-0") is None
 
         run.kill("raas-1")
@@ -55,8 +57,10 @@ def test_nodes_drain_die_and_stand_still_and_nothing_is_lost(tmp_path, cache):
 
 
 @pytest.mark.long
-def test_a_trainer_that_stands_still_stops_the_pool(tmp_path, cache):
-    with by_hand("sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache) as run:
+def test_a_trainer_that_stands_still_stops_the_pool(tmp_path, cache, nursery):
+    with by_hand(
+        "sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache, nursery=nursery
+    ) as run:
         run.start_trainer("solver")
         run.start_node(0)
         run.until(lambda: run.step("solver") >= 2)
@@ -68,7 +72,7 @@ def test_a_trainer_that_stands_still_stops_the_pool(tmp_path, cache):
             return policy.open_group_count == policy.max_open_group_count
 
         run.until(bounded)
-        hub = psutil.Process(run.processes["hub"].pid)
+        hub = psutil.Process(run.processes["hub"])
         before, deadline = hub.memory_info().rss, time.monotonic() + 3
         run.until(lambda: time.monotonic() > deadline)
         assert bounded()
@@ -77,7 +81,7 @@ def test_a_trainer_that_stands_still_stops_the_pool(tmp_path, cache):
         step = run.step("solver")
         run.until(lambda: run.step("solver") > step + 3)
         asyncio.run(drain_member(run.run_dir, "raas-0", grace_s=None))
-        assert run.processes["raas-0"].wait(200) == 0
+        assert run.wait("raas-0") == 0
         ledger = run.ledger()
     assert ledger["holds"]
     assert grown < 32 << 20

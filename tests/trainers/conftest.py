@@ -51,16 +51,6 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def nursery() -> Generator[Nursery]:
-    """Yield what starts functions of `processes`, in less than the seconds that torch takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent)
-        nursery = Nursery("processes")
-    with nursery:
-        yield nursery
-
-
 @pytest.fixture
 def run_apart(nursery: Nursery, tmp_path: Path) -> Callable[..., TextIO]:
     """Start a function in a process of its own; return what it says until it ends."""

@@ -2,21 +2,38 @@
 
 # ruff: noqa: T201 - a test reads what is said
 
+import json
 import os
 import resource
+import sys
 from pathlib import Path
 
 import torch
-from fsdp.ranks_at_work import follow, join, publish_versions, work  # noqa: F401 - run by name
 from torch._inductor import config as inductor
+from trainers.fsdp.ranks_at_work import (  # noqa: F401 - run by name
+    follow,
+    join,
+    publish_versions,
+    work,
+)
 from transformers import LlamaForCausalLM, Qwen3MoeForCausalLM  # noqa: F401 - most make these
 
+from astraflow.cli.main import main
 from astraflow.config.recipe import TrainerConfig
 from astraflow.conformance.engine_bench import made_batch, weights_of
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.blocks import can_compile
 from astraflow.trainers.causal_model import load_module
 from astraflow.trainers.torch_engine import TorchEngine
+
+
+def run_command(environment: str, *arguments: str) -> None:
+    """Be the `astraflow` command, with more variables of the environment, as JSON."""
+    os.environ |= json.loads(environment)
+    # As torch would find it in the environment, had it not been loaded.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    sys.argv = ["astraflow", *arguments]
+    main()
 
 
 def run_out_of_memory(model_dir: str) -> None:
