@@ -89,21 +89,23 @@ def _born(function: Any, arguments: list[str], output: str | None) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    # The function may put another in its place.
+    leave, code = os._exit, 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
         if output is not None:
             os.dup2(1, 2)
+            # Those of the nursery may be of files, in which one can seek, and keep what is printed.
+            sys.stdout, sys.stderr = (os.fdopen(name, "w", 1, closefd=False) for name in (1, 2))
         function(*arguments)
-        sys.stdout.flush()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - the last words of a process
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(code)
+        leave(code)
 
 
 def _ended(pid: int, codes: dict[int, int | None]) -> int | None:

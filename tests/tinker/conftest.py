@@ -112,13 +112,20 @@ async def model(peer):
     return await peer.create_model(rank=4)
 
 
+def arguments_of(settings):
+    """Return the arguments of the `astraflow` command that serves."""
+    return (
+        *("tinker", "--json", "--listen", "127.0.0.1:0"),
+        *("--model", str(settings.model_dir), "--name", settings.base_model),
+        *("--dir", str(settings.directory), "--max-rank", str(settings.max_rank)),
+    )
+
+
 @asynccontextmanager
 async def process(settings, *options):
     """Start a server of its own process; yield it and its address."""
     started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "astraflow", "tinker", "--json", "--listen", "127.0.0.1:0"),
-        *("--model", str(settings.model_dir), "--name", settings.base_model),
-        *("--dir", str(settings.directory), "--max-rank", str(settings.max_rank), *options),
+        *(sys.executable, "-m", "astraflow", *arguments_of(settings), *options),
         stdout=PIPE,
         env=os.environ | {"no_proxy": "*"},
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import time
@@ -21,7 +22,7 @@ from astraflow.tinker.requests import CreateModel, OptimStep, SaveWeightsForSamp
 from astraflow.tinker.samplers import Samplers
 from astraflow.tinker.service import Service
 
-from .conftest import NAME, Peer, RefusedError, made_data, process, sampled, to_data
+from .conftest import NAME, Peer, RefusedError, arguments_of, made_data, sampled, to_data
 
 ROUTES = (
     "client/config",
@@ -256,11 +257,26 @@ async def test_a_wrong_request_is_refused_for_what_is_wrong_before_its_model_is_
     ]
 
 
+@contextlib.asynccontextmanager
+async def forked(nursery, settings, pipe):
+    """Start a server of its own process; yield its process id and its address."""
+    os.mkfifo(pipe)
+    server = nursery.start("run_command", "{}", *arguments_of(settings), output=pipe)
+    try:
+        with pipe.open() as lines:
+            yield server, json.loads(next(line for line in lines if line[0] == "{"))["address"]
+    finally:
+        nursery.kill(server)
+
+
 @pytest.mark.slow
-async def test_what_was_saved_outlives_a_kill_and_a_signal_ends_what_is_under_way(settings):
+async def test_what_was_saved_outlives_a_kill_and_a_signal_ends_what_is_under_way(
+    settings, nursery, tmp_path
+):
     """Weights, optimizer and sampling sessions; what is asked of a model that is gone says so."""
     data = to_data(made_data(3), "weights")
-    async with process(settings) as (server, address), Peer(address) as peer:
+    first, second = (forked(nursery, settings, tmp_path / name) for name in ("first", "second"))
+    async with first as (server, address), Peer(address) as peer:
         model = await peer.create_model(rank=4)
         await model.forward_backward(data)
         await model.optim_step(learning_rate=0.05)
@@ -270,9 +286,8 @@ async def test_what_was_saved_outlives_a_kill_and_a_signal_ends_what_is_under_wa
         before = sampled(await sampler.sample(PROMPT, seed=3))
         # What is under way when the server is killed was not promised.
         await model.send(model.message(data))
-        server.send_signal(signal.SIGKILL)
-        await server.wait()
-    async with process(settings) as (server, address), Peer(address) as peer:
+        nursery.kill(server)
+    async with second as (server, address), Peer(address) as peer:
         old = sampled(await type(sampler)(peer, sampler.sampler_id).sample(PROMPT, seed=3))
         new = sampled(await (await peer.sampler(named)).sample(PROMPT, seed=3))
         assert before[0][0] == old[0][0] == new[0][0]
@@ -288,8 +303,8 @@ async def test_what_was_saved_outlives_a_kill_and_a_signal_ends_what_is_under_wa
         told = await again.send(again.message(data))
         request = {"request_id": told["request_id"]}
         waiting = asyncio.ensure_future(peer.http.post("retrieve_future", json=request))
-        server.send_signal(signal.SIGTERM)
-        assert await server.wait() == 0
+        os.kill(server, signal.SIGTERM)
+        assert await asyncio.to_thread(nursery.wait, server) == 0
         try:
             answer = await waiting
         except httpx.HTTPError:
