@@ -4,6 +4,8 @@ import socket
 
 import pytest
 
+from astraflow.launch.processes import RoleCommand
+
 from .by_hand import by_hand
 from .conftest import ROOT, WARM_UP, astraflow, started
 
@@ -43,13 +45,11 @@ def test_a_wrong_token_is_refused(tmp_path, cache, nursery):
     with by_hand(
         "sort.yaml", WARM_UP, run_dir=tmp_path / "run", cache=cache, nursery=nursery
     ) as run:
-        model = f"solver={run.roles.models['solver']}"
-        done = astraflow(
-            *("raas", "join", SORT, "--hub", run.address, "--token", "wrong", "--model", model),
-            cache=cache,
-        )
-    assert done.returncode == 1
-    assert "TOKEN_INVALID" in done.stderr
+        log, model = tmp_path / "log", f"solver={run.roles.models['solver']}"
+        join = ("raas", "join", SORT, "--hub", run.address, "--token", "wrong", "--model", model)
+        run.start(RoleCommand(name="stranger", arguments=join, log=log))
+        assert run.wait("stranger") == 1
+    assert "TOKEN_INVALID" in log.read_text()
 
 
 @pytest.mark.long
