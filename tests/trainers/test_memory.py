@@ -83,7 +83,7 @@ def measured(model, fsdp, tokens, layout):
             targets=targets,
             temperatures=None,
             banned=targets[:0],
-            tiling=fused_head.Tiling(token_count=64, word_count=64),
+            tiling=fused_head.Tiling(token_count=512, word_count=64),
             adds_up=True,
         )
         return fused_head.fused_logprobs(hidden, head)[0]
