@@ -57,8 +57,11 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
         OSError: The target cannot be written.
     """
     try:
-        import accelerate  # noqa: F401, PLC0415 - transformers reads GGUF with both  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]
         import gguf  # pyright: ignore[reportMissingTypeStubs] # noqa: PLC0415
+
+        # Whoever lacks it need not wait for the others, which take seconds.
+        reader = cast("Any", gguf).GGUFReader
+        import accelerate  # noqa: F401, PLC0415 - transformers reads GGUF with both  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]
         import torch  # noqa: PLC0415
         from safetensors import SafetensorError  # noqa: PLC0415
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
@@ -72,7 +75,7 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
     where: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}
     try:
         report(f"reading {source.name}")
-        fields = cast("Any", gguf).GGUFReader(source).fields
+        fields = reader(source).fields
         tokenizer = cast("Any", AutoTokenizer).from_pretrained(source.parent, **where)
         report("turning its weights into f32")
         model = cast("Any", AutoModelForCausalLM).from_pretrained(
