@@ -4,9 +4,12 @@
 
 import json
 import os
+import queue
 import resource
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import torch
 from torch._inductor import config as inductor
@@ -20,10 +23,13 @@ from transformers import LlamaForCausalLM, Qwen3MoeForCausalLM  # noqa: F401 - m
 
 from astraflow.cli.main import main
 from astraflow.config.recipe import TrainerConfig
+from astraflow.config.run_dir import RunDir
 from astraflow.conformance.engine_bench import made_batch, weights_of
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.blocks import can_compile
 from astraflow.trainers.causal_model import load_module
+from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.trainers.main import GracefulShutdown
 from astraflow.trainers.torch_engine import TorchEngine
 
 
@@ -61,6 +67,54 @@ def compile_without_a_compiler(cache: str) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     inductor.cpp.cxx = (None, "/nowhere")
     print(can_compile(torch.device("cpu")))
+
+
+def wait_for_a_batch() -> None:
+    """Say who waits, wait for a batch that never comes, and say when that is over."""
+    departure, batches = GracefulShutdown(), queue.Queue()
+
+    def take() -> None:
+        print(os.getpid())
+        batches.get()
+
+    with departure.listening():
+        for _ in departure.watch(iter(take, ...)):
+            pass
+    print("left")
+
+
+def wait_to_join() -> None:
+    """Say who waits, wait for a hub that never answers, and say when that is over."""
+
+    @contextmanager
+    def joined():
+        print(os.getpid())
+        yield queue.Queue().get()
+
+    departure = GracefulShutdown()
+    with departure.listening(), departure.entering(joined()):
+        pass
+    print("left")
+
+
+def save_half(folder: str) -> None:
+    """Save twice; say who is in the middle of the second time, and stay there."""
+
+    class Engine:
+        count = 0
+
+        def save(self, directory):
+            self.count += 1
+            (directory / "weights").write_bytes(b"half")
+
+        def wait_for_save(self):
+            if self.count == 2:
+                print(os.getpid())
+                Event().wait()
+
+    checkpoints = Checkpoints(Engine(), run_dir=RunDir(Path(folder)), policy_id="solver")
+    checkpoints.save(step=1, version=1)
+    checkpoints.begin(step=2, version=2).result()
 
 
 def load_empty(small: str, large: str) -> None:

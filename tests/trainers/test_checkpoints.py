@@ -2,8 +2,6 @@
 
 import json
 import resource
-import subprocess
-import sys
 from threading import Event
 
 import pytest
@@ -229,41 +227,11 @@ def test_what_a_trainer_goes_back_from_does_not_outlive_what_it_saves_then(tmp_p
     assert left == [f"step_{step:06d}" for step in (0, 10, 15, 18)]
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from threading import Event
-
-from astraflow.config.run_dir import RunDir
-from astraflow.trainers.checkpoints import Checkpoints
-
-
-class Engine:
-    count = 0
-
-    def save(self, directory):
-        self.count += 1
-        (directory / "weights").write_bytes(b"half")
-
-    def wait_for_save(self):
-        if self.count == 2:
-            print("half", flush=True)
-            Event().wait()
-
-
-checkpoints = Checkpoints(Engine(), run_dir=RunDir(Path(sys.argv[1])), policy_id="solver")
-checkpoints.save(step=1, version=1)
-checkpoints.begin(step=2, version=2).result()
-"""
-
-
 @pytest.mark.slow
-def test_a_kill_in_the_middle_leaves_the_checkpoint_before(tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout.readline() == "half\n"
-        writer.kill()
-    run_dir = RunDir(tmp_path)
+def test_a_kill_in_the_middle_leaves_the_checkpoint_before(tmp_path, nursery, run_apart):
+    run_dir = RunDir(tmp_path / "run")
+    with run_apart("save_half", run_dir.root) as said:
+        nursery.kill(int(said.readline()))
     assert [point.step for point in start_points(run_dir, "solver")] == [1, 0]
     Checkpoints(Slow(), run_dir=run_dir, policy_id="solver")
     assert [path.name for path in run_dir.checkpoints("solver").iterdir()] == ["step_000001"]

@@ -2,38 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from astraflow.trainers.main import GracefulShutdown
-
-WAITS_FOR_EVER = """
-import queue, sys
-from astraflow.trainers.main import GracefulShutdown
-departure, batches = GracefulShutdown(), queue.Queue()
-with departure.listening():
-    for _ in departure.watch(iter(lambda: print("waiting", flush=True) or batches.get(), None)):
-        pass
-print("left", flush=True)
-"""
-
-JOINS_FOR_EVER = """
-import queue
-from contextlib import contextmanager
-from astraflow.trainers.main import GracefulShutdown
-
-@contextmanager
-def joined():
-    print("joining", flush=True)
-    yield queue.Queue().get()
-
-departure = GracefulShutdown()
-with departure.listening(), departure.entering(joined()):
-    pass
-print("left", flush=True)
-"""
 
 
 def test_items_pass_through_until_there_are_none():
@@ -80,11 +53,10 @@ def test_old_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("code", [WAITS_FOR_EVER, JOINS_FOR_EVER])
-def test_signal_ends_a_wait(code):
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout.readline() in {"waiting\n", "joining\n"}
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.read().endswith("left\n")
-    assert process.returncode == 0
+@pytest.mark.parametrize("wait", ["wait_for_a_batch", "wait_to_join"])
+def test_signal_ends_a_wait(wait, nursery, run_apart):
+    with run_apart(wait) as said:
+        process = int(said.readline())
+        os.kill(process, signal.SIGTERM)
+        assert said.read().endswith("left\n")
+    assert nursery.wait(process) == 0
