@@ -289,7 +289,7 @@ async def synchronous(recipe, warm_model):
 
 
 def test_lag_zero_is_the_synchronous_loop(tmp_path, make_recipe, warm_model):
-    recipe = make_recipe(step_count=20, max_staleness=0)
+    recipe = make_recipe(step_count=10, max_staleness=0)
     steps = train(recipe, tmp_path, warm_model)
     losses, tokens, weights = asyncio.run(synchronous(recipe, warm_model))
     np.testing.assert_allclose([step["train/loss"] for step in steps], losses, atol=1e-5, rtol=0)
@@ -298,7 +298,7 @@ def test_lag_zero_is_the_synchronous_loop(tmp_path, make_recipe, warm_model):
     for rollout in kept:
         (trajectory,) = rollout["trajectories"]
         assert tuple(trajectory["tokens"]) in tokens[rollout["versions"]["solver"]]
-    last = RunDir(tmp_path / "run").checkpoint("solver", 20)
+    last = RunDir(tmp_path / "run").checkpoint("solver", 10)
     trained = export_bits(load_causal_model(last, device="cpu").module, Dtype.F32)
     for name, bits in weights.items():
         np.testing.assert_array_equal(trained[name], bits, err_msg=name)
