@@ -265,10 +265,11 @@ def server_url(
         yield url
 
 
-@pytest.fixture
-def long_model(make_model: Callable[..., TinyModel]) -> TinyModel:
-    """The same with room for generations that last longer than an update takes."""
-    return make_model(**LONG)
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """The same with room for generations that last longer than an update takes; it is read only."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    return TinyModel(folder, _llama(**LONG), LlamaForCausalLM)
 
 
 @contextmanager
