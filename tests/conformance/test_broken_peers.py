@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import logging
 import re
+import shlex
 import socket
 import sys
 import threading
@@ -26,10 +27,12 @@ from astraflow.rpc.auth import TRANSFER_KEY
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 from astraflow_proto.common.v1.tensor_pb2 import DTYPE_I32
+from crash_ends.nursery import Nursery
 
 # They wait most of the time.
 AT_ONCE = 4
 PATIENCE_S = 20.0
+LOOK_S = 0.05
 TOKEN = b"secret of the run"
 
 PROGRAM = Path(__file__).parents[1] / "peers" / "python" / "broken.py"
@@ -37,6 +40,13 @@ _spec = importlib.util.spec_from_file_location("broken", PROGRAM)
 broken = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(broken)
 On, garble, lose = broken.On, broken.garble, broken.lose
+# The process that the kit starts: says which member it stands for, and ends as that does.
+STAND_IN = """
+import socket, sys
+line = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+line.sendall(" ".join(sys.argv[2:]).encode() + b"\\n")
+sys.exit(int(line.recv(9)))
+"""
 
 
 def other_tensor(message):
@@ -196,8 +206,29 @@ SOURCES = {
 }
 
 
-async def findings(role, name, turn):
-    command = f"{sys.executable} {PROGRAM} {role} {name} {{hub}} {{token}}"
+@pytest.fixture
+async def member(monkeypatch):
+    """Yield the command that starts one, forked where all that it needs has been imported."""
+    monkeypatch.syspath_prepend(PROGRAM.parent)
+    with Nursery(PROGRAM.stem) as nursery:
+
+        async def stand(asked, answers):
+            pid = nursery.start("main", *(await asked.readline()).decode().split())
+            killed = asyncio.ensure_future(asked.read())
+            while (code := nursery.exit_code(pid)) is None and not killed.done():
+                await asyncio.wait([killed], timeout=LOOK_S)
+            nursery.kill(pid)
+            killed.cancel()
+            answers.write(str(code).encode())
+            answers.close()
+
+        async with await asyncio.start_server(stand, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            yield shlex.join([sys.executable, "-SEc", STAND_IN, str(port)])
+
+
+async def findings(role, name, member, turn):
+    command = f"{member} {role} {name} {{hub}} {{token}}"
     kind = {"trainer": TRAINER, "raas": RAAS}[role]
     async with turn:
         checks = await examine(kind, CheckTerms(command=command, patience_s=PATIENCE_S))
@@ -235,9 +266,9 @@ def few(faults):
 @pytest.mark.slow
 @pytest.mark.parametrize("role", broken.JOINS)
 @pytest.mark.parametrize("of", [few, pytest.param(dict, id="every_one", marks=pytest.mark.long)])
-async def test_a_broken_member_fails_the_check_of_the_law_that_it_breaks(role, of):
+async def test_a_broken_member_fails_the_check_of_the_law_that_it_breaks(role, of, member):
     faults, turn = of(broken.table(role)), asyncio.Semaphore(AT_ONCE)
-    found = await asyncio.gather(*(findings(role, name, turn) for name in faults))
+    found = await asyncio.gather(*(findings(role, name, member, turn) for name in faults))
     require(faults, dict(zip(faults, found, strict=True)))
 
 

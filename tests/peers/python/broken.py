@@ -28,7 +28,7 @@ from astraflow_proto.weights.v1 import version_pb2
 JOINS = {"trainer": "RegisterTrainer", "raas": "JoinPool"}
 # Some faults show when nothing comes for long: what goes on meanwhile goes on slowly. A task that
 # takes no time would be closed before anybody can cancel it, too.
-STEP_S = 0.1
+STEP_S = 0.3
 TOKEN_S = 0.1
 
 
@@ -681,5 +681,9 @@ def node_of(hub, token):
     )
 
 
+def main(*words):
+    asyncio.run(play(*words))
+
+
 if __name__ == "__main__":
-    asyncio.run(play(*sys.argv[1:]))
+    main(*sys.argv[1:])
