@@ -212,7 +212,7 @@ def measure_publish(device: str) -> dict[str, Any]:
     """Return what `device_publish.py` finds, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        sizes = ["--gb", "4"] if device == "cuda" else ["--gb", "0.05", "--versions", "2"]
+        sizes = ["--gb", "4"] if device == "cuda" else ["--gb", "0.002", "--versions", "2"]
         command = [sys.executable, str(_HERE / "device_publish.py"), "--json", str(found)]
         name = "cuda:0" if device == "cuda" else device
         done = subprocess.run(
