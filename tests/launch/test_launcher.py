@@ -83,8 +83,12 @@ def unread():
 @pytest.mark.slow
 @pytest.mark.parametrize("opened", [unread, partial(Path("/dev/full").open, "w")])
 def test_a_console_that_takes_nothing_ends_no_run(opened, tmp_path, capsys):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken, opened() as file:
-        recipe = load_recipe(SORT, [f"hub.listen=127.0.0.1:{taken.getsockname()[1]}"])
+        port = f"hub.listen=127.0.0.1:{taken.getsockname()[1]}"
+        # One that is there: no process begins to make it.
+        recipe = load_recipe(SORT, [port, f"policies.solver.model={{path: {tmp_path}}}"])
         summary = module.run_recipe(recipe, runs=tmp_path, console=Console(file=file))
     assert "choose another port" in summary.failure
     assert "choose another port" in RunDir(tmp_path / "sort").summary.read_text()

@@ -57,7 +57,7 @@ async def test_policies_of_one_origin_share_a_model_and_its_progress_is_shown(pr
 @pytest.mark.slow
 async def test_a_model_that_cannot_be_had_says_why(prepare):
     with pytest.raises(ExceptionGroup) as caught:
-        await prepare("policies.one.model={name: smolm2-135m}")
+        await prepare(*(f"policies.{each}.model={{name: smolm2-135m}}" for each in ("one", "two")))
     assert caught.group_contains(AstraflowError, match=r"(?s)model of one.*mean 'smollm2-135m'")
 
 
