@@ -1,6 +1,9 @@
 """Settings: what the state machine needs of a recipe."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 from astraflow.config import recipe as config
@@ -88,6 +91,19 @@ def _relation(relation: config.Relation) -> VersionRelation:
         timeout=timedelta(seconds=relation.timeout_s),
         on_timeout=OnTimeout(relation.on_timeout),
     )
+
+
+def settings_digest(recipe: config.Recipe) -> bytes:
+    """Return 16 bytes over what the decisions of a run depend on, but its numbers of steps."""
+    parts = {"seed", "data", "workflows", "rollouts", "evals", "relation"}
+    said = recipe.model_dump(mode="json", include=parts, exclude_defaults=True)
+    said["policies"] = {
+        name: asdict(replace(policy_settings(name, policy), step_count=None))
+        for name, policy in recipe.policies.items()
+    }
+    said["session_ttl_s"] = recipe.hub.session_ttl_s
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def policy_settings(name: str, policy: config.PolicyConfig) -> PolicySettings:

@@ -2,13 +2,11 @@
 
 import asyncio
 import gc
-import hashlib
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import structlog
@@ -25,7 +23,7 @@ from astraflow.core.ids import RunId
 from astraflow.core.run import Run
 from astraflow.dataflow.journals import open_journal, snapshot_of
 from astraflow.dataflow.members import MemberDirectory
-from astraflow.dataflow.recipe_settings import policy_settings, run_settings
+from astraflow.dataflow.recipe_settings import run_settings, settings_digest
 from astraflow.dataflow.recorder import Line
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.storage.journal import Journal, JournalRecords
@@ -329,19 +327,6 @@ def must_fit(recipe: Recipe, opened: RunOpened) -> None:
             "policies that the hub decides by; go on with the recipe.yaml of the run's folder, or "
             "begin another run with another --run-dir",
         )
-
-
-def settings_digest(recipe: Recipe) -> bytes:
-    """Return 16 bytes over what the decisions of a run depend on, but its numbers of steps."""
-    parts = {"seed", "data", "workflows", "rollouts", "evals", "relation"}
-    said = recipe.model_dump(mode="json", include=parts, exclude_defaults=True)
-    said["policies"] = {
-        name: asdict(replace(policy_settings(name, policy), step_count=None))
-        for name, policy in recipe.policies.items()
-    }
-    said["session_ttl_s"] = recipe.hub.session_ttl_s
-    text = json.dumps(said, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def step_counts(recipe: Recipe) -> dict[str, int]:

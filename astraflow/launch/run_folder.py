@@ -18,7 +18,7 @@ from astraflow.config.run_dir import HubEndpoint, RunDir, read_json
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState
 from astraflow.dataflow.journals import is_begun
-from astraflow.dataflow.recovery import settings_digest
+from astraflow.dataflow.recipe_settings import settings_digest
 from astraflow.storage.lock import lock_beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
