@@ -63,29 +63,54 @@ def blocks():
     return lambda name: fences(DOCS / name)
 
 
+# Passes the tests of each folder that it is told, forked where all that they need was imported.
+PASS_TESTS = """
+import os, sys
+import pytest
+import astraflow.testing
+
+for line in sys.stdin:
+    if not (pid := os.fork()):
+        os.chdir(line.strip())
+        for number in (1, 2):
+            os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "--timeout=300", "."])
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def passing():
+    """Yields a process that passes tests."""
+    places = (os.environ.get("PYTHONPATH"), str(RECIPES / "trainers"))
+    environment = os.environ | {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", PASS_TESTS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.fixture
-def run_example(tmp_path):
+def run_example(tmp_path, passing):
     """Writes the files that a page shows and passes the tests among them."""
 
     def run(path):
         for title, code in files(path).items():
             (tmp_path / title).write_text(code, encoding="utf-8")
         (tmp_path / "pytest.ini").write_text(INI)
-        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
-        places = (os.environ.get("PYTHONPATH"), str(RECIPES / "trainers"))
-        environment = os.environ | {
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, places)),
-        }
-        done = subprocess.run(
-            [sys.executable, *command, str(tmp_path)],
-            check=False,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        print(tmp_path, file=passing.stdin, flush=True)
+        code, said = passing.stdout.readline(), (tmp_path / "said").read_text()
+        assert code == "0\n", said
+        return said
 
     return run
