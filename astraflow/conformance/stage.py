@@ -6,9 +6,10 @@ import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
+from time import monotonic
 from typing import BinaryIO, Final, TypeVar
 
 import grpc
@@ -25,6 +26,8 @@ DIGITS: Final = "0123456789"
 # Processes take their time to start: times the patience.
 _START_FACTOR: Final = 2
 _LOOK_S: Final = 0.05
+# Laws go through all that came; of those that no message breaks, but time, a second more is none.
+_JUDGE_S: Final = 1.0
 # A connection ends before the process of which it is.
 _END_S: Final = 1.0
 _LINES: Final = 5
@@ -72,6 +75,7 @@ class Stage:
     model: Path | None = None
     peer: asyncio.subprocess.Process | None = None
     errors: BinaryIO | None = None
+    _judged: tuple[int, float] = field(default=(-1, 0.0), init=False)
 
     @contextmanager
     def check(self, name: str) -> Generator[None]:
@@ -141,10 +145,14 @@ class Stage:
 
     def require_laws(self) -> None:
         """Judge what must hold all the time, in the middle of a script."""
+        change_count, judged_s = self._judged
+        if change_count == self.tap.change_count and monotonic() < judged_s + _JUDGE_S:
+            return
         for name, law in self.laws.items():
             if (broken := law(self.tap)) is not None:
                 self.checks.failed(name, broken)
                 raise ScriptEnded
+        self._judged = self.tap.change_count, monotonic()
 
     async def require_peer(self) -> None:
         """Judge what must hold all the time, after a call to the member failed."""

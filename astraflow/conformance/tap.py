@@ -127,6 +127,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         address: host:port, once it serves.
         origin: host:port of what answers calls to TransferService; empty: nobody does.
         is_closed: Whether the run behind it may end at any time.
+        change_count: How often something changed.
     """
 
     def __init__(self) -> None:
@@ -137,6 +138,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         self.hub = ""
         self.origin = ""
         self.is_closed = False
+        self.change_count = 0
         self._channels: dict[str, Any] = {}
         self._gates: dict[str, tuple[asyncio.Event, Callable[[Any], object]]] = {}
         self._changed = asyncio.Event()
@@ -203,6 +205,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
     def note(self) -> None:
         """Wake who waits for something to change."""
+        self.change_count += 1
         self._changed.set()
 
     async def _relay(
