@@ -3,11 +3,15 @@
 The nursery itself has no threads and no connections, so a fork of it is as good as a fresh process.
 """
 
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -33,6 +37,10 @@ class Nursery:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, and the nursery."""
         self._process.communicate()
 
     def start(self, function: str, *arguments: str, output: Path | None = None) -> int:
@@ -56,12 +64,33 @@ class Nursery:
         """End a process with kill -9; return when it is gone."""
         self._ask({"kill": pid})
 
+    def end_all(self) -> None:
+        """End all processes with kill -9; others can be started then."""
+        self._ask({"end": None})
+
     def _ask(self, request: dict[str, Any]) -> Any:
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("a nursery speaks over pipes")
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
+
+
+@contextmanager
+def lent_nursery(module: str) -> Generator[Nursery]:
+    """Lend the one that this process has for a module; what was started ends with the block."""
+    nursery = _nursery(module)
+    try:
+        yield nursery
+    finally:
+        nursery.end_all()
+
+
+@cache
+def _nursery(module: str) -> Nursery:
+    nursery = Nursery(module)
+    atexit.register(nursery.close)
+    return nursery
 
 
 def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
@@ -73,6 +102,8 @@ def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
             function = getattr(functions, request["function"])
             answer: int | None = _born(function, request["arguments"], request["output"])
             codes[answer] = None
+        elif "end" in request:
+            answer = _all_ended(codes)
         elif "kill" in request:
             answer = codes[request["kill"]] = _ended(request["kill"], codes)
         elif "wait" in request:
@@ -81,8 +112,7 @@ def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
             answer = codes[request["poll"]] = _polled(request["poll"], codes, os.WNOHANG)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    for pid in codes:
-        _ended(pid, codes)
+    _all_ended(codes)
 
 
 def _born(function: Any, arguments: list[str], output: str | None) -> int:
@@ -112,6 +142,12 @@ def _ended(pid: int, codes: dict[int, int | None]) -> int | None:
     if codes[pid] is None:
         os.kill(pid, signal.SIGKILL)
     return _polled(pid, codes, 0)
+
+
+def _all_ended(codes: dict[int, int | None]) -> None:
+    for pid in codes:
+        _ended(pid, codes)
+    codes.clear()
 
 
 def _polled(pid: int, codes: dict[int, int | None], options: int) -> int | None:

@@ -12,7 +12,7 @@ from astraflow.storage.fault_points import FaultPoint
 from crash_ends.archive import Archive
 from crash_ends.disk import small_disk
 from crash_ends.kills import BESIDE, COMPACTING, Kill, Victim
-from crash_ends.nursery import Nursery
+from crash_ends.nursery import Nursery, lent_nursery
 from crash_ends.scene import Scene, allow, replace_with, set_scene
 from crash_ends.verdict import Verdict, judge
 
@@ -81,7 +81,7 @@ def crash_run(
         root, step_count=step_count, compact_nbytes=compact_nbytes, has_payloads=has_payloads
     )
     started = time.monotonic()
-    with Nursery("crash_ends.roles") as nursery:
+    with lent_nursery("crash_ends.roles") as nursery:
         company = Company(scene, nursery, chance=chance, step_count=step_count)
         company.play(kills)
     return Report(
@@ -106,7 +106,7 @@ def full_disk_run(root: Path, *, nbytes: int = 1 << 20, room_nbytes: int = 1 << 
     scene = set_scene(root, step_count=_DISK_STEPS, compact_nbytes=1 << 28)
     with (
         small_disk(scene.run_dir.root, nbytes=nbytes) as disk,
-        Nursery("crash_ends.roles") as nursery,
+        lent_nursery("crash_ends.roles") as nursery,
     ):
         company = Company(scene, nursery, chance=Random(0), step_count=_DISK_STEPS)
         codes = company.run_out(lambda: disk.resize(room_nbytes))

@@ -21,7 +21,7 @@ from astraflow.core.rollouts import Disposition
 from astraflow.dataflow.main import JOIN_TOKEN, OPERATOR_TOKEN
 from astraflow.storage.postgres import Place, PostgresReader
 from crash_ends.archive import Archive
-from crash_ends.nursery import Nursery
+from crash_ends.nursery import Nursery, lent_nursery
 from crash_ends.postgres import free_port, postgres_server
 from crash_ends.scene import JOIN, OPERATOR, Scene, allow, notes, set_scene
 from crash_ends.verdict import Verdict, judge
@@ -117,7 +117,7 @@ def take_over(root: Path, *, cuts: bool, lease_s: float = 5.0) -> Takeover:
             compact_nbytes=1 << 28,
             more=settings,
         )
-        nursery = exits.enter_context(Nursery("crash_ends.roles"))
+        nursery = exits.enter_context(lent_nursery("crash_ends.roles"))
         return _Play(scene, nursery, exits, host=host).run(
             addresses, Place(url=url, schema=_SCHEMA)
         )
