@@ -328,6 +328,9 @@ def _field_at(data: memoryview, at: int) -> tuple[int, int, int]:
 
 def _varint_at(data: memoryview, at: int, *, bits: int = 64) -> tuple[int, int]:
     """Return a number of so many bits, and where it ends."""
+    # Nearly all are of one byte.
+    if (value := data[at]) < 0x80:
+        return value, at + 1
     value = 0
     for place, shift in enumerate(range(0, bits, 7), at):
         value |= (data[place] & 0x7F) << shift
