@@ -155,7 +155,7 @@ def _write_recipe(folder: Path) -> Path:
         "policies": {
             POLICY: {
                 "model": {"path": "unused"},
-                "trainer": {"groups_per_batch": 32, "max_staleness": 4, "step_count": 1 << 30},
+                "trainer": {"groups_per_batch": 32, "max_staleness": 4, "step_count": 10**9},
             }
         },
         "data": {"train": {"path": str(data)}},

@@ -44,7 +44,7 @@ def run_command(environment: str, *arguments: str) -> None:
 
 def run_out_of_memory(model_dir: str) -> None:
     """Train on a batch too large for the memory, and on one that is not."""
-    engine = TorchEngine(TrainerConfig(max_tokens_per_pass=1 << 30), model_dir=Path(model_dir))
+    engine = TorchEngine(TrainerConfig(max_tokens_per_pass=10**9), model_dir=Path(model_dir))
     engine.prepare()
     small, large = made_batch(14), made_batch(14, row_count=40_000)
     engine.train_step(small)

@@ -54,7 +54,7 @@ def test_a_batch_too_large_for_memory_is_named_and_leaves_no_trace(model_dir, ru
     with run_apart("run_out_of_memory", model_dir) as output:
         said = output.read()
     assert "MEMORY_EXCEEDED a step ran out of memory" in said
-    assert "lower trainer.max_tokens_per_pass, now 1073741824" in said
+    assert "lower trainer.max_tokens_per_pass, now 1000000000" in said
     assert said.endswith("goes on\n")
 
 
