@@ -1,6 +1,7 @@
 """What the hub removes of the payload store, and what never."""
 
 import asyncio
+from contextlib import suppress
 from itertools import chain
 
 import pytest
@@ -80,9 +81,12 @@ async def test_a_hub_that_comes_back_counts_from_then(cleaner, bucket, clock):
 async def test_what_is_released_is_removed_at_once(cleaner, bucket):
     async with beside(cleaner.run(lambda: {"c"})):
         cleaner.release(["a", "never", "b"])
-        async with asyncio.timeout(200):
-            while bucket.names() != ["c", MARKER]:  # noqa: ASYNC110 - a bucket tells nobody
-                await asyncio.sleep(0)
+        names = []
+        while names != ["c", MARKER]:
+            await asyncio.sleep(0)
+            # fsspec's memory cannot be listed in the moment in which a thread removes from it.
+            with suppress(AstraflowError):
+                names = bucket.names()
 
 
 async def test_what_a_run_leaves_is_removed_at_its_end(cleaner, bucket):
