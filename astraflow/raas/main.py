@@ -25,7 +25,7 @@ from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel, load_models, policies_by_engine
 from astraflow.raas.updater import Puller, VersionFollower
 from astraflow.rpc.address import is_loopback, split_addresses
-from astraflow.rpc.concurrency import let_block
+from astraflow.rpc.concurrency import reserve_threads
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
@@ -116,7 +116,7 @@ async def _join(
     recipe: Recipe, settings: NodeSettings, directories: Mapping[str, Path]
 ) -> NodeDeparture:
     # Code of a workflow hands to threads what blocks, and versions are decoded in such, too.
-    let_block(settings.capacity + settings.eval_extra)
+    reserve_threads(settings.capacity + settings.eval_extra)
     # Every mistake in the arguments shows before the first model is loaded.
     paths = model_directories(recipe, directories)
     async with AsyncExitStack() as exits:

@@ -237,7 +237,7 @@ def in_own_thread(call: Callable[[], Result], *, name: str) -> asyncio.Future[Re
     loop, context = asyncio.get_running_loop(), copy_context()
     answer: asyncio.Future[Result] = loop.create_future()
 
-    def settle(outcome: Callable[[], None]) -> None:
+    def resolve(outcome: Callable[[], None]) -> None:
         if not answer.done():
             outcome()
 
@@ -248,7 +248,7 @@ def in_own_thread(call: Callable[[], Result], *, name: str) -> asyncio.Future[Re
             outcome = partial(answer.set_exception, error)
         # Of a loop that is closed nobody waits.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, outcome)
+            loop.call_soon_threadsafe(resolve, outcome)
 
     Thread(target=work, name=name, daemon=True).start()
     return answer
@@ -258,7 +258,7 @@ def in_own_thread(call: Callable[[], Result], *, name: str) -> asyncio.Future[Re
 _OWN_THREADS: Final = 32
 
 
-def let_block(count: int) -> None:
+def reserve_threads(count: int) -> None:
     """Let so many calls of `asyncio.to_thread` block at once, and others have threads beside them.
 
     By itself the event loop has four threads more than the machine has cores, for all.

@@ -83,6 +83,13 @@ def test_an_ended_session_is_continued_with_what_is_held(hub, client, tell, make
     batches.close()
 
 
+def offer_as_another_call_opens_the_session(hub, client, tell, loop, batch):
+    loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 1))
+    tell(hub.expire)
+    client.publish_version(INFO)
+    tell(hub.offer, *batch)
+
+
 def test_a_batch_on_its_way_from_before_the_session_ended_is_passed_over(
     hub, client, tell, loop, make_batch
 ):
@@ -90,10 +97,7 @@ def test_a_batch_on_its_way_from_before_the_session_ended_is_passed_over(
     batches = client.batches(prefetch=2)
     with ThreadPoolExecutor() as pool:
         taking = pool.submit(lambda: next(batches))
-        loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 1))
-        tell(hub.expire)
-        client.publish_version(INFO)
-        tell(hub.offer, *make_batch(1))
+        offer_as_another_call_opens_the_session(hub, client, tell, loop, make_batch(1))
         tell(hub.unsettled.clear)
         tell(hub.cut, "StreamBatches")
         loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 2))
@@ -109,10 +113,7 @@ def test_a_batch_on_a_stream_from_before_the_session_was_opened_comes_again(
     batches = client.batches()
     with ThreadPoolExecutor() as pool:
         taking = pool.submit(lambda: next(batches))
-        loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 1))
-        tell(hub.expire)
-        client.publish_version(INFO)
-        tell(hub.offer, *make_batch(1))
+        offer_as_another_call_opens_the_session(hub, client, tell, loop, make_batch(1))
         assert taking.result().header.batch_id == "b1"
     assert hub.calls["StreamBatches open"] == 2
     batches.close()

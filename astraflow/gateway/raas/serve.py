@@ -36,7 +36,7 @@ from astraflow.gateway.serve import serve_process, until_ended
 from astraflow.gateway.settings import tls_of, url_of
 from astraflow.raas.main import serving_models, watching
 from astraflow.raas.policies import ServedModel
-from astraflow.rpc.concurrency import beside, let_block
+from astraflow.rpc.concurrency import beside, reserve_threads
 from astraflow.rpc.http import json_answer
 from astraflow.rpc.peers import Peer, caller_of
 from astraflow.telemetry.metrics import MetricsServer, loop_read
@@ -292,7 +292,7 @@ def main_raas(settings: RaasSettings, *, dataflow: str | None, as_json: bool) ->
 
 async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool) -> None:
     recipe = settings.recipe
-    let_block(recipe.raas.capacity + recipe.raas.eval_place_count)
+    reserve_threads(recipe.raas.capacity + recipe.raas.eval_place_count)
     async with (
         serving_models(recipe, settings.models) as models,
         serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as node,
