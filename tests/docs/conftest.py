@@ -1,11 +1,10 @@
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from crash_ends.nursery import Nursery
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -63,41 +62,15 @@ def blocks():
     return lambda name: fences(DOCS / name)
 
 
-# Passes the tests of each folder that it is told, forked where all that they need was imported.
-PASS_TESTS = """
-import os, sys
-import pytest
-import astraflow.testing
-
-for line in sys.stdin:
-    if not (pid := os.fork()):
-        os.chdir(line.strip())
-        for number in (1, 2):
-            os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        code = pytest.main(["-q", "-p", "no:cacheprovider", "--timeout=300", "."])
-        sys.stdout.flush()
-        os._exit(code)
-    print(os.waitpid(pid, 0)[1], flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
 def passing():
-    """Yields a process that passes tests."""
-    places = (os.environ.get("PYTHONPATH"), str(RECIPES / "trainers"))
-    environment = os.environ | {
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, places)),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", PASS_TESTS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as process:
-        yield process
-        process.stdin.close()
+    """Yields what passes tests in processes of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPES / "trainers")
+        patch.syspath_prepend(Path(__file__).parent)
+        nursery = Nursery("passes")
+    with nursery:
+        yield nursery
 
 
 @pytest.fixture
@@ -108,9 +81,10 @@ def run_example(tmp_path, passing):
         for title, code in files(path).items():
             (tmp_path / title).write_text(code, encoding="utf-8")
         (tmp_path / "pytest.ini").write_text(INI)
-        print(tmp_path, file=passing.stdin, flush=True)
-        code, said = passing.stdout.readline(), (tmp_path / "said").read_text()
-        assert code == "0\n", said
+        output = tmp_path / "said"
+        code = passing.wait(passing.start("pass_tests", str(tmp_path), output=output))
+        said = output.read_text()
+        assert code == 0, said
         return said
 
     return run
